@@ -1,0 +1,58 @@
+"""What every evaluation task takes and gives back: Workspace in, Outcome out, and the named recipes (Protocol).
+
+A task is a frozen, keyword-only dataclass of its settings with one method, `run(export, space) -> Outcome`. The file
+it lives in also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol as Structural
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Where and how a task runs. Nothing in here may change what a correct result is, except what `Outcome.facts`
+    records: image set, decoder, precision, limit and seed."""
+
+    cache: Path  # features and other intermediates, shared by all tasks and checkpoints; safe to delete
+    data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    decode: Literal["exact", "fast"] = "exact"
+    seed: int = 0
+    limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs
+    skip_bad: bool = False  # count and record unreadable images instead of stopping
+    batch_size: int | None = None  # None: chosen for the device
+    workers: int | None = None  # None: chosen for the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a task found.
+
+    metrics: name -> value; accuracies in percent.
+    per_image: name -> array over the validation images in their order, for intervals and paired tests.
+    facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes).
+    """
+
+    metrics: Mapping[str, float]
+    per_image: Mapping[str, np.ndarray] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Structural):
+    """A frozen dataclass of settings that can evaluate one export."""
+
+    def run(self, export: Any, space: Workspace) -> Outcome: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """A named recipe: the settings a source used. Changing a number in one means a new `version`."""
+
+    task: Task
+    version: int
+    source: str
