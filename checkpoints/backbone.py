@@ -1,0 +1,64 @@
+"""Backbone: an export frozen for evaluation. Images in, features of the asked layers out; nothing is trained."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints.export import ViTExport
+
+
+class Features(NamedTuple):
+    """What one layer says of B images. D width, h x w patch grid.
+
+    cls: (B, D), or None where the model has no class token at this layer. patches: (B, h, w, D).
+    avg: (B, D) mean of the patches; for models whose final norm follows the mean, that norm is applied to it.
+    """
+
+    cls: Tensor | None
+    patches: Tensor
+    avg: Tensor
+
+
+class Backbone(nn.Module):
+    """Frozen network on `device`. bfloat16 runs matrix products under autocast; results are float32 in any case."""
+
+    def __init__(
+        self, export: ViTExport, device: str = "cpu", precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
+        super().__init__()
+        self.spec = export.spec
+        self.vit = export.build().to(device).requires_grad_(False)
+        self.precision = precision
+        self.images_seen = 0
+        for name, values in (("mean", export.mean), ("std", export.std)):
+            self.register_buffer(name, torch.tensor(values, device=device).view(1, 3, 1, 1), persistent=False)
+        super().train(False)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        """Stays in evaluation mode, whatever a surrounding module is set to."""
+        return super().train(False)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) uint8 -> float32 on the device, normalised with the export's own statistics."""
+        return (images.to(self.mean.device).float() / 255 - self.mean) / self.std
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Features]:
+        """(B, 3, H, W) prepared images -> Features for each of `layers`."""
+        autocast = torch.autocast(images.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        with autocast:
+            tokens = self.vit(images, layers=layers, norm=norm)
+        self.images_seen += len(images)
+        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        return [self._split(layer.float(), grid, norm) for layer in tokens]
+
+    def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:
+        patches = tokens[:, tokens.shape[1] - grid[0] * grid[1] :]
+        has_class = self.spec.class_token or tokens.shape[1] > patches.shape[1] + self.spec.registers
+        average = patches.mean(dim=1)
+        if norm and self.spec.final_norm == "pooled":
+            average = self.vit.trunk.fc_norm(average)
+        return Features(tokens[:, 0] if has_class else None, patches.unflatten(1, grid), average)

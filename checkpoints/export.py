@@ -1,0 +1,211 @@
+"""ViTExport: one folder that timm, Hugging Face users and every probe here can load. Layout in docs/export-format.md.
+
+config.json           timm's hub layout; our facts under the root key `vit_export`
+model.safetensors     the trunk under timm's names, float32
+extra.safetensors     only where needed: class-attention blocks, a projector
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from checkpoints.fingerprint import Fingerprint, differences, fingerprint
+from checkpoints.positions import resize_positions, resize_relative
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine.files import digest, folder_atomic, write_atomic
+
+FORMAT = 1
+CLASS_ATTENTION = ("class_query", "class_attention.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTExport:
+    """A checkpoint in the one format.
+
+    tensors: timm name -> float32 tensor of the trunk. extra: tensors that timm has no place for, `class_query` and
+    `class_attention.*` among them. facts: provenance as JSON (method, recipe, branch, source, importer, dropped keys,
+    data, epochs, licence). fingerprint: see fingerprint.py; computed when the export is made.
+    """
+
+    spec: ViTSpec
+    preparation: Preparation
+    tensors: Mapping[str, Tensor]
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls,
+        spec: ViTSpec,
+        preparation: Preparation,
+        tensors: Mapping[str, Tensor],
+        extra: Mapping[str, Tensor] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> "ViTExport":
+        """Check every tensor against the network that `spec` describes, then fingerprint it."""
+        plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+        more = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
+        for name, tensor in (plain | more).items():
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"tensor {name} holds NaN or infinite values: the checkpoint is broken")
+        export = cls(spec=spec, preparation=preparation, tensors=plain, extra=more, facts=facts or {})
+        return replace(export, fingerprint=fingerprint(export.build(), preparation))
+
+    @classmethod
+    def from_vit(cls, vit: ViT, preparation: Preparation, facts: Mapping[str, Any] | None = None) -> "ViTExport":
+        """Export of a network in memory, at the end of pretraining for instance."""
+        trunk = {name: tensor.cpu().clone() for name, tensor in vit.trunk.state_dict().items()}
+        extra = {name: t.cpu().clone() for name, t in vit.state_dict().items() if name.startswith(CLASS_ATTENTION)}
+        return cls.make(vit.spec, preparation, trunk, extra, facts)
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        return self.preparation.mean
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        return self.preparation.std
+
+    @property
+    def crop(self) -> float:
+        return self.preparation.crop
+
+    @property
+    def interpolation(self) -> str:
+        return self.preparation.interpolation
+
+    @property
+    def parameters(self) -> int:
+        """Number of values in the trunk and the class-attention blocks, position tables included."""
+        used = [*self.tensors.values(), *(t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION))]
+        return sum(tensor.numel() for tensor in used)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 over spec, preparation and every tensor: equal digests compute equal features."""
+        total = hashlib.sha256(digest([self.spec.to_json(), asdict(self.preparation)]).encode())
+        for part in (self.tensors, self.extra):
+            for name in sorted(part):
+                total.update(f"{name} {tuple(part[name].shape)} ".encode())
+                total.update(memoryview(part[name].numpy().reshape(-1)).cast("B"))
+        return total.hexdigest()
+
+    def build(self, drop_path: float = 0.0) -> ViT:
+        """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
+        vit = ViT(self.spec, drop_path)
+        blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
+        given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
+        expected = vit.state_dict()
+        problems = [f"missing {name}" for name in expected if name not in given]
+        problems += [f"unknown {name}" for name in given if name not in expected]
+        problems += [
+            f"{name} is {tuple(given[name].shape)}, not {tuple(expected[name].shape)}"
+            for name in expected
+            if name in given and given[name].shape != expected[name].shape
+        ]
+        if problems:
+            raise ValueError(f"the tensors do not fit {self.spec.architecture}: {'; '.join(problems)}")
+        vit.load_state_dict(given, strict=True)
+        return vit.eval()
+
+    def at_size(self, image_size: int) -> "ViTExport":
+        """The same network with its position tables resized, by the spec's rule, for another native image size."""
+        spec = replace(self.spec, image_size=image_size)
+        tensors = dict(self.tensors)
+        for name, tensor in self.tensors.items():
+            if name == "pos_embed":
+                rows = tensor.shape[1] - self.spec.grid[0] * self.spec.grid[1]
+                tensors[name] = resize_positions(tensor, self.spec.grid, spec.grid, spec.position_resize, prefix=rows)
+            elif name.endswith("relative_position_bias_table"):
+                tensors[name] = resize_relative(tensor, self.spec.grid, spec.grid)
+        facts = dict(self.facts) | {"resized_from": self.spec.image_size}
+        return ViTExport.make(spec, self.preparation, tensors, self.extra, facts)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the folder in one step; an older export there is replaced, anything else is not."""
+        folder = Path(folder)
+        if folder.exists() and not (folder / "config.json").exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and not an export: choose a new folder")
+        with folder_atomic(folder) as temporary:
+            save_file(dict(self.tensors), temporary / "model.safetensors", metadata={"format": "pt"})
+            if self.extra:
+                save_file(dict(self.extra), temporary / "extra.safetensors", metadata={"format": "pt"})
+            write_atomic(temporary / "config.json", json.dumps(self._config(), indent=2) + "\n")
+        return folder
+
+    def _config(self) -> dict[str, Any]:
+        args, preparation = self.spec.timm_args(), self.preparation
+        return {
+            "architecture": self.spec.architecture,
+            "num_classes": 0,
+            "num_features": self.spec.width,
+            "global_pool": args["global_pool"],
+            "model_args": args,
+            "pretrained_cfg": {
+                "tag": str(self.facts.get("method", "")),
+                "custom_load": False,
+                "input_size": [3, self.spec.image_size, self.spec.image_size],
+                "fixed_input_size": True,
+                "interpolation": preparation.interpolation,
+                "crop_pct": preparation.crop,
+                "crop_mode": "center",
+                "mean": list(preparation.mean),
+                "std": list(preparation.std),
+                "num_classes": 0,
+                "pool_size": None,
+                "first_conv": "patch_embed.proj",
+                "classifier": "head",
+                "license": str(self.facts.get("licence", "unknown")),
+            },
+            "vit_export": {
+                "format": FORMAT,
+                "digest": self.digest,
+                "spec": self.spec.to_json(),
+                "preparation": asdict(preparation),
+                **self.facts,
+                "fingerprint": self.fingerprint,
+            },
+        }
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "ViTExport":
+        """Read a folder that `save` wrote. ValueError if a file is missing, broken or was changed since."""
+        folder = Path(folder)
+        try:
+            own = dict(json.loads((folder / "config.json").read_text())["vit_export"])
+            if own.pop("format") != FORMAT:
+                raise ValueError(f"{folder}: written by another version of the format; update this tool")
+            spec = ViTSpec(**own.pop("spec"))
+            given = own.pop("preparation")
+            preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
+            recorded, stored = own.pop("digest"), own.pop("fingerprint")
+        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
+        tensors = _read(folder / "model.safetensors")
+        extra = _read(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
+        export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=own, fingerprint=stored)
+        if export.digest != recorded:
+            raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
+        return export
+
+    def verify(self) -> list[str]:
+        """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
+        return differences(self.fingerprint, fingerprint(self.build(), self.preparation))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); copy or import the export again") from error

@@ -1,0 +1,75 @@
+"""Activation fingerprint: what a network computes on one fixed synthetic image, in float32, block by block.
+
+Stored at import; `verify` recomputes it. It sees wrong weights, wrong head counts, a wrong LayerNorm eps, wrong image
+statistics and a wrong position rule, because the image is normalised with the export's own statistics, runs at two
+sizes, and every norm is also probed with a vector so small that eps decides the result.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoints.spec import Preparation
+from checkpoints.vit import ViT
+
+PROBES = 16  # values kept per block
+EPS_SCALE = 1e-3  # standard deviation of the norm probe: its variance equals the usual eps of 1e-6
+TOLERANCE = 2e-4  # of a block's standard deviation; other CPUs and thread counts differ by about 1e-5
+Fingerprint = dict[str, dict[str, Any]]
+
+
+def synthetic_image(size: int) -> Tensor:
+    """(1, 3, size, size) image in [0, 1]: three chirps, one for each channel; no generator, no file."""
+    y, x = torch.meshgrid(*2 * [torch.linspace(0, 1, size, dtype=torch.float64)], indexing="ij")
+    waves = [torch.sin((9 + 5 * c) * x**2 + (7 - 2 * c) * y + 3 * x * y + c) for c in range(3)]
+    return (torch.stack(waves)[None] / 2 + 0.5).float()
+
+
+@torch.inference_mode()
+def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
+    """Name -> mean, standard deviation and probe values of: every block, the output, another size, every norm."""
+    vit = vit.eval().float()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
+    spec, points = vit.spec, {}
+    image = (synthetic_image(spec.image_size) - mean) / std
+    every = vit(image, layers=range(spec.depth), norm=False)
+    points |= {f"block {number}": _summary(tokens) for number, tokens in enumerate(every)}
+    points["output"] = _summary(vit(image)[0])
+    if spec.position_resize != "fixed" and spec.relative_position != "per_block":
+        larger = (synthetic_image(spec.image_size + 2 * spec.patch_size) - mean) / std
+        points["output at a larger size"] = _summary(vit(larger)[0])
+    ramp = torch.linspace(-1, 1, spec.width).view(1, 1, -1) * EPS_SCALE * 3**0.5
+    for name, module in vit.named_modules():
+        if name.rsplit(".", 1)[-1] in {"norm1", "norm2", "norm", "fc_norm", "norm_pre"} and hasattr(module, "eps"):
+            points[f"norm {name}"] = _summary(module(ramp))
+    return points
+
+
+def differences(stored: Fingerprint, found: Fingerprint) -> list[str]:
+    """One line for each point that differs, in network order; empty when the two agree."""
+    problems = [f"{name}: not in the stored fingerprint" for name in found if name not in stored]
+    for name, point in stored.items():
+        if name not in found:
+            problems.append(f"{name}: missing now")
+            continue
+        allowed = TOLERANCE * max(point["std"], 1e-6)
+        pairs = zip([point["mean"], point["std"], *point["probes"]], _values(found[name]), strict=True)
+        worst = max(abs(old - new) for old, new in pairs)
+        if not worst <= allowed:
+            problems.append(f"{name}: differs by {worst:.3g}, allowed {allowed:.3g}")
+    return problems
+
+
+def _values(point: dict[str, Any]) -> list[float]:
+    return [point["mean"], point["std"], *point["probes"]]
+
+
+def _summary(tokens: Tensor) -> dict[str, Any]:
+    flat = tokens.reshape(-1)
+    places = torch.linspace(0, len(flat) - 1, PROBES, dtype=torch.float64).round().long()
+    return {
+        "mean": float(flat.double().mean()),
+        "std": float(flat.double().std()),
+        "probes": [float(value) for value in flat[places]],
+    }

@@ -1,0 +1,138 @@
+"""ViTSpec: every architectural fact of an exported Vision Transformer, validated; and how its images are prepared.
+
+timm builds the network (`VisionTransformer`, or `Beit` where there is a relative position bias). The fields below
+override the named timm architecture, so one base name serves every size.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
+RelativePosition = Literal["none", "shared", "per_block"]
+PositionRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
+Pool = Literal["cls", "avg"]
+FinalNorm = Literal["all", "class", "pooled", "none"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)  # the "inception" statistics of BEiT's first release
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTSpec:
+    """Architectural facts. Sizes are in pixels for images and patches, in channels for width and mlp_hidden."""
+
+    architecture: str  # timm name; decides what no field says (activation, SwiGLU, pre-norm, ...)
+    image_size: int  # side of the square image that the position table was made for
+    patch_size: int
+    width: int
+    depth: int
+    heads: int
+    mlp_hidden: int
+    class_token: bool = True
+    registers: int = 0
+    qkv_bias: bool = True
+    layer_scale: bool = False
+    norm_eps: float = 1e-6
+    position: PositionTable = "learned"
+    class_position: bool = True  # the table's first row belongs to the class token
+    relative_position: RelativePosition = "none"
+    position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see positions.py
+    class_attention: int = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
+    final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
+    pool: Pool = "cls"  # the representation that the source evaluates
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("position", PositionTable),
+            ("relative_position", RelativePosition),
+            ("position_resize", PositionRule),
+            ("final_norm", FinalNorm),
+            ("pool", Pool),
+        ):
+            if getattr(self, name) not in get_args(allowed):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(allowed))}")
+        for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} does not divide width={self.width}")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}")
+        if self.class_attention and self.class_token:
+            raise ValueError("class_attention holds the class token itself: set class_token=False")
+        if self.pool == "cls" and not (self.class_token or self.class_attention):
+            raise ValueError("pool='cls' needs a class token; use pool='avg'")
+        if (self.relative_position != "none") != (self.family == "beit"):
+            raise ValueError(f"relative_position={self.relative_position!r} does not fit {self.architecture!r}")
+        if self.class_position and not self.class_token:
+            raise ValueError("class_position=True needs class_token=True")
+
+    @property
+    def family(self) -> Literal["vit", "beit"]:
+        """Which timm class carries the weights."""
+        return "beit" if self.architecture.startswith("beit") else "vit"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches at the native image size."""
+        side = self.image_size // self.patch_size
+        return side, side
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the patches inside the trunk: class token, then registers."""
+        return int(self.class_token) + self.registers
+
+    def timm_args(self) -> dict[str, Any]:
+        """Arguments for `timm.create_model(architecture, ...)`; JSON values only, they go into config.json."""
+        ratio = self.mlp_hidden / self.width
+        if int(self.width * ratio) != self.mlp_hidden:  # timm truncates width * mlp_ratio
+            ratio = (self.mlp_hidden + 0.5) / self.width
+        shared = dict(
+            img_size=self.image_size,
+            patch_size=self.patch_size,
+            embed_dim=self.width,
+            depth=self.depth,
+            num_heads=self.heads,
+            mlp_ratio=ratio,
+            qkv_bias=self.qkv_bias,
+            init_values=1.0 if self.layer_scale else None,
+            num_classes=0,
+            global_pool="avg" if self.pool == "avg" or not self.class_token else "token",
+        )
+        if self.family == "beit":
+            return shared | dict(
+                use_abs_pos_emb=self.position != "none",
+                use_rel_pos_bias=self.relative_position == "per_block",
+                use_shared_rel_pos_bias=self.relative_position == "shared",
+                use_fc_norm=self.final_norm == "pooled",
+            )
+        return shared | dict(
+            class_token=self.class_token,
+            no_embed_class=not self.class_position,
+            reg_tokens=self.registers,
+            pos_embed="none" if self.position == "none" else "learn",
+            fc_norm=self.final_norm == "pooled",
+            final_norm=self.final_norm != "none",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON object; `ViTSpec(**object)` is the way back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How the source prepares an image: resize the short side to size / crop, take the centre, normalise."""
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: str = "bicubic"
+    crop: float = 0.875  # 224 / 256
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError(f"mean={self.mean}, std={self.std}: three numbers each, std above zero")
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop={self.crop}: must be in (0, 1]")

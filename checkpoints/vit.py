@@ -1,0 +1,183 @@
+"""The one Vision Transformer: drives a timm trunk through four verbs that serve every method and every probe.
+
+    project   images -> patches                      (mask tokens replace patches after this)
+    place     + positions, for any grid
+    encode    class token and registers in front, blocks, final norm; any subset of patches, any layers
+    attention softmax maps of one block
+
+Letters: B batch, L patches, l kept patches, D width, P prefix tokens (class token, registers), H heads, h x w grid.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import isqrt
+
+import timm
+import torch
+from timm.models.beit import gen_relative_position_index
+from timm.models.cait import LayerScaleBlockClassAttn
+from torch import Tensor, nn
+
+from checkpoints.positions import resize_positions, resize_relative
+from checkpoints.spec import ViTSpec
+
+
+def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
+    """timm's VisionTransformer or Beit for `spec`, freshly initialised. Raises ValueError if timm has no such model."""
+    try:
+        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **spec.timm_args())
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"timm cannot build {spec.architecture!r}: {str(error).splitlines()[0]}") from error
+    if trunk.blocks[0].norm1.eps != spec.norm_eps:
+        norm = partial(type(trunk.blocks[0].norm1), eps=spec.norm_eps)
+        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **spec.timm_args())
+    return trunk
+
+
+class ViT(nn.Module):
+    """A timm trunk and, where the spec has them, class-attention blocks (ExtreMA).
+
+    State-dict names: `trunk.*` are timm's own; `class_attention.*` and `class_query` go to extra.safetensors.
+    """
+
+    def __init__(self, spec: ViTSpec, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.spec = spec
+        self.trunk = build_trunk(spec, drop_path)
+        if spec.class_attention:
+            self.class_query = nn.Parameter(torch.zeros(1, 1, spec.width))
+            nn.init.normal_(self.class_query, std=0.02)
+            norm = partial(nn.LayerNorm, eps=spec.norm_eps)
+            self.class_attention = nn.ModuleList(
+                LayerScaleBlockClassAttn(spec.width, spec.heads, qkv_bias=True, norm_layer=norm, init_values=0.1)
+                for _ in range(spec.class_attention)
+            )
+
+    def project(self, images: Tensor) -> Tensor:
+        """(B, 3, h*p, w*p) normalised images -> (B, L, D) patch embeddings, row by row, without positions."""
+        patch = self.spec.patch_size
+        if images.shape[-2] % patch or images.shape[-1] % patch:
+            raise ValueError(
+                f"images of {images.shape[-2]} x {images.shape[-1]} px: sides must be multiples of {patch}"
+            )
+        embed = self.trunk.patch_embed
+        return embed.norm(embed.proj(images).flatten(2).transpose(1, 2))
+
+    def place(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """(B, L, D) + position table for `grid` -> (B, L, D)."""
+        table = self.trunk.pos_embed
+        if table is None:
+            return patches
+        rows = table.shape[1] - self.spec.grid[0] * self.spec.grid[1]
+        table = resize_positions(table, self.spec.grid, grid, self.spec.position_resize, prefix=rows)
+        return patches + table[:, rows:]
+
+    def encode(
+        self,
+        patches: Tensor,
+        keep: Tensor | None = None,
+        layers: Sequence[int] = (-1,),
+        norm: bool = True,
+        grid: tuple[int, int] | None = None,
+    ) -> list[Tensor]:
+        """Placed patches (B, L, D) -> for each of `layers` the tokens (B, P+l, D) after that block.
+
+        keep: (B, l) indices of the patches to encode; None: all. layers: block numbers, negative from the end.
+        norm: apply the final norm to the tokens it is made for (`spec.final_norm`), after whichever block.
+        grid: rows and columns of the L patches; needed where there is a relative position bias and L is not square.
+        The class token of class-attention models exists after the last block alone.
+        """
+        wanted = [self._block_number(layer) for layer in layers]
+        tokens, biases = self._enter(patches, keep, grid)
+        found = {}
+        for number, block in enumerate(self.trunk.blocks[: max(wanted) + 1]):
+            tokens = block(tokens, **biases)
+            if number in wanted:
+                found[number] = self._leave(tokens, norm, last=number == self.spec.depth - 1)
+        return [found[number] for number in wanted]
+
+    def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
+        """Whole images: project, place, encode. (B, 3, H, W) -> list of (B, P+L, D)."""
+        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        return self.encode(self.place(self.project(images), grid), layers=layers, norm=norm, grid=grid)
+
+    def attention(self, images: Tensor, layer: int = -1) -> Tensor:
+        """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query."""
+        number = self._block_number(layer)
+        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        tokens, biases = self._enter(self.place(self.project(images), grid), None, grid)
+        for block in self.trunk.blocks[:number]:
+            tokens = block(tokens, **biases)
+        block = self.trunk.blocks[number]
+        return _attention_map(block.attn, block.norm1(tokens), **biases)
+
+    def _block_number(self, layer: int) -> int:
+        if not -self.spec.depth <= layer < self.spec.depth:
+            raise ValueError(f"layer {layer}: the model has {self.spec.depth} blocks")
+        return layer % self.spec.depth
+
+    def _enter(self, patches: Tensor, keep: Tensor | None, grid: tuple[int, int] | None) -> tuple[Tensor, dict]:
+        """Prefix tokens in front of the (kept) patches, and what every block takes besides the tokens."""
+        biases = self._relative_bias(patches.shape[1], keep, grid)
+        if keep is not None:
+            patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+        trunk, front = self.trunk, []
+        if self.spec.class_token:
+            placed = trunk.pos_embed is not None and self.spec.class_position
+            front.append(trunk.cls_token + trunk.pos_embed[:, :1] if placed else trunk.cls_token)
+        if self.spec.registers:
+            table = trunk.pos_embed[:, 1 : self.spec.prefix] if self.spec.class_position else 0.0
+            front.append(trunk.reg_token + table)
+        tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
+        return trunk.norm_pre(tokens) if self.spec.family == "vit" else tokens, biases
+
+    def _relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
+        """The shared relative position bias (1, H, 1+L, 1+L) for `grid`; nothing for plain ViTs."""
+        if self.spec.relative_position == "none":
+            return {}
+        if keep is not None:
+            raise ValueError("a model with relative position bias encodes all patches; replace patches instead")
+        side = isqrt(length)
+        grid = grid or (self.spec.grid if length == self.spec.grid[0] * self.spec.grid[1] else (side, side))
+        if grid[0] * grid[1] != length:
+            raise ValueError(f"{length} patches are not a {grid[0]} x {grid[1]} grid")
+        if self.spec.relative_position == "per_block":
+            if grid != self.spec.grid:
+                raise ValueError(
+                    f"the per-block bias tables are for {self.spec.image_size} px: import with --image-size "
+                    f"{grid[0] * self.spec.patch_size}, or call ViTExport.at_size"
+                )
+            return {}
+        table = resize_relative(self.trunk.rel_pos_bias.relative_position_bias_table, self.spec.grid, grid)
+        index = self.trunk.rel_pos_bias.relative_position_index
+        if grid != self.spec.grid:
+            index = gen_relative_position_index(grid, device=table.device)
+        return {"shared_rel_pos_bias": table[index].permute(2, 0, 1).unsqueeze(0)}
+
+    def _leave(self, tokens: Tensor, norm: bool, last: bool) -> Tensor:
+        if self.spec.class_attention:
+            if not last:
+                return tokens
+            query = self.class_query.expand(len(tokens), -1, -1)
+            for block in self.class_attention:
+                query = block(tokens, query)
+            return torch.cat([self.trunk.norm(query) if norm else query, tokens], dim=1)
+        return self.trunk.norm(tokens) if norm and self.spec.final_norm == "all" else tokens
+
+
+def _attention_map(attention: nn.Module, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+    """Softmax map (B, H, N, N) of a timm attention module, which itself only returns the mixed values."""
+    batch, length, _ = tokens.shape
+    bias = attention.qkv.bias
+    if getattr(attention, "q_bias", None) is not None:
+        bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+    joint = nn.functional.linear(tokens, attention.qkv.weight, bias)
+    query, key, _ = joint.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    logits = query * attention.scale @ key.transpose(-2, -1)
+    if getattr(attention, "relative_position_bias_table", None) is not None:
+        logits = logits + attention._get_rel_pos_bias()
+    if shared_rel_pos_bias is not None:
+        logits = logits + shared_rel_pos_bias
+    return logits.softmax(dim=-1)
