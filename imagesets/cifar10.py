@@ -1,0 +1,143 @@
+"""cifar10:PATH, CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html), 50 000 training and 10 000 test images.
+
+Two layouts: a tree of files, PATH/{train,test}/CLASS/IMAGE, or the official Python batches, PATH/data_batch_1..5,
+test_batch and batches.meta (also with cifar-10-batches-py/ between). The batches are pickles, which can run any code
+when loaded by pickle.load; here they are read by an unpickler that can build nothing but what CIFAR's files contain.
+"""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagesets.folder import open_tree
+from imagesets.listing import require_folder
+from imagesets.names import PackedNames
+from imagesets.sets import ImageSet, MemoryImages, Split
+
+# The official order, which is alphabetical, so that it is also the order of the tree's folders.
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "val": ("test_batch",)}
+SIDE = 32
+
+
+def open_split(place: str, split: Split) -> ImageSet:
+    """Open one split below `place`; test is val. Raises ValueError for other layouts or classes, unsafe pickles."""
+    url = f"cifar10:{place}"
+    require_folder(place, url)
+    for folder in (place, os.path.join(place, "cifar-10-batches-py")):
+        if any(os.path.isfile(os.path.join(folder, name)) for name in ("batches.meta", *sum(BATCHES.values(), ()))):
+            return open_batches(url, Path(folder), split)
+    opened = open_tree(url, place, split)
+    if opened.classes != CLASSES:
+        raise ValueError(f"{url}: the class folders are not CIFAR-10's ({', '.join(CLASSES)}); use folder:{place}")
+    return opened
+
+
+def open_batches(url: str, folder: Path, split: Split) -> ImageSet:
+    """Open the official Python batches in `folder`."""
+    batches = [read_batch(url, folder / name) for name in BATCHES[split]]
+    meta = load(url, folder / "batches.meta")
+    if not isinstance(meta, dict) or tuple(meta.get("label_names", ())) != CLASSES:
+        raise ValueError(f"{url}: {folder / 'batches.meta'} does not name CIFAR-10's classes; unpack the archive again")
+    files = [
+        f"{folder.name}/{name}:{file}"
+        for name, (_, _, files) in zip(BATCHES[split], batches, strict=True)
+        for file in files
+    ]
+    return ImageSet(
+        url=url,
+        split=split,
+        classes=CLASSES,
+        labels=np.concatenate([labels for _, labels, _ in batches]),
+        images=MemoryImages(names=PackedNames.pack(files), pixels=np.concatenate([pixels for pixels, _, _ in batches])),
+        notes=(
+            f"official Python batches in {folder}, read without running them",
+            *(["test is val"] * (split == "val")),
+        ),
+    )
+
+
+def read_batch(url: str, path: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """One batch file -> pixels (N, 32, 32, 3) uint8, labels (N,) int64, file names (N)."""
+    batch = load(url, path)
+    try:
+        planes = batch["data"].array().reshape(-1, 3, SIDE, SIDE)  # each row: the red plane, the green, the blue
+        labels, names = np.array(batch["labels"], np.int64), list(batch["filenames"])
+        if not len(planes) == len(labels) == len(names) or not np.isin(labels, range(len(CLASSES))).all():
+            raise ValueError("data, labels and filenames do not fit together")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{url}: {path} is not a CIFAR-10 batch ({why}); unpack the archive again") from error
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels, names
+
+
+def load(url: str, path: Path) -> Any:
+    """Unpickle a CIFAR file without running any code of it. Raises ValueError for anything it should not contain."""
+    try:
+        with open(path, "rb") as file:
+            return SafeUnpickler(file, encoding="latin1").load()
+    except FileNotFoundError as error:
+        raise ValueError(f"{url}: no {path.name} in {path.parent}; unpack cifar-10-python.tar.gz again") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle makes the unpickler raise nearly anything
+        why = " ".join(f"{type(error).__name__} {error}".split())
+        raise ValueError(f"{url}: {path} is refused ({why}); use the official cifar-10-python.tar.gz") from error
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Builds containers, text, numbers, and arrays of bytes as inert stand-ins. Any other name in the file is refused.
+
+    The stand-ins are made anew for every file, so that one file cannot alter what the next one meets.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.allowed = stand_ins()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
+        return self.allowed[module, name]
+
+
+def stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
+    """What CIFAR's pickles may name, each replaced by Python code of this file: no numpy constructor is reached."""
+
+    class ByteType:
+        def __init__(self, code: str, *_: Any):
+            if code != "u1":
+                raise pickle.UnpicklingError(f"array of type {code!r} instead of bytes")
+
+        def __setstate__(self, state: Any) -> None:
+            pass  # byte order and alignment, without meaning for bytes
+
+    class ByteArray:
+        def __setstate__(self, state: tuple) -> None:
+            _, self.shape, self.dtype, self.column_first, self.raw = state
+
+        def array(self) -> np.ndarray:
+            if not isinstance(self.dtype, ByteType):
+                raise ValueError("array without a type")
+            raw = self.raw.encode("latin1") if isinstance(self.raw, str) else self.raw
+            return np.frombuffer(raw, np.uint8).reshape(self.shape, order="F" if self.column_first else "C")
+
+    def reconstruct(*_: Any) -> ByteArray:
+        return ByteArray()
+
+    def encode(text: str, encoding: str) -> bytes:
+        if encoding not in ("latin1", "latin-1"):
+            raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
+        return text.encode("latin1")
+
+    return {
+        ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
+        ("numpy", "ndarray"): ByteArray,
+        ("numpy", "dtype"): ByteType,
+        ("_codecs", "encode"): encode,
+    }

@@ -1,0 +1,56 @@
+"""Which images a subset keeps: index arithmetic on labels, without any image set. N images, K classes."""
+
+import numpy as np
+
+
+def quotas(counts: np.ndarray, total: int) -> np.ndarray:
+    """Share `total` picks over classes of the sizes `counts` (K,), as equally as the sizes allow -> (K,) int64.
+
+    No class gets more than it has; classes that could take one more than the others get it evenly spread over them.
+    """
+    given = np.zeros(len(counts), np.int64)
+    left = min(total, int(counts.sum()))
+    while left:
+        open_classes = np.flatnonzero(given < counts)
+        each = left // len(open_classes)
+        if not each:
+            given[open_classes[evenly(len(open_classes), left)]] += 1
+            break
+        more = np.minimum(each, counts[open_classes] - given[open_classes])
+        given[open_classes] += more
+        left -= int(more.sum())
+    return given
+
+
+def evenly(length: int, picks: int) -> np.ndarray:
+    """`picks` <= `length` different positions of range(length), evenly spread and ascending -> (picks,) int64."""
+    return (2 * np.arange(picks, dtype=np.int64) + 1) * length // (2 * picks)
+
+
+def spread(labels: np.ndarray, classes: int, total: int) -> np.ndarray:
+    """At most `total` indices into `labels` (N,), balanced over classes and evenly spread in each; ascending."""
+    counts = np.bincount(labels, minlength=classes)
+    by_class = np.argsort(labels, kind="stable")
+    starts = np.cumsum(counts) - counts
+    shares = quotas(counts, total)
+    chosen = [
+        by_class[start + evenly(count, share)]
+        for start, count, share in zip(starts, counts, shares, strict=True)
+        if share
+    ]
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+
+
+def drawn(labels: np.ndarray, shares: np.ndarray, seed: int) -> np.ndarray:
+    """For every class c, `shares[c]` random indices into `labels` (N,); ascending.
+
+    One permutation of all images decides, and each class takes its first ones: with the same seed, a smaller draw lies
+    inside a larger one, as in MSN's lists (1-shot in 2-shot in 5-shot).
+    """
+    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
+    shuffled = np.random.RandomState(seed).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels, minlength=len(shares))
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    rank_in_class = np.arange(len(labels)) - starts
+    return np.sort(by_class[rank_in_class < shares[labels[by_class]]])

@@ -1,0 +1,186 @@
+"""Image sets: what `open_set` gives for a URL, and the two places their images can be, files and memory.
+
+N images, K classes. A set is a listing: it holds names, sizes and labels, reads images on demand, and never writes.
+"""
+
+import difflib
+import hashlib
+import importlib
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+from PIL import Image
+
+from imagesets.decoding import decode_rgb, read_bytes
+from imagesets.names import PackedNames
+from imagesets.selection import spread
+
+Split = Literal["train", "val"]
+SPLITS = ("train", "val")
+
+# Scheme -> the module that opens it, by `open_split(place, split) -> ImageSet`.
+SCHEMES = {
+    "folder": "imagesets.folder",
+    "imagenet": "imagesets.imagenet",
+    "cifar10": "imagesets.cifar10",
+    "digits": "imagesets.digits",
+    "tiny": "imagesets.tiny",
+}
+
+
+class Images(Protocol):
+    """Where the images of a set are."""
+
+    def path(self, index: int) -> str: ...
+    def encoded(self, index: int) -> bytes | None: ...
+    def image(self, index: int) -> Image.Image: ...
+    def take(self, indices: np.ndarray) -> "Images": ...
+    def facts(self) -> tuple[bytes | memoryview, ...]: ...  # what a fingerprint must depend on
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileImages:
+    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes."""
+
+    root: str
+    names: PackedNames
+    sizes: np.ndarray
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.root, self.names[index])
+
+    def encoded(self, index: int) -> bytes:
+        return read_bytes(self.path(index))
+
+    def image(self, index: int) -> Image.Image:
+        path = self.path(index)
+        return decode_rgb(read_bytes(path), path)
+
+    def take(self, indices: np.ndarray) -> "FileImages":
+        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices])
+
+    def facts(self) -> tuple[bytes, ...]:
+        return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryImages:
+    """Images in memory: `pixels` (N, H, W, 3) uint8 under `names` (N), which no file bears."""
+
+    names: PackedNames
+    pixels: np.ndarray
+
+    def path(self, index: int) -> str:
+        return self.names[index]
+
+    def encoded(self, index: int) -> None:
+        return None
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.pixels[index])
+
+    def take(self, indices: np.ndarray) -> "MemoryImages":
+        return MemoryImages(names=self.names.take(indices), pixels=self.pixels[indices])
+
+    def facts(self) -> tuple[bytes | memoryview, ...]:
+        shape = np.array(self.pixels.shape, np.int64)
+        return self.names.blob, self.names.ends.tobytes(), shape.tobytes(), self.pixels.reshape(-1).data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """One split of a labelled set, in a fixed order.
+
+    labels: (N,) int64 in 0..K-1, indices into `classes` (K names).
+    notes: what was recognised and assumed on opening, for people.
+    """
+
+    url: str
+    split: Split
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    images: Images
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> str:
+        """The file's path; for an image in memory a name such as "digits:train/17"."""
+        return self.images.path(index)
+
+    def image(self, index: int) -> Image.Image:
+        """The RGB image, decoded as `imagesets.decoding` says. Raises UnreadableImage."""
+        return self.images.image(index)
+
+    def encoded(self, index: int) -> bytes | None:
+        """The bytes of the image's file, None for an image in memory. Raises UnreadableImage."""
+        return self.images.encoded(index)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of class names, labels, and of names and file sizes (in memory: names and pixels), in order.
+
+        Where the set lies plays no part, so moving a folder keeps it; nor do the files' contents beyond their sizes,
+        since reading 150 GB to name a cache entry would defeat the cache.
+        """
+        state = hashlib.sha256()
+        for fact in (
+            "\0".join(self.classes).encode(errors="surrogateescape"),
+            self.labels.tobytes(),
+            *self.images.facts(),
+        ):
+            state.update(len(fact).to_bytes(8, "little"))
+            state.update(fact)
+        return state.hexdigest()
+
+    def subset(self, indices: np.ndarray, name: str) -> "ImageSet":
+        """The images at `indices` (M,), in that order, with all classes kept; `name` is appended to the URL."""
+        indices = np.asarray(indices, np.int64)
+        url = f"{self.url}#{name}"
+        return replace(self, url=url, labels=_frozen(self.labels[indices]), images=self.images.take(indices))
+
+    def limited(self, count: int) -> "ImageSet":
+        """At most `count` images, as equally many of each class as there are, evenly spread; no randomness."""
+        if count < 1:
+            raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
+        if count >= len(self):
+            return self
+        return self.subset(spread(self.labels, len(self.classes), count), f"limited-{count}")
+
+
+def open_set(url: str, split: Split) -> ImageSet:
+    """Open one split of the set that `url` names: folder:PATH, imagenet:ROOT, cifar10:PATH, digits: or tiny:.
+
+    Raises ValueError, one line that says what, where and how to fix, for an unknown scheme or split, a missing folder
+    or split, an unknown layout, an empty class, and classes that differ between the splits.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"{url}: no split called {split!r}; there are: train, val")
+    scheme, place = parse_url(url)
+    opened = importlib.import_module(SCHEMES[scheme]).open_split(place, split)
+    return replace(opened, labels=_frozen(opened.labels))
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Split a URL into scheme and place, with ~ expanded. Raises ValueError for an unknown or a missing scheme."""
+    scheme, colon, place = url.partition(":")
+    if colon and scheme in SCHEMES:
+        return scheme, os.path.expanduser(place)
+    choices = "folder:PATH, imagenet:ROOT, cifar10:PATH, digits:, tiny:"
+    if not colon and scheme in SCHEMES:
+        raise ValueError(f"{url!r} lacks its colon; write {url}:{'' if scheme in ('digits', 'tiny') else 'PATH'}")
+    if "/" in scheme or not colon:
+        raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (schemes: {choices})")
+    near = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1)
+    guess = f"; did you mean {near[0]}:{place}?" if near else ""
+    raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{guess} (schemes: {choices})")
+
+
+def _frozen(labels: np.ndarray) -> np.ndarray:
+    labels = np.ascontiguousarray(labels, np.int64)
+    labels.flags.writeable = False
+    return labels
