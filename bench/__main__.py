@@ -1,0 +1,10 @@
+"""The command `bench`, and `python -m bench`."""
+
+import sys
+
+from bench.cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

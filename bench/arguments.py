@@ -1,0 +1,17 @@
+"""Types of command-line values that several commands share."""
+
+import argparse
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, not {text!r}")
+    return int(text)

@@ -1,0 +1,111 @@
+"""The command line: finds the command, imports that one file of bench/commands/, runs it, and turns errors that a user
+can cause into one line.
+
+A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
+`run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
+Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from bench.messages import in_one_line
+from engine.extensions import one_line
+
+COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parent / "commands").glob("[!_]*.py"))}
+EPILOG = """examples:
+  bench demo                                                       no data, no network
+  bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
+  bench run --checkpoint X --suite frozen --data cifar10=folder:/data/cifar10 --out results
+  bench doctor                                                     what is installed, what is missing
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    argv = with_dashes(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parse(argv)
+        if arguments.keep_memory:
+            keep_memory()
+        return command_module(arguments.command).run(arguments)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("\ninterrupted; run the same command again to continue", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `bench list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        if "--debug" in argv:
+            traceback.print_exc()
+        print(f"bench: error: {in_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def with_dashes(argv: Sequence[str]) -> list[str]:
+    """`--batch_size=8` -> `--batch-size=8`; values stay as they are."""
+    found = []
+    for word in argv:
+        option, equals, value = word.partition("=")
+        found.append(option.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return found
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse, importing only the command that `argv` names."""
+    parser = Parser(
+        prog="bench",
+        description="Says how good a self-supervised Vision Transformer is.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ssl-vit-bench {version('ssl-vit-bench')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    for name, path in COMMANDS.items():
+        line = one_line(path)
+        command = commands.add_parser(name, help=line, description=line, allow_abbrev=False)
+        if name == asked:
+            command_module(name).add_arguments(command)
+        add_shared_arguments(command)
+    return parser.parse_args(argv)
+
+
+def command_module(name: str):
+    """The file of bench/commands/ that holds a command."""
+    return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--keep-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let glibc keep freed memory: faster forward passes on a CPU",
+    )
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep its memory; it must hear so before torch allocates."""
+    from engine.memory import keep_memory
+
+    keep_memory()

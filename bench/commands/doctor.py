@@ -1,0 +1,31 @@
+"""Say what is installed, what is missing and how to fix it."""
+
+import argparse
+import json
+from dataclasses import asdict
+
+WIDTH = len("missing")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench doctor`."""
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of lines")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: `bench run` can work here; 1: it cannot."""
+    from bench.doctor import examine, usable
+
+    checks = examine()
+    good = usable(checks)
+    if arguments.json:
+        print(json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1))
+        return 0 if good else 1
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        mark = check.mark.upper() if check.mark == "missing" and check.needed else check.mark
+        print(f"{mark:{WIDTH}}  {check.name:{width}}  {check.text}")
+        if check.fix:
+            print(f"{'':{WIDTH}}  {'':{width}}  fix: {check.fix}")
+    print("\nusable" if good else "\nnot usable until the needed parts above are fixed")
+    return 0 if good else 1

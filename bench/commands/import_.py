@@ -1,0 +1,45 @@
+"""Turn a published checkpoint into an export."""
+
+import argparse
+from pathlib import Path
+
+from bench.arguments import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench import`."""
+    parser.add_argument("source", metavar="SOURCE", help="checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the export folder to write")
+    parser.add_argument("--name", help="label of the export in results and leaderboard")
+    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
+    parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where no tensor tells them")
+    parser.add_argument("--image-size", type=positive, metavar="N", help="resize the position tables to N pixels")
+    parser.add_argument("--statistics", choices=("imagenet", "half"), help="mean and std that the source trained with")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: the export is written and its fingerprint comes out again when read back."""
+    from dataclasses import replace
+
+    from bench.candidates import checked_name
+    from bench.description import described
+    from checkpoints.export import ViTExport
+    from checkpoints.importing import ImportOptions
+    from checkpoints.resolve import load
+
+    options = ImportOptions(
+        branch=arguments.branch,
+        heads=arguments.heads,
+        image_size=arguments.image_size,
+        statistics=arguments.statistics,
+    )
+    export = load(arguments.source, options)
+    print(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export'}")
+    print("\n".join(described(export)))
+    if arguments.name:
+        export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
+    folder = export.save(arguments.out)
+    if problems := ViTExport.load(folder).verify():
+        raise ValueError(f"{folder}: read back, it differs: {problems[0]}; is the disk sound?")
+    print(f"written and verified: {folder}")
+    return 0

@@ -1,0 +1,21 @@
+"""Print what a checkpoint is and where it is from."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench inspect`."""
+    parser.add_argument("checkpoint", metavar="X", help="export folder, checkpoint file, timm:NAME or hf-hub:ID")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Always 0: inspecting judges nothing."""
+    from bench.description import described
+    from checkpoints.resolve import load
+
+    export = load(arguments.checkpoint)
+    print(arguments.checkpoint)
+    print("\n".join(described(export)))
+    problems = export.verify()
+    print(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
+    return 0

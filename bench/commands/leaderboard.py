@@ -1,0 +1,24 @@
+"""Rebuild and print the leaderboard."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench leaderboard`."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 also when some result file is damaged: it is reported, and the rest is the board."""
+    from bench.leaderboard import rewrite
+    from bench.tables import to_terminal
+
+    if not (arguments.out / "results").is_dir():
+        raise ValueError(f"{arguments.out} holds no results; give the folder that `bench run --out` wrote to")
+    board = rewrite(arguments.out)
+    print(to_terminal(board, width=shutil.get_terminal_size().columns))
+    print(f"\nwritten: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", file=sys.stderr)
+    return 0

@@ -1,0 +1,43 @@
+"""List tasks, importers and methods."""
+
+import argparse
+
+from engine.extensions import one_line, source_files
+
+SECTIONS = {"tasks": "probes", "downstream": "downstream", "importers": "importers", "methods": "methods"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench list`."""
+    parser.add_argument("kind", nargs="?", choices=tuple(SECTIONS), help="list only these")
+    parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Names and one line each, read without importing the files; with --protocols they are imported."""
+    if arguments.protocols:
+        return _list_protocols(arguments.kind)
+    for title in [arguments.kind] if arguments.kind else SECTIONS:
+        files = source_files(SECTIONS[title])
+        print(f"{title}:" if files else f"{title}: none yet")
+        width = max(map(len, files), default=0)
+        for name, path in sorted(files.items()):
+            print(f"  {name:{width}}  {one_line(path)}".rstrip())
+    return 0
+
+
+def _list_protocols(kind: str | None) -> int:
+    from bench.suites import KINDS, catalogue, warn_of_broken
+
+    if kind and SECTIONS[kind] not in KINDS:
+        raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
+    found = catalogue([SECTIONS[kind]] if kind else KINDS)
+    warn_of_broken(found)
+    width = max(map(len, found.protocols), default=0)
+    for name, chosen in sorted(found.protocols.items()):
+        suites = ", ".join(suite for suite, names in found.suites.items() if name in names)
+        print(f"{name:{width}}  version {chosen.protocol.version}  suites: {suites or 'none'}")
+        print(f"{'':{width}}  {chosen.protocol.source}")
+    if not found.protocols:
+        print("no protocols yet")
+    return 0

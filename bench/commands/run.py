@@ -1,0 +1,72 @@
+"""Evaluate checkpoints on image sets."""
+
+import argparse
+from pathlib import Path
+
+from bench.arguments import positive, whole_number
+
+EPILOG = """examples:
+  bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
+  bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
+  bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
+  torchrun --nproc-per-node 4 -m bench run --checkpoint X --suite frozen --data imagenet=imagenet:/data --out results
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench run`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    several = {"nargs": "+", "action": "extend"}
+    parser.add_argument("--checkpoint", **several, required=True, metavar="X",
+        help="export folder, checkpoint file, timm:NAME, hf-hub:ID or IMPORTER:PATH")  # fmt: skip
+    parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
+    parser.add_argument("--suite", required=True, metavar="SUITE",
+        help="smoke, frozen, full, or a comma-separated list of tasks (knn) and protocols (knn@dino)")  # fmt: skip
+    parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
+        help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
+    parser.add_argument("--set", **several, default=[], metavar="TASK.FIELD=VALUE",
+        help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="at most N images of each split, for smoke runs")
+    parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
+    parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
+    parser.add_argument("--decode", choices=("exact", "fast"), default="exact",
+        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
+    parser.add_argument("--batch-size", type=positive, metavar="N", help="images in a forward pass (by device)")
+    parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: every task has a good result; 1: some task failed."""
+    from bench.devices import chosen_device
+    from bench.runner import Request, run
+    from engine.tasks import Workspace
+
+    space = Workspace(
+        cache=arguments.out / "cache",
+        data="",
+        device=chosen_device(arguments.device),
+        precision=arguments.precision,
+        decode=arguments.decode,
+        seed=arguments.seed,
+        limit=arguments.limit,
+        skip_bad=arguments.skip_bad,
+        batch_size=arguments.batch_size,
+        workers=arguments.workers,
+    )
+    request = Request(
+        checkpoints=tuple(arguments.checkpoint),
+        names=tuple(arguments.name),
+        suite=arguments.suite,
+        data=tuple(arguments.data),
+        changes=tuple(arguments.set),
+        out=arguments.out,
+        space=space,
+        rerun=arguments.rerun,
+        dry_run=arguments.dry_run,
+    )
+    return run(request)

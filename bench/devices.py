@@ -1,0 +1,20 @@
+"""`--device`: the device that a text names, checked before anything is loaded."""
+
+import torch
+
+
+def chosen_device(text: str) -> str:
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    return text

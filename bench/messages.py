@@ -1,0 +1,33 @@
+"""One line out of any exception: what went wrong, where, and what to do about it."""
+
+import errno
+
+ADVICE = {
+    errno.ENOSPC: "free some space and run the same command again to continue",
+    errno.EDQUOT: "free some of your quota and run the same command again to continue",
+    errno.EACCES: "choose a place that you may use, or change its permissions",
+    errno.EPERM: "choose a place that you may use, or change its permissions",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOENT: "check the path",
+    errno.EEXIST: "choose another path",
+    errno.ENOTDIR: "a folder is needed there",
+    errno.EISDIR: "a file is needed there",
+}
+
+
+def in_one_line(error: BaseException) -> str:
+    """What a person needs to read of `error`, without line breaks.
+
+    A ValueError is a message of ours and stands for itself; the type of any other exception is part of its meaning.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if error.errno in ADVICE:
+            text += f"; {ADVICE[error.errno]}"
+    elif isinstance(error, ImportError):
+        text = f"{error}; `bench doctor` says what is missing and how to install it"
+    elif isinstance(error, ValueError) and str(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return " ".join(text.split())

@@ -1,0 +1,115 @@
+"""What a run has to do: one job for every image set and protocol, and which results exist already."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.candidates import checked_name
+from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, read_result, result_path, stem
+from bench.settings import settings_of
+from bench.suites import Chosen
+from engine.tasks import Workspace
+from imagesets.sets import open_set
+
+State = Literal["new", "failed before", "done"]
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One result to obtain."""
+
+    chosen: Chosen
+    protocol: ProtocolUsed
+    settings: Mapping[str, Any]
+    data: DataUsed
+    path: Path
+    state: State
+
+    @property
+    def title(self) -> str:
+        """`knn@dino on digits`"""
+        changes = ", ".join(f"{name}={value}" for name, value in self.protocol.changes.items())
+        return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
+
+
+def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
+    """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
+    if not texts:
+        if suite == "smoke":
+            return {"digits": "digits:"}
+        raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (equals and name and url):
+            raise ValueError(f"--data {text}: write NAME=URL, for example digits=digits:")
+        if name in found:
+            raise ValueError(f"--data {text}: the name {name!r} is given twice")
+        found[checked_name(name, "--data")] = url
+    return found
+
+
+def open_data(name: str, url: str) -> DataUsed:
+    """Look at both splits, so that a wrong URL stops a run before it starts."""
+    try:
+        sets = {split: open_set(url, split) for split in SPLITS}
+    except ValueError as error:
+        raise ValueError(f"--data {name}={url}: {error}") from error
+    return DataUsed(
+        name=name,
+        url=url,
+        fingerprints={split: images.fingerprint for split, images in sets.items()},
+        images={split: len(images) for split, images in sets.items()},
+    )
+
+
+def plan(
+    out: Path,
+    checkpoint: CheckpointUsed,
+    data: Sequence[DataUsed],
+    selected: Sequence[Chosen],
+    space: Workspace,
+    rerun: bool,
+) -> list[Job]:
+    """Jobs in the order to run them: cheap first, and those that failed before last, so that a rerun gets on."""
+    jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen in selected for images in data]
+    return sorted(jobs, key=lambda job: job.state == "failed before")
+
+
+def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, space: Workspace, rerun: bool) -> Job:
+    settings = settings_of(chosen.task)
+    protocol = ProtocolUsed(
+        name=chosen.name,
+        version=chosen.protocol.version,
+        source=chosen.protocol.source,
+        modified=bool(chosen.changes),
+        changes=chosen.changes,
+    )
+    path = result_path(out, checkpoint, data.name, stem(protocol, settings, space))
+    state: State = "new" if rerun else _state(path, data)
+    return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
+
+
+def _state(path: Path, data: DataUsed) -> State:
+    try:
+        result = read_result(path)
+    except FileNotFoundError:
+        return "new"
+    except ValueError as error:
+        if "result schema" in str(error):
+            raise
+        return "new"  # damaged: worth nothing, so it is made again
+    if result.status == "failed":
+        return "failed before"
+    _refuse_other_images(path, result, data)
+    return "done"
+
+
+def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
+    if result.data.fingerprints != data.fingerprints:
+        raise ValueError(
+            f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
+            f"({result.data.url}); use another name, or --rerun to replace it"
+        )

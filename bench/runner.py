@@ -1,0 +1,235 @@
+"""`bench run`: checkpoints x image sets x protocols, each to one result file.
+
+What exists is skipped, what failed before is tried again after everything new, and a result is written the moment it
+is known. Under torchrun every process runs every task on its share of the images, and the first one writes.
+"""
+
+import json
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from bench import leaderboard
+from bench.candidates import Candidate, prepare
+from bench.environment import hardware, versions
+from bench.messages import in_one_line
+from bench.plan import Job, named_urls, open_data, plan
+from bench.results import DataUsed, Result, write_result
+from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from engine.distributed import World, start_world
+from engine.tasks import Outcome, Workspace
+
+MAIN_METRICS = 3  # how many a line of output shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for. `space.data` is filled in for every job."""
+
+    checkpoints: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    suite: str
+    data: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    out: Path
+    space: Workspace
+    rerun: bool = False
+    dry_run: bool = False
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """How many jobs ended how."""
+
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A job after it was run: an outcome or an error, and the time it took."""
+
+    seconds: float
+    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))
+    error: Exception | None = None
+
+
+def run(request: Request) -> int:
+    """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
+    if request.names and len(request.names) != len(request.checkpoints):
+        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
+    found = catalogue()
+    selected = with_changes(choose(request.suite, found), request.changes)
+    urls = named_urls(request.data, request.suite)
+    with start_world(request.space.device) as world:
+        if world.is_first:
+            warn_of_broken(found)
+        data = [open_data(name, url) for name, url in urls.items()]
+        candidates = _prepare_all(request, world)
+        if request.dry_run:
+            if world.is_first:
+                _show_plan(request, candidates, data, selected)
+            return 0
+        return _run_all(request, world, candidates, data, selected)
+
+
+def _prepare_all(request: Request, world: World) -> list[Candidate]:
+    # The first process saves imports; the others then find the saved exports.
+    save = world.is_first and not request.dry_run
+    names = request.names or (None,) * len(request.checkpoints)
+    pairs = list(zip(request.checkpoints, names, strict=True))
+    found = [prepare(reference, name, request.out, save) for reference, name in pairs]
+    world.barrier()
+    return found
+
+
+def _run_all(
+    request: Request,
+    world: World,
+    candidates: Sequence[Candidate],
+    data: Sequence[DataUsed],
+    selected: Sequence[Chosen],
+) -> int:
+    plans = [
+        plan(request.out, candidate.used, data, selected, request.space, request.rerun) for candidate in candidates
+    ]
+    world.barrier()  # every process has looked before the first result is written
+    tally = Tally()
+    try:
+        for candidate, jobs in zip(candidates, plans, strict=True):
+            if not _run_one(request, world, candidate, jobs, tally):
+                break
+    finally:
+        if world.is_first:
+            board = leaderboard.rewrite(request.out)
+            for problem in board.problems:
+                print(f"left out of the leaderboard: {problem}")
+    if world.is_first:
+        print(f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; {request.out / 'leaderboard.csv'}")
+    return 1 if tally.failed else 0
+
+
+def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> bool:
+    """All jobs of one checkpoint. False: stop, because other processes may wait for one that failed."""
+    say = print if world.is_first else _say_nothing
+    say(title_of(candidate))
+    export = load(candidate.reference) if any(job.state != "done" for job in jobs) else None
+    for count, job in enumerate(jobs, start=1):
+        head = f"  [{count}/{len(jobs)}] {job.title}"
+        if job.state == "done" or export is None:
+            say(f"{head}: exists, skipped")
+            tally.skipped += 1
+            continue
+        say(f"{head} ...", flush=True)
+        attempt = _attempt(job, export, replace(request.space, data=job.data.url))
+        if attempt.error is None or world.is_first:
+            say(f"  [{count}/{len(jobs)}] {_ending(attempt)}", flush=True)
+        _record(job, candidate, request.space, attempt, world)
+        tally.done += attempt.error is None
+        tally.failed += attempt.error is not None
+        if attempt.error is not None and world.size > 1:
+            return False
+    return True
+
+
+def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
+    started = time.perf_counter()
+    try:
+        outcome = _checked(job.chosen.task.run(export, space))
+    except Exception as error:  # whatever a task raises becomes a failed result, and the other tasks go on
+        return Attempt(seconds=time.perf_counter() - started, error=error)
+    return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    """ValueError for an outcome that cannot be a result: no metric, a metric that is no number, facts beyond JSON."""
+    if not outcome.metrics:
+        raise ValueError("the task returned no metrics")
+    if wrong := [name for name, value in outcome.metrics.items() if not isfinite(value)]:
+        raise ValueError(f"metrics that are not finite: {', '.join(wrong)}")
+    try:
+        json.dumps(dict(outcome.facts), allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"facts that are not JSON: {error}") from error
+    return outcome
+
+
+def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> None:
+    # A failure is written by whichever process met it: the first one may be killed before it hears of it.
+    if not world.is_first and attempt.error is None:
+        return
+    outcome = attempt.outcome
+    result = Result(
+        status="failed" if attempt.error else "ok",
+        message=in_one_line(attempt.error) if attempt.error else "",
+        task=job.chosen.key,
+        protocol=job.protocol,
+        metrics={name: float(value) for name, value in outcome.metrics.items()},
+        checkpoint=candidate.used,
+        data=job.data,
+        seed=space.seed,
+        limit=space.limit,
+        precision=space.precision,
+        decode=space.decode,
+        skip_bad=space.skip_bad,
+        settings=job.settings,
+        facts=dict(outcome.facts),
+        per_image=list(outcome.per_image),
+        device=space.device,
+        processes=world.size,
+        seconds=round(attempt.seconds, 3),
+        images_per_second=None if attempt.error else round(_images(job.data, space.limit) / attempt.seconds, 1),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        hardware=hardware(),
+    )
+    arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
+    log = "".join(traceback.format_exception(attempt.error)) if attempt.error else ""
+    write_result(job.path, result, arrays, log)
+
+
+def _images(data: DataUsed, limit: int | None) -> int:
+    return sum(min(count, limit or count) for count in data.images.values())
+
+
+def title_of(candidate: Candidate) -> str:
+    """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
+    used = candidate.used
+    facts = [used.method, used.architecture, f"{used.parameters / 1e6:.1f} M parameters", f"digest {used.digest[:8]}"]
+    return f"{used.name}: {', '.join(filter(None, facts))}"
+
+
+def _ending(attempt: Attempt) -> str:
+    if attempt.error is not None:
+        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
+    metrics = list(attempt.outcome.metrics.items())
+    shown = ", ".join(f"{name} {float(value):.2f}" for name, value in metrics[:MAIN_METRICS])
+    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
+    return f"{shown}{more}, {attempt.seconds:.1f} s"
+
+
+def _show_plan(
+    request: Request, candidates: Sequence[Candidate], data: Sequence[DataUsed], selected: Sequence[Chosen]
+) -> None:
+    to_do: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
+    open_jobs = 0
+    for candidate in candidates:
+        print(title_of(candidate))
+        for job in plan(request.out, candidate.used, data, selected, request.space, request.rerun):
+            images = " + ".join(f"{min(n, request.space.limit or n)} {s}" for s, n in job.data.images.items())
+            print(f"  {job.title}: {images} images, {to_do[job.state]}")
+            open_jobs += job.state != "done"
+    print(f"{open_jobs} to do; nothing was run or written (--dry-run)")
+
+
+def _say_nothing(*words: object, flush: bool = False) -> None:
+    """Stands for `print` in every process but the first."""

@@ -1,0 +1,95 @@
+"""The leaderboard for people: one Markdown file, and a table that fits a terminal. One table per protocol."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bench.leaderboard import Board, Cell, Row, best
+from bench.results import CheckpointUsed
+
+
+def to_markdown(board: Board) -> str:
+    """The board as Markdown; the best value of a column is bold where at least two checkpoints compete."""
+    names = row_names(board)
+    lines = ["# Leaderboard", "", "Rebuilt by `bench leaderboard`; every number is in leaderboard.csv.", ""]
+    used = [row.checkpoint for row in board.rows]
+    facts = [(names[each], each.method, each.architecture, each.parameters, each.digest[:12]) for each in used]
+    lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts)
+    for group, metrics in board.groups.items():
+        lines += ["", f"## {group}", ""]
+        lines += [f"> {caveat}\n" for caveat in board.caveats[group]]
+        rows = _in_group(board, group)
+        body = [(names[row.checkpoint], *(_bold(board, row, group, metric) for metric in metrics)) for row in rows]
+        lines += _markdown_table(("checkpoint", *metrics), body)
+    if notes := troubles(board):
+        lines += ["", "## Failed or unreadable", ""] + [f"- {note}" for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def to_terminal(board: Board, width: int) -> str:
+    """Tables of at most `width` characters: as many metrics as fit, and how many more there are."""
+    names = row_names(board)
+    lines = []
+    for group, metrics in board.groups.items():
+        rows = _in_group(board, group)
+        cells = [[number(row.cells.get((group, metric))) for metric in metrics] for row in rows]
+        body = [[names[row.checkpoint], *numbers] for row, numbers in zip(rows, cells, strict=True)]
+        lines += [group, *fitted(["checkpoint", *metrics], body, width), *board.caveats[group], ""]
+    lines += troubles(board)
+    return "\n".join(lines).rstrip() or "no results yet"
+
+
+def row_names(board: Board) -> dict[CheckpointUsed, str]:
+    """Name of each checkpoint, with its digest where two share one."""
+    counts = Counter(row.checkpoint.name for row in board.rows)
+    found = {}
+    for used in (row.checkpoint for row in board.rows):
+        found[used] = f"{used.name} ({used.digest[:8]})" if counts[used.name] > 1 else used.name
+    return found
+
+
+def number(cell: Cell | None) -> str:
+    """`97.20`, `97.20 +- 0.14 (n=3)` over seeds, or nothing."""
+    if cell is None:
+        return ""
+    digits = 2 if abs(cell.mean) >= 1 or cell.mean == 0 else 4
+    spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
+    return f"{cell.mean:.{digits}f}{spread}"
+
+
+def troubles(board: Board) -> list[str]:
+    """One line for each failed result and each file that could not be read."""
+    names = row_names(board)
+    pairs = [(names[row.checkpoint], what, why) for row in board.rows for what, why in row.failed.items()]
+    failed = [f"failed: {name}: {what}: {why}" for name, what, why in pairs]
+    return failed + [f"left out: {problem}" for problem in board.problems]
+
+
+def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
+    sizes = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+    shown, used = 1, sizes[0] + 2
+    while shown < len(sizes) and (shown == 1 or used + 2 + sizes[shown] <= width):
+        used += 2 + sizes[shown]
+        shown += 1
+    lines = []
+    for cells in (header, *body):
+        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:shown], sizes, strict=False)]
+        lines.append("  " + "  ".join([first.strip().ljust(sizes[0]), *rest]).rstrip())
+    if hidden := len(sizes) - shown:
+        lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
+    return lines
+
+
+def _in_group(board: Board, group: str) -> list[Row]:
+    return [row for row in board.rows if any(key[0] == group for key in row.cells)]
+
+
+def _bold(board: Board, row: Row, group: str, metric: str) -> str:
+    cell = row.cells.get((group, metric))
+    text = number(cell)
+    return f"**{text}**" if cell and cell.mean == best(board, group, metric) else text
+
+
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]]) -> list[str]:
+    align = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, align, *body)]
