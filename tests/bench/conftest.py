@@ -1,0 +1,114 @@
+"""A tiny export, a third party's package of toy tasks, and a way to call the command line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TOYS = '''"""Toy tasks: they count what they were asked, fail on demand, and need no features."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from engine.tasks import Outcome, Protocol
+
+COST = {cost}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    k: tuple[int, ...] = (1, 2)
+    rate: float = 0.5
+    depth: int | None = None
+    mode: Literal["plain", "nan", "none", "odd facts", "wait", "grow"] = "plain"
+
+    def run(self, export, space):
+        space.cache.mkdir(parents=True, exist_ok=True)
+        with open(space.cache / "runs.txt", "a") as file:
+            file.write("{key} " + space.data + "\\n")
+        if (space.cache / "fail {key}").exists():
+            raise RuntimeError("the toy was told to fail\\nand says so in two lines")
+        if self.mode == "wait":
+            (space.cache / "waiting").write_text("")
+            time.sleep(60)
+        value = float("nan") if self.mode == "nan" else 50.0 + space.seed + sum(export.digest.encode()) % 7
+        metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": value + k for k in self.k}}
+        correct = np.arange(4) % 2 == 0
+        facts = {{"process": os.getpid()}} if self.mode != "odd facts" else {{"file": object()}}
+        return Outcome(metrics=metrics, per_image={{"correct": correct}}, facts=facts)
+
+
+PROTOCOLS = {{
+    "{key}@one": Protocol(task=Toy(), version=1, source="a paper, table 1"),
+    "{key}@two": Protocol(task=Toy(k=(5,)), version=2, source="another paper"),
+}}
+SUITES = {{"toys": ("{key}@one",), "all_toys": ("{key}@one", "{key}@two")}}
+'''
+
+
+@pytest.fixture(scope="session")
+def toy_packages(tmp_path_factory) -> Path:
+    """A folder to put on the path: the installed package `benchtoys` with the tasks `toy`, `dear` and `broken`."""
+    root = tmp_path_factory.mktemp("site")
+    package, info = root / "benchtoys", root / "benchtoys-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "toy.py").write_text(TOYS.format(key="toy", cost=2))
+    (package / "dear.py").write_text(TOYS.format(key="dear", cost=9))
+    (package / "broken.py").write_text('"""A task whose library is not there."""\nimport no_such_library\n')
+    points = "".join(f"{key} = benchtoys.{key}\n" for key in ("dear", "toy", "broken"))
+    (info / "entry_points.txt").write_text(f"[bench.probes]\n{points}")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: benchtoys\nVersion: 1.0\n")
+    return root
+
+
+@pytest.fixture
+def toys(toy_packages, monkeypatch) -> Path:
+    """The toy tasks, installed for this test alone."""
+    monkeypatch.syspath_prepend(str(toy_packages))
+    yield toy_packages
+    for name in [name for name in sys.modules if name.startswith("benchtoys")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory) -> list[Path]:
+    """Two export folders, `first` and `second`, of tiny networks with different weights."""
+    return [make_export(tmp_path_factory.mktemp("exports") / name, seed) for seed, name in enumerate(("first", "second"))]
+
+
+def make_export(folder: Path, seed: int) -> Path:
+    import torch
+
+    from checkpoints.export import ViTExport
+    from checkpoints.spec import Preparation, ViTSpec
+    from checkpoints.vit import ViT
+
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=32, patch_size=16, width=12, depth=2, heads=3, mlp_hidden=24
+    )
+    torch.manual_seed(seed)
+    vit = ViT(spec)
+    with torch.no_grad():
+        for parameter in vit.parameters():
+            parameter.uniform_(-0.5, 0.5)
+    facts = {"method": "random", "branch": "student", "source_file": "random.pth", "dropped": {"decoder": 7}}
+    return ViTExport.from_vit(vit, Preparation(), facts).save(folder)
+
+
+@pytest.fixture
+def bench(capsys):
+    """Call the command line: `code, out, err = bench("run", ...)`."""
+    from bench.cli import main
+
+    def call(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call

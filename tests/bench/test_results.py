@@ -1,0 +1,142 @@
+"""Result files: written whole, read back equal, tolerant of additions and strict about everything else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.results import (
+    SCHEMA,
+    CheckpointUsed,
+    DataUsed,
+    ProtocolUsed,
+    Result,
+    read_result,
+    result_path,
+    stem,
+    write_result,
+)
+from engine.tasks import Workspace
+
+RESULT = Result(
+    status="ok",
+    task="knn",
+    protocol=ProtocolUsed(name="knn@dino", version=1, source="Caron et al. 2021"),
+    metrics={"top1_k20": 97.5},
+    checkpoint=CheckpointUsed(name="small", digest="ab" * 32, parameters=5),
+    data=DataUsed(name="digits", url="digits:", fingerprints={"val": "cd"}, images={"val": 500}),
+    seed=3,
+    settings={"k": [20]},
+    facts={"images": [1, 2]},
+    versions={"torch": "2.11.0"},
+)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "knn@dino-seed3.json"
+
+
+def test_a_result_comes_back_equal(path):
+    result = replace(RESULT, per_image=["correct"])
+    write_result(path, result, {"correct": np.array([True, False])})
+    assert read_result(path) == result
+    assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False]
+    assert [entry.suffix for entry in sorted(path.parent.iterdir())] == [".json", ".npz"]
+
+
+def test_the_same_arrays_give_the_same_bytes(path, tmp_path):
+    write_result(path, RESULT, {"correct": np.arange(5)})
+    write_result(tmp_path / "again.json", RESULT, {"correct": np.arange(5)})
+    assert path.with_suffix(".npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
+
+
+def test_what_an_earlier_run_left_beside_goes(path):
+    write_result(path, replace(RESULT, status="failed", message="no"), {}, log="Traceback ...")
+    assert path.with_suffix(".log").read_text() == "Traceback ..."
+    write_result(path, RESULT, {"correct": np.arange(2)})
+    assert not path.with_suffix(".log").exists()
+    write_result(path, RESULT, {})
+    assert not path.with_suffix(".npz").exists()
+
+
+def test_unknown_keys_are_ignored(path):
+    write_result(path, RESULT, {})
+    value = json.loads(path.read_text())
+    value["colour"] = "red"
+    value["checkpoint"]["mood"] = "good"
+    path.write_text(json.dumps(value))
+    assert read_result(path) == RESULT
+
+
+def test_a_newer_schema_is_refused(path):
+    path.write_text(json.dumps({"schema": SCHEMA + 1}))
+    with pytest.raises(ValueError, match=f"schema {SCHEMA + 1}, this version reads up to {SCHEMA}; upgrade"):
+        read_result(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"status": "ok"}', '{"schema": 1}', "\x00\x01"])
+def test_a_damaged_file_is_one_line(path, text):
+    path.write_text(text)
+    with pytest.raises(ValueError, match="not a result file") as error:
+        read_result(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("status", "great"), ("metrics", {"top1": "high"}), ("checkpoint", "small"), ("seed", "3"), ("protocol", {})],
+)
+def test_a_value_of_the_wrong_type_is_named(path, key, value):
+    path.write_text(json.dumps(json.loads(RESULT.to_json()) | {key: value}))
+    with pytest.raises(ValueError, match=key if key != "protocol" else "name"):
+        read_result(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_no_such_numbers(value):
+    with pytest.raises(ValueError):
+        replace(RESULT, metrics={"top1": value}).to_json()
+
+
+SPACE = Workspace(cache=Path("cache"), data="digits:")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "space", "expected"),
+    [
+        ({}, {}, "knn@dino-seed0"),
+        ({}, {"seed": 4, "limit": 100}, "knn@dino-limit100-seed4"),
+        ({"version": 2}, {}, "knn@dino-v2-seed0"),
+        ({}, {"precision": "bfloat16", "decode": "fast"}, "knn@dino-bfloat16-fast-seed0"),
+        ({}, {"device": "cuda", "batch_size": 7, "workers": 3}, "knn@dino-seed0"),
+    ],
+)
+def test_the_name_says_what_makes_a_number_another_one(protocol, space, expected):
+    assert stem(replace(RESULT.protocol, **protocol), RESULT.settings, replace(SPACE, **space)) == expected
+
+
+def test_changed_settings_have_their_own_names():
+    modified = replace(RESULT.protocol, modified=True)
+    names = {stem(modified, settings, SPACE) for settings in ({"k": [20]}, {"k": [10]})}
+    assert len(names) == 2
+    assert all(len(name) == len("knn@dino-12345678-seed0") for name in names)
+
+
+def test_checkpoints_of_one_name_do_not_meet(tmp_path):
+    other = replace(RESULT.checkpoint, digest="ef" * 32)
+    paths = {result_path(tmp_path, used, "digits", "x") for used in (RESULT.checkpoint, other)}
+    assert len(paths) == 2
+    assert result_path(tmp_path, other, "digits", "x") == tmp_path / "results/small-efefefef/digits/x.json"
+
+
+def test_every_field_is_documented():
+    text = (Path(__file__).parents[2] / "docs/results.md").read_text()
+    value = json.loads(RESULT.to_json())
+    for key, inside in value.items():
+        assert f"`{key}`" in text
+        if key in ("checkpoint", "protocol", "data"):
+            for name in inside:
+                assert f"`{key}.{name}`" in text
