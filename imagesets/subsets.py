@@ -38,7 +38,8 @@ def fraction(image_set: ImageSet, share: float, seed: int) -> ImageSet:
     if not 0 < share <= 1:
         raise ValueError(f"{image_set.url}: a share of {share}; give a number above 0 and up to 1, 0.01 for 1 %")
     counts = class_counts(image_set)
-    total = max(int(share * len(image_set)), int(np.count_nonzero(counts)))
+    asked = int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    total = max(asked, int(np.count_nonzero(counts)))
     return image_set.subset(drawn(image_set.labels, quotas(counts, total), seed), f"fraction-{share:g}-seed{seed}")
 
 
@@ -69,10 +70,11 @@ def from_list(image_set: ImageSet, path: str | Path) -> ImageSet:
 def read_names(path: str | Path) -> list[str]:
     """The non-empty lines of a list file, each of which may occur once."""
     try:
-        names = Path(path).read_text(encoding="utf-8").split()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise ValueError(f"{path}: cannot be read as a list of file names ({why}); give a text file") from error
+    names = [line.strip() for line in lines if line.strip()]
     if not names:
         raise ValueError(f"{path}: lists no image; give one file name a line, such as n01440764_10183.JPEG")
     repeated = [name for name, count in Counter(names).items() if count > 1]

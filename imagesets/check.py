@@ -1,0 +1,194 @@
+"""`bench data check URL`: open both splits, decode every image, and say what is there and what to fix.
+
+N images of a split. Reading is the only thing done to a folder.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from imagesets.decoding import UnreadableImage, decode_rgb
+from imagesets.sets import SPLITS, FileImages, ImageSet, Split, open_set
+from imagesets.subsets import class_counts
+
+BATCH = 256  # images between two reports of progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitReport:
+    """What one split holds. Extents are in pixels, None where no image was decoded."""
+
+    split: Split
+    images: int
+    classes: int
+    smallest_class: tuple[str, int]
+    largest_class: tuple[str, int]
+    file_bytes: int | None  # None for images in memory
+    widths: tuple[int, int] | None  # least and most
+    heights: tuple[int, int] | None
+    unreadable: tuple[tuple[str, str], ...]  # path, reason
+    fingerprint: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `check` found. `problems` are whole sentences that say how to fix; `ok` means that there are none."""
+
+    url: str
+    splits: tuple[SplitReport, ...]
+    in_both_splits: tuple[tuple[str, str], ...]  # files of train and val with the same content
+    problems: tuple[str, ...]
+    read_all: bool
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What decoding all images of a split told; rows of an unreadable image are 0."""
+
+    extents: np.ndarray  # (N, 2) int32: width, height
+    digests: np.ndarray  # (N,) uint64 of the file bytes (in memory: the pixels)
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+
+def check(
+    url: str,
+    split: Split | None = None,
+    *,
+    read_all: bool = True,
+    workers: int | None = None,
+    start: Callable[[int], None] = lambda total: None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Report:
+    """Check one split, or both. A set that cannot be opened is a problem in the report, not an error.
+
+    read_all: decode every image (`workers` threads, all processors by default); else only list them. `start` is called
+    once with the number of images to decode, `advance` with the number decoded since its last call.
+    """
+    opened: list[ImageSet] = []
+    problems: list[str] = []
+    for wanted in (split,) if split else SPLITS:
+        try:
+            opened.append(open_set(url, wanted))
+        except ValueError as error:
+            problems.append(str(error))
+    if not read_all:
+        return _report(url, opened, [None] * len(opened), problems)
+    start(sum(map(len, opened)))
+    return _report(url, opened, [read_contents(image_set, workers, advance) for image_set in opened], problems)
+
+
+def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[int], None]) -> Contents:
+    """Decode every image of a set in threads; Pillow lets them run side by side."""
+    count = len(image_set)
+    extents, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
+    unreadable = []
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        for first in range(0, count, BATCH):  # in batches: a million waiting futures would take gigabytes
+            batch = range(first, min(first + BATCH, count))
+            for index, seen in zip(batch, pool.map(partial(_read, image_set), batch), strict=True):
+                if isinstance(seen, UnreadableImage):
+                    unreadable.append((seen.path, seen.reason))
+                else:
+                    extents[index], digests[index] = seen
+            advance(len(batch))
+    return Contents(extents=extents, digests=digests, unreadable=tuple(unreadable))
+
+
+def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int] | UnreadableImage:
+    try:
+        data = image_set.encoded(index)
+        image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
+    except UnreadableImage as error:
+        return error
+    content = image.tobytes() if data is None else data
+    return image.size, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None], problems: list[str]) -> Report:
+    splits = tuple(map(_describe, opened, contents))
+    bad = sum(len(split.unreadable) for split in splits)
+    if bad:
+        problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
+    both = _in_both(opened, contents)
+    if both:
+        problems.append(
+            f"{len(both)} image{'s' * (len(both) > 1)} of val also in train, such as {both[0][1]} and {both[0][0]}: "
+            f"remove one of each pair, since scores on them say nothing"
+        )
+    return Report(
+        url=url,
+        splits=splits,
+        in_both_splits=both,
+        problems=tuple(dict.fromkeys(problems)),
+        read_all=all(content is not None for content in contents),
+    )
+
+
+def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
+    counts = class_counts(image_set)
+    least, most = int(counts.argmin()), int(counts.argmax())
+    images = image_set.images
+    extents = contents.extents[contents.extents[:, 0] > 0] if contents else np.empty((0, 2))
+    ranges = [(int(side.min()), int(side.max())) if len(side) else None for side in extents.T]
+    return SplitReport(
+        split=image_set.split,
+        images=len(image_set),
+        classes=len(image_set.classes),
+        smallest_class=(image_set.classes[least], int(counts[least])),
+        largest_class=(image_set.classes[most], int(counts[most])),
+        file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages) else None,
+        widths=ranges[0],
+        heights=ranges[1],
+        unreadable=contents.unreadable if contents else (),
+        fingerprint=image_set.fingerprint,
+        notes=image_set.notes,
+    )
+
+
+def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tuple[tuple[str, str], ...]:
+    """Pairs of paths (train, val) with the same content, one for every image of val that has a twin in train."""
+    if len(opened) < 2 or any(content is None for content in contents):
+        return ()
+    train, val = (content.digests for content in contents)
+    order = np.argsort(train, kind="stable")
+    place = np.searchsorted(train, val, sorter=order).clip(max=len(train) - 1)
+    twin = order[place]
+    found = np.flatnonzero((train[twin] == val) & (contents[1].extents[:, 0] > 0))
+    return tuple((opened[0].path(int(twin[index])), opened[1].path(int(index))) for index in found)
+
+
+def render(report: Report) -> str:
+    """The report as plain text for a terminal."""
+    lines = [report.url]
+    for split in report.splits:
+        lines += _render_split(split)
+    if not report.read_all:
+        lines.append("  images were listed, not decoded")
+    lines += [f"  FIX: {problem}" for problem in report.problems]
+    return "\n".join(lines if report.problems else [*lines, "  no problems found"])
+
+
+def _render_split(split: SplitReport) -> list[str]:
+    size = "in memory" if split.file_bytes is None else f"{split.file_bytes / 1e6:,.1f} MB"
+    (least, fewest), (most, largest) = split.smallest_class, split.largest_class
+    lines = [
+        f"  {split.split}: {split.images:,} images, {split.classes:,} classes, {size}",
+        f"    smallest class {least}: {fewest:,}; largest class {most}: {largest:,}",
+    ]
+    if split.widths and split.heights:
+        lines.append(
+            f"    width {split.widths[0]} to {split.widths[1]} px, height {split.heights[0]} to {split.heights[1]} px"
+        )
+    lines.append(f"    fingerprint {split.fingerprint[:16]}")
+    lines += [f"    note: {note}" for note in split.notes]
+    return lines + [f"    unreadable: {path} ({reason})" for path, reason in split.unreadable]
