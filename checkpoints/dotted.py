@@ -1,0 +1,135 @@
+"""Nested checkpoint values as flat dictionaries: every tensor and every small value under its dotted path.
+
+`{"teacher": {"module.backbone.cls_token": t}, "args": Namespace(arch="vit_small")}` becomes the tensor
+`teacher.backbone.cls_token` and the fact `args.arch`. Wrapper components come from DataParallel and
+DistributedDataParallel (`module`), torch.compile (`_orig_mod`), FSDP and activation checkpointing.
+
+Errors here are ValueErrors without the file's name; their text continues a sentence that starts with it.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from checkpoints.allowed import Attributes
+from checkpoints.scanning import DEEPEST, LARGEST
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+FLAT_PARAMETER = re.compile(r"_?flat_param(_\d+)?")  # torch's FSDP; the numbered ones are fairscale's
+LIGHTNING = "pytorch-lightning_version"
+LONGEST_LIST = 64
+LONGEST_TEXT = 1000
+GATHER = (
+    "gather it where it was made, with get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
+    "of torch.distributed.checkpoint.state_dict or FSDP's StateDictType.FULL_STATE_DICT, and save that"
+)
+
+
+def split(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and facts of a nested value. Facts are JSON values; what is neither, or is long, is left out.
+
+    Raises ValueError for two tensors of one path, tensors that are not plain dense ones, and nesting without end.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    facts: dict[str, Any] = {}
+    for path, value in _leaves(tree):
+        if isinstance(value, torch.Tensor):
+            if path in tensors:
+                raise ValueError(f"holds two tensors named {path!a}")
+            tensors[path] = _plain(path, value)
+        elif _is_small(value):
+            facts[path] = _json(value)
+    return tensors, facts
+
+
+def unwrap(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors under names without wrapper components. Raises ValueError where two names become one, and for the
+    flattened parameters of FSDP, which hold a whole layer's weights in one row."""
+    sources: dict[str, str] = {}
+    for path in tensors:
+        parts = path.split(".")
+        if FLAT_PARAMETER.fullmatch(parts[-1]):
+            raise ValueError(f"holds flattened FSDP parameters ({path!a}); {GATHER}")
+        name = ".".join(part for part in parts if part not in WRAPPERS) or path
+        if name in sources:
+            raise ValueError(f"holds {sources[name]!a} and {path!a}, which are one name without wrappers: {name!a}")
+        sources[name] = path
+    return {name: tensors[path] for name, path in sources.items()}
+
+
+def without_lightning_attribute(tensors: dict[str, torch.Tensor], facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Drop the name under which a LightningModule keeps its model, `state_dict.model.x` -> `state_dict.x`, if the file
+    is Lightning's and all its weights share one; other names stay."""
+    weights = [name.split(".") for name in tensors if name.startswith("state_dict.")]
+    if LIGHTNING not in facts or len({parts[1] for parts in weights}) != 1 or min(map(len, weights)) < 3:
+        return tensors
+    attribute = f"state_dict.{weights[0][1]}."
+    renamed = {name: f"state_dict.{name.removeprefix(attribute)}" for name in tensors if name.startswith(attribute)}
+    return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value becomes a fact: a scalar or a short list of scalars, of types that JSON has."""
+    if isinstance(value, list | tuple | set):
+        return len(value) <= LONGEST_LIST and all(map(_is_scalar, value))
+    return _is_scalar(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    if isinstance(value, int):
+        return value.bit_length() <= 64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, torch.dtype | torch.device)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, set):
+        return sorted(map(_json, value), key=str)
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return str(value) if isinstance(value, torch.dtype | torch.device) else value
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Depth first, in the file's order, without recursion: values that are not opened further, with their paths."""
+    pending = [("", tree, 0)]
+    seen = 0
+    while pending:
+        path, value, depth = pending.pop()
+        seen += 1
+        if depth > DEEPEST or seen > LARGEST:
+            raise ValueError(f"nests its values without end (at {path[:60]!a})")
+        children = _children(path, value)
+        if children is None:
+            yield path, value
+        else:
+            pending.extend((_join(path, key), child, depth + 1) for key, child in reversed(children))
+
+
+def _children(path: str, value: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, Attributes):
+        return list(value.values.items())
+    if isinstance(value, dict):
+        return list(dict.items(value))  # not value.items(): a file can give an OrderedDict an attribute of that name
+    if isinstance(value, list | tuple) and any(not _is_scalar(item) for item in value):
+        return list(enumerate(value))
+    return None
+
+
+def _join(path: str, key: Any) -> str:
+    if not isinstance(key, str | int | float | None):
+        raise ValueError(f"has a key of type {type(key).__name__} in {path or 'its root'!a}, where a name is expected")
+    return f"{path}.{key}" if path else str(key)
+
+
+def _plain(path: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without gradient and hooks, shape and type as they are."""
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
+        raise ValueError(f"holds a tensor at {path!a} that is not a plain dense one ({tensor.dtype}, {tensor.layout})")
+    return tensor.detach()

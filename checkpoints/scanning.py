@@ -1,0 +1,119 @@
+"""What a pickle would do, found by reading its instructions without carrying any of them out.
+
+torch's weights-only reader stops at the first name that it does not know. This scan comes before it and is stricter:
+it knows all names that a file wants, and it measures how deeply and how widely the values are nested. Python crashes
+when it hashes a tuple that is nested some hundred thousand levels deep (`hash` of a tuple has no recursion limit), so
+such a file has to be refused before anything is built from it.
+"""
+
+import pickletools
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO
+
+DEEPEST = 100  # levels; the files of the supported methods stay under 20
+LARGEST = 5_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
+CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"})
+CHANGES = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
+READS_MEMO = frozenset({"GET", "BINGET", "LONG_BINGET"})
+WRITES_MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+COMPUTED = "(a computed function)"  # name of a callable that is no global but the result of other instructions
+# Pickle protocols 0 to 2 write some modules under their old names.
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg", "commands": "subprocess"}
+
+
+@dataclass(slots=True)
+class Value:
+    """What is known of one value on the pickle's stack; the memo shares it, as pickle shares the value."""
+
+    depth: int = 0
+    size: int = 1
+    text: str = ""  # of a string
+    name: str = ""  # of a global
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """What one pickle holds."""
+
+    protocol: int
+    names: tuple[str, ...]  # the globals that it asks for, in their order, and COMPUTED
+    number: int | None  # its first integer; torch's legacy files start with a pickle of one known number
+
+
+class _Machine:
+    """Pickle's stack machine, over depths and sizes in place of values."""
+
+    def __init__(self) -> None:
+        self.stack: list[Value] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Value] = {}
+        self.names: dict[str, None] = {}
+
+    def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Carry one instruction out. Raises ValueError for a nesting over the limits."""
+        if opcode.name == "MARK":
+            self.marks.append(len(self.stack))
+        elif opcode.name in READS_MEMO:
+            self.stack.append(self.memo[argument])
+        elif opcode.name in WRITES_MEMO:
+            self.memo[argument] = self.stack[-1]
+        elif opcode.name == "MEMOIZE":
+            self.memo[len(self.memo)] = self.stack[-1]
+        else:
+            made = self.make(opcode.name, argument, self.take(opcode))
+            self.stack.extend(made for _ in opcode.stack_after)
+
+    def take(self, opcode: pickletools.OpcodeInfo) -> list[Value]:
+        """Pop what the instruction takes: a fixed number of values, or some before the last mark and all after it."""
+        count, marked = _appetite(opcode)
+        start = (self.marks.pop() if marked else len(self.stack)) - count
+        if start < 0:
+            raise IndexError("empty stack")
+        taken, self.stack[start:] = self.stack[start:], []
+        return taken
+
+    def make(self, opcode: str, argument: Any, taken: list[Value]) -> Value:
+        """The value that an instruction makes of those it took, or the first of them where it changes that one."""
+        name = ""
+        if opcode in ("GLOBAL", "INST"):
+            name = _global_name(*argument.split(" ", 1))
+        elif opcode == "STACK_GLOBAL":
+            name = _global_name(taken[0].text, taken[1].text)
+        if name or (opcode in CALLS and not taken[0].name):
+            self.names[name or COMPUTED] = None
+        made = taken[0] if opcode in CHANGES else Value(text=argument if isinstance(argument, str) else "", name=name)
+        parts = taken[1:] if opcode in CHANGES else taken
+        made.depth = max([made.depth, *(1 + part.depth for part in parts)])
+        made.size += sum(part.size for part in parts)
+        if made.depth > DEEPEST:
+            raise ValueError(f"it nests values more than {DEEPEST} levels deep")
+        if made.size > LARGEST:
+            raise ValueError(f"it unfolds into more than {LARGEST} values")
+        return made
+
+
+@cache
+def _appetite(opcode: pickletools.OpcodeInfo) -> tuple[int, bool]:
+    """How many values an instruction takes (before the mark, where it takes one), and whether it takes to a mark."""
+    kinds = [kind.name for kind in opcode.stack_before]
+    return (kinds.index("mark"), True) if "mark" in kinds else (len(kinds), False)
+
+
+def _global_name(module: str, name: str = "") -> str:
+    return f"{PYTHON_2.get(module, module)}.{name}"
+
+
+def scan_pickle(stream: BinaryIO) -> Scan:
+    """Scan one pickle and leave `stream` behind it. Raises ValueError, saying what "it" does, for a malformed pickle
+    and for nesting beyond the limits."""
+    machine, protocol, number = _Machine(), 0, None
+    try:
+        for opcode, argument, _ in pickletools.genops(stream):
+            protocol = max(protocol, argument if opcode.name == "PROTO" else opcode.proto)
+            if number is None and isinstance(argument, int) and opcode.name != "PROTO":
+                number = argument
+            machine.step(opcode, argument)
+    except (IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise ValueError(f"it is not a well-formed pickle ({type(error).__name__})") from error
+    return Scan(protocol=protocol, names=tuple(machine.names), number=number)

@@ -1,0 +1,128 @@
+"""What kind of file a path is: a torch or safetensors checkpoint, or one of the things that get saved in its place."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+DOWNLOAD_AGAIN = "download it again, from a source that you trust"
+NAME_INSIDE = "unpack it and name the checkpoint inside"
+CONVERT = "convert it to a torch or safetensors file first"
+
+# Leading bytes, what they mean, what to do.
+SIGNATURES = (
+    (b"version https://git-lfs", "a git-LFS pointer, not the file itself", "fetch the file with `git lfs pull`"),
+    (b"\x1f\x8b", "a gzip archive", NAME_INSIDE),
+    (b"BZh", "a bzip2 archive", NAME_INSIDE),
+    (b"\xfd7zXZ\x00", "an xz archive", NAME_INSIDE),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive", NAME_INSIDE),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", NAME_INSIDE),
+    (b"Rar!", "a rar archive", NAME_INSIDE),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras)", CONVERT),
+    (b"\x93NUMPY", "a numpy array", CONVERT),
+    (b"GGUF", "a GGUF file", CONVERT),
+    (b"\xff\xd8\xff", "a JPEG picture", "name a checkpoint"),
+    (b"\x89PNG", "a PNG picture", "name a checkpoint"),
+    (b"%PDF", "a PDF document", "name a checkpoint"),
+)
+LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit. Eight characters of text are a larger number
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+JOIN_SHARDS = "load the model with transformers and save it with save_pretrained(FOLDER, max_shard_size='100GB')"
+JOIN_DISTRIBUTED = "join it by `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE`"
+
+
+def kind_of(path: Path) -> Literal["archive", "safetensors", "pickle"]:
+    """Kind of checkpoint: torch's zip archive, safetensors, or a pickle as torch wrote until version 1.5.
+
+    "pickle" is what remains and is proved only by reading. Raises ValueError for everything that is recognised as no
+    checkpoint, OSError for what cannot be read.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is {_about_folder(path)}")
+    size = path.stat().st_size
+    if not size:
+        raise ValueError(f"{path} is empty; {DOWNLOAD_AGAIN}")
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if head.startswith(b"PK"):
+        check_archive(path)
+        return "archive"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
+        return "safetensors"
+    for signature, what, remedy in SIGNATURES:
+        if head.startswith(signature):
+            raise ValueError(f"{path} is {what}; {remedy}")
+    if head[257:262] == b"ustar":
+        raise ValueError(f"{path} is a tar archive; {NAME_INSIDE}")
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise ValueError(f"{path} is a web page, often an error page in place of the file; {DOWNLOAD_AGAIN}")
+    if head.lstrip().startswith(b"{"):
+        raise ValueError(f"{path} is {_about_json(path)}")
+    return "pickle"
+
+
+def unknown(path: Path) -> str:
+    """One line about a file of no known kind."""
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if head.isascii() and all(byte >= 32 or byte in b"\t\r\n" for byte in head):
+        return f"{path} is a text file that starts with {head[:40].decode()!r}; name a checkpoint"
+    return f"{path} is not a checkpoint of a known kind (torch, safetensors); name one, or convert it to one"
+
+
+def check_archive(path: Path) -> None:
+    """Raise ValueError for a zip archive that torch.save did not write, or that is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            problem = _archive_problem(records)
+            # torch does not compare checksums when it reads, and writes zeros for them if so set
+            if not problem and any(record.CRC for record in records) and (damaged := archive.testzip()):
+                problem = f"damaged: {damaged!a} does not match its checksum; {DOWNLOAD_AGAIN}"
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{path} is a damaged or truncated archive ({_short(error)}); {DOWNLOAD_AGAIN}") from error
+    if problem:
+        raise ValueError(f"{path} is {problem}")
+
+
+def _archive_problem(records: list[zipfile.ZipInfo]) -> str:
+    names = [record.filename for record in records]
+    root = names[0].partition("/")[0] if names else ""
+    if f"{root}/constants.pkl" in names:
+        return "a TorchScript program; save its tensors alone: torch.save(torch.jit.load(FILE).state_dict(), 'new.pth')"
+    if f"{root}/data.pkl" not in names:
+        if any(name.endswith(".npy") for name in names):
+            return f"a numpy .npz file; {CONVERT}"
+        if any(name.endswith(".h5") for name in names):
+            return f"a Keras file; {CONVERT}"
+        return f"a zip archive that torch.save did not write; {NAME_INSIDE}"
+    if len(set(names)) != len(names):
+        return f"an archive with two records of the same name; {DOWNLOAD_AGAIN}"
+    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        return "a checkpoint packed anew by a zip program (torch.save never compresses); save it again with torch.save"
+    return ""
+
+
+def _about_folder(path: Path) -> str:
+    if (path / ".metadata").exists() and any(path.glob("*.distcp")):
+        return f"a distributed checkpoint folder; {JOIN_DISTRIBUTED}"
+    if (path / "saved_model.pb").exists():
+        return f"a TensorFlow SavedModel folder; {CONVERT}"
+    kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
+    inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
+    return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")
+
+
+def _about_json(path: Path) -> str:
+    try:
+        with open(path) as file:
+            content = json.loads(file.read(10_000_000))
+    except ValueError:
+        content = {}
+    if path.name in INDEX_FILES or "weight_map" in content:
+        return f"the index of a checkpoint in several files; {JOIN_SHARDS}"
+    return "a JSON file; name a checkpoint"
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -1,0 +1,137 @@
+"""No file makes `read_foreign` run code, crash or go on with damaged values: it is refused in one line."""
+
+import os
+import pickle
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import malicious
+import pytest
+import torch
+
+from checkpoints.reading import read_foreign
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder for the file; afterwards nothing else has appeared, and torch's registered names are as before."""
+    registered = set(torch.serialization.get_safe_globals())
+    environment = dict(os.environ)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "file").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "file"
+    assert not list((tmp_path / "here").iterdir())
+    assert not (tmp_path / "marker").exists()
+    assert {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"} == {
+        key: value for key, value in environment.items() if key != "PYTEST_CURRENT_TEST"
+    }
+    assert set(torch.serialization.get_safe_globals()) == registered
+
+
+def refusal(path: Path) -> str:
+    """The message with which a file is refused; it has to be one printable line that starts with the path."""
+    with pytest.raises(ValueError) as caught:
+        read_foreign(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and message.isprintable(), message
+    return message
+
+
+@pytest.mark.parametrize("name", malicious.CALLS)
+def test_calls_are_live(name, tmp_path):
+    """The other tests of this file mean something: an unguarded load of the same values does run the code."""
+    path, marker = tmp_path / "live.pth", tmp_path / "marker"
+    torch.save(malicious.CALLS[name](marker), path)
+    try:
+        torch.load(path, weights_only=False)
+    except Exception as error:  # many payloads break after they have run
+        assert not isinstance(error, ImportError)
+    deadline = time.monotonic() + 5
+    while not marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)  # Popen does not wait
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
+@pytest.mark.parametrize("name", malicious.CALLS)
+def test_calls_are_refused(name, zipped, room):
+    payload = {"model": {"weight": torch.ones(2)}, "extra": malicious.CALLS[name](room.parent / "marker")}
+    torch.save(payload, room / "a.pth", _use_new_zipfile_serialization=zipped)
+    assert " wants " in refusal(room / "a.pth")
+
+
+@pytest.mark.parametrize("container", malicious.CONTAINERS)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_calls_are_refused_in_every_pickle_protocol(protocol, container, room):
+    pickled = pickle.dumps({"extra": malicious.touch(room.parent / "marker")}, protocol)
+    malicious.CONTAINERS[container](pickled, room / "a.pth")
+    assert "wants posix.system " in refusal(room / "a.pth")
+
+
+@pytest.mark.parametrize("container", malicious.CONTAINERS)
+@pytest.mark.parametrize("name", malicious.RAW)
+def test_bombs_and_misfits_are_refused(name, container, room):
+    malicious.CONTAINERS[container](malicious.RAW[name](), room / "a.pth")
+    started = time.monotonic()
+    refusal(room / "a.pth")
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("os_system", "posix.system"),
+        ("eval", "builtins.eval"),
+        ("popen", "subprocess.Popen"),
+        ("getattr_chain", "importlib.import_module"),
+        ("tensor_subclass", "torch._tensor._rebuild_from_type_v2"),
+        ("torch_hub", "torch.hub.load"),
+    ],
+)
+def test_the_refusal_names_what_the_file_wanted(name, said, room):
+    torch.save(malicious.CALLS[name](room.parent / "marker"), room / "a.pth")
+    message = refusal(room / "a.pth")
+    assert said in message and "torch.save({'model': model.state_dict()}" in message
+
+
+def test_two_records_of_one_name(room):
+    """Readers differ in which of the two they take, so a scan of one proves nothing about the other."""
+    malicious.as_archive(pickle.dumps({"model": 1}, 2), room / "a.pth")
+    with zipfile.ZipFile(room / "a.pth", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("archive/data.pkl", pickle.dumps(malicious.touch(room.parent / "marker"), 2))
+    assert "two records of the same name" in refusal(room / "a.pth")
+
+
+def test_archive_in_an_archive(room):
+    """Only the outer archive's own pickle is read."""
+    malicious.as_archive(pickle.dumps(malicious.touch(room.parent / "marker"), 2), room / "inner.pth")
+    malicious.as_archive(malicious.under_key(malicious.small_tensor()), room / "a.pth")
+    with zipfile.ZipFile(room / "a.pth", "a") as archive:
+        archive.write(room / "inner.pth", "archive/inner/data.pkl")
+    assert list(read_foreign(room / "a.pth").tensors) == ["model"]
+    with zipfile.ZipFile(room / "b.pth", "w") as archive:
+        archive.write(room / "inner.pth", "archive/data.pkl")
+    refusal(room / "b.pth")
+    with zipfile.ZipFile(room / "a.pth", "a") as archive:
+        archive.writestr("other/data.pkl", pickle.dumps(malicious.touch(room.parent / "marker"), 2))
+    refusal(room / "a.pth")
+
+
+@pytest.mark.parametrize("unsafe", ["0", "1"])
+def test_the_environment_cannot_switch_the_guard_off(unsafe, room, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", unsafe)
+    torch.save(malicious.touch(room.parent / "marker"), room / "a.pth")
+    refusal(room / "a.pth")
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("registered", [os.system, (os.system, "argparse.Namespace")])
+def test_names_that_other_code_registered_do_not_count(registered, room):
+    torch.save({"a": torch.ones(1), "b": malicious.touch(room.parent / "marker")}, room / "a.pth")
+    torch.save({"a": torch.ones(1), "b": malicious.argparse.Namespace(c=1)}, room / "b.pth")
+    with torch.serialization.safe_globals([registered]):
+        refusal(room / "a.pth")
+        assert read_foreign(room / "b.pth").facts == {"b.c": 1}
