@@ -1,0 +1,96 @@
+"""Progress of anything that may take longer than two seconds: a bar on a terminal, heartbeat lines elsewhere.
+
+Logs of batch systems keep what a terminal would overwrite, so there one plain line is printed now and then.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+PATIENCE = 2.0  # seconds of silence: shorter work prints nothing
+REDRAW = 0.1  # seconds between two states of the bar
+HEARTBEAT = 30.0  # seconds between two lines where there is no terminal
+BAR = 24  # characters
+
+
+class Progress:
+    """Context manager around `total` units of work; `advance` may be called from any thread.
+
+    quiet: print nothing, as every process but the first one should. stream: standard error unless given.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        unit: str = "images",
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
+        self.done = 0
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._terminal = self._stream.isatty()
+        self._lock = threading.Lock()
+        self._shown = False
+
+    def __enter__(self) -> "Progress":
+        self._start = self._clock()
+        self._next = self._start + PATIENCE
+        return self
+
+    def advance(self, count: int) -> None:
+        """`count` more units are done."""
+        with self._lock:
+            self.done += count
+            now = self._clock()
+            if now < self._next or self.quiet:
+                return
+            self._next = now + (REDRAW if self._terminal else HEARTBEAT)
+            self._shown = True
+            self._write(self._state(now), end="" if self._terminal else "\n")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._shown:
+            return
+        seconds = self._clock() - self._start
+        ending = "" if error is None else ", stopped"
+        self._write(f"{self.label}: {self.done} of {self.total} {self.unit} in {span(seconds)}{ending}", end="\n")
+
+    @property
+    def rate(self) -> float:
+        """Units a second since the start; 0 before any time has passed."""
+        seconds = self._clock() - self._start
+        return self.done / seconds if seconds > 0 else 0.0
+
+    def _state(self, now: float) -> str:
+        rate = self.done / (now - self._start)
+        left = span((self.total - self.done) / rate) if rate > 0 else "unknown time"
+        counts = f"{self.done}/{self.total} {self.unit}, {rate:.1f} {self.unit}/s, {left} left"
+        if not self._terminal:
+            return f"{self.label}: {counts}"
+        filled = BAR * self.done // self.total if self.total else BAR
+        return f"{self.label} [{'#' * filled}{'.' * (BAR - filled)}] {counts}"
+
+    def _write(self, text: str, end: str) -> None:
+        # Back to the first column, then erase to the end of the line (ECMA-48).
+        self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else f"{text}{end}")
+        self._stream.flush()
+
+
+def span(seconds: float) -> str:
+    """Seconds for people: 8 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

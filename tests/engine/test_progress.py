@@ -1,0 +1,76 @@
+"""What is printed while work goes on, with a clock that the test moves."""
+
+import io
+
+import pytest
+
+from engine.progress import Progress, span
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def work(stream, steps, total=100, quiet=False):
+    """Run (seconds, count) steps; return what was printed."""
+    clock = Clock()
+    with Progress("features", total, stream=stream, clock=clock, quiet=quiet) as progress:
+        for seconds, count in steps:
+            clock.now += seconds
+            progress.advance(count)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_short_work_is_silent(stream):
+    assert work(stream(), [(0.5, 30)] * 3) == ""
+
+
+def test_heartbeats_after_two_seconds_then_every_thirty():
+    lines = work(io.StringIO(), [(1, 1)] * 65).splitlines()
+    assert lines == [
+        "features: 2/100 images, 1.0 images/s, 1 min 38 s left",
+        "features: 32/100 images, 1.0 images/s, 1 min 08 s left",
+        "features: 62/100 images, 1.0 images/s, 38 s left",
+        "features: 65 of 100 images in 1 min 05 s",
+    ]
+
+
+def test_a_terminal_shows_one_line_that_is_rewritten():
+    text = work(Terminal(), [(2.5, 50), (0.01, 1), (2.5, 49)])
+    states = text.split("\r\x1b[K")[1:]
+    assert len(states) == 3  # the second step came too soon after the first to be drawn
+    assert states[0] == "features [############............] 50/100 images, 20.0 images/s, 2 s left"
+    assert states[1].startswith("features [########################] 100/100")
+    assert text.count("\n") == 1 and text.endswith("features: 100 of 100 images in 5 s\n")
+
+
+def test_a_quiet_process_says_nothing():
+    assert work(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
+
+
+def test_an_error_is_not_hidden_and_ends_the_line():
+    stream, clock = io.StringIO(), Clock()
+    with pytest.raises(KeyError), Progress("features", 10, stream=stream, clock=clock) as progress:
+        clock.now += 3
+        progress.advance(4)
+        raise KeyError
+    assert stream.getvalue().splitlines()[-1] == "features: 4 of 10 images in 3 s, stopped"
+
+
+def test_nothing_done_yet_has_no_time_left():
+    assert "unknown time left" in work(io.StringIO(), [(3, 0)])
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")])
+def test_spans(seconds, text):
+    assert span(seconds) == text
