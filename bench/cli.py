@@ -71,21 +71,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse, importing only the command that `argv` names."""
     parser = Parser(
         prog="bench",
-        description="Says how good a self-supervised Vision Transformer is.",
+        description=f"Says how good a self-supervised Vision Transformer is.\n\ncommands:\n{command_lines()}",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ssl-vit-bench {version('ssl-vit-bench')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help="COMMAND --help says more")
     asked = next((word for word in argv if not word.startswith("-")), None)
     for name, path in COMMANDS.items():
-        line = one_line(path)
-        command = commands.add_parser(name, help=line, description=line, allow_abbrev=False)
+        command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
         if name == asked:
             command_module(name).add_arguments(command)
         add_shared_arguments(command)
     return parser.parse_args(argv)
+
+
+def command_lines() -> str:
+    """Every command with the first line of its file."""
+    return "\n".join(f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items())
 
 
 def command_module(name: str):

@@ -46,7 +46,7 @@ PROTOCOLS = {{
     "{key}@one": Protocol(task=Toy(), version=1, source="a paper, table 1"),
     "{key}@two": Protocol(task=Toy(k=(5,)), version=2, source="another paper"),
 }}
-SUITES = {{"toys": ("{key}@one",), "all_toys": ("{key}@one", "{key}@two")}}
+SUITES = {{"smoke": ("{key}@one",), "toys": ("{key}@one",), "all_toys": ("{key}@one", "{key}@two")}}
 '''
 
 
@@ -79,7 +79,9 @@ def toys(toy_packages, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory) -> list[Path]:
     """Two export folders, `first` and `second`, of tiny networks with different weights."""
-    return [make_export(tmp_path_factory.mktemp("exports") / name, seed) for seed, name in enumerate(("first", "second"))]
+    return [
+        make_export(tmp_path_factory.mktemp("exports") / name, seed) for seed, name in enumerate(("first", "second"))
+    ]
 
 
 def make_export(folder: Path, seed: int) -> Path:

@@ -1,0 +1,173 @@
+"""The command line: exit codes, one-line errors, and a start that imports nothing heavy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import COMMANDS, with_dashes
+from bench.messages import in_one_line
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "timm", "faiss", "sklearn", "scipy", "numpy", "PIL", "torchvision", "matplotlib", "mmcv")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "importers"], ["run", "--help"], ["--version"]])
+def test_the_start_imports_nothing_heavy(words):
+    code = f"import sys; from bench.__main__ import main; code = main({words!r}); print(sorted(sys.modules)); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert not [name for name in HEAVY if f"'{name}'" in loaded]
+
+
+def test_help_names_every_command(bench):
+    code, out, _ = bench("--help")
+    assert code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in out
+    assert {"run", "list", "import", "inspect", "verify", "leaderboard", "data", "doctor"} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name, bench):
+    code, out, _ = bench(name, "--help")
+    assert code == 0
+    assert "--debug" in out
+
+
+WRONG = [
+    ([], "the following arguments are required: COMMAND"),
+    (["rnu"], "invalid choice: 'rnu'"),
+    (["run"], "the following arguments are required: --checkpoint, --suite, --out"),
+    (["list", "models"], "invalid choice: 'models' (choose from"),
+    (["list", "--colour"], "unrecognized arguments: --colour"),
+    (["run", "--chec", "x"], "the following arguments are required"),
+    (["list", "methods", "--protocols"], "methods have no protocols; use: bench list tasks --protocols"),
+    (["verify", "/nowhere"], "/nowhere is not an export folder; make one with: bench import"),
+    (["inspect", "/nowhere"], "no checkpoint '/nowhere'"),
+    (["leaderboard", "--out", "/nowhere"], "/nowhere holds no results"),
+    (["data", "check", "digitz:"], "unknown scheme 'digitz'; did you mean digits:?"),
+    (["import", "/nowhere", "--out", "x", "--heads", "many"], "argument --heads: expected a whole number from 1 on"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(words, message, bench):
+    code, out, err = bench(*words)
+    assert code == 2
+    assert err.startswith("bench: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_debug_shows_the_traceback(bench):
+    code, _, err = bench("verify", "/nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("bench: error: /nowhere")
+
+
+def test_underscores_are_accepted_in_options_only():
+    assert with_dashes(["--batch_size=8", "--skip_bad", "a_b", "--set=knn.top_k=a_b"]) == [
+        *("--batch-size=8", "--skip-bad", "a_b", "--set=knn.top_k=a_b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OSError(28, "No space left on device", "/out"),
+            "No space left on device: /out; free some space and run the same",
+        ),
+        (
+            PermissionError(13, "Permission denied", "/root"),
+            "Permission denied: /root; choose a place that you may use",
+        ),
+        (FileNotFoundError(2, "No such file or directory", "x"), "No such file or directory: x; check the path"),
+        (ValueError("two\n  lines"), "two lines"),
+        (ValueError(), "ValueError"),
+        (RuntimeError("CUDA out of memory"), "RuntimeError: CUDA out of memory"),
+        (ImportError("No module named 'faiss'"), "No module named 'faiss'; `bench doctor` says"),
+    ],
+)
+def test_any_exception_becomes_one_line(error, line):
+    assert in_one_line(error).startswith(line)
+    assert "\n" not in in_one_line(error)
+
+
+def command_that_raises(monkeypatch, error: BaseException) -> None:
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr("bench.commands.list.run", run)
+
+
+def test_an_interrupt_says_how_to_go_on(bench, monkeypatch):
+    command_that_raises(monkeypatch, KeyboardInterrupt())
+    code, _, err = bench("list")
+    assert code == 130
+    assert err.strip() == "interrupted; run the same command again to continue"
+
+
+def test_a_full_disk_is_one_line(bench, monkeypatch):
+    command_that_raises(monkeypatch, OSError(28, "No space left on device"))
+    assert bench("list")[::2] == (
+        2,
+        "bench: error: No space left on device; free some space and run the same command again to continue\n",
+    )
+
+
+def test_a_mistake_of_ours_is_not_hidden(bench, monkeypatch):
+    command_that_raises(monkeypatch, AssertionError("ours"))
+    with pytest.raises(AssertionError, match="ours"):
+        bench("list")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m bench list | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == ""
+
+
+def test_list_shows_names_and_one_line_each(bench, toys):
+    code, out, _ = bench("list", "tasks")
+    assert code == 0
+    assert "  toy" in out
+    assert "Toy tasks: they count what they were asked" in out
+    assert "importers" not in out
+
+
+def test_list_protocols_shows_version_source_and_suites(bench, toys):
+    code, out, err = bench("list", "tasks", "--protocols")
+    assert code == 0
+    assert "toy@two " in out and "version 2  suites: all_toys" in out
+    assert "another paper" in out
+    assert "task 'broken' is left out, it cannot be imported: No module named 'no_such_library'" in err
+
+
+def test_memory_is_kept_unless_told_otherwise(bench, monkeypatch):
+    import engine.memory
+
+    calls = []
+    monkeypatch.setattr(engine.memory, "keep_memory", lambda: calls.append(True))
+    bench("list", "--no-keep-memory")
+    assert calls == []
+    bench("list")
+    assert calls == [True]
+
+
+def test_the_installed_command_and_the_module_are_one():
+    script = Path(sys.executable).parent / "bench"
+    outputs = [
+        subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "100"}).stdout
+        for words in ([str(script), "--version"], [sys.executable, "-m", "bench", "--version"])
+        if Path(words[0]).exists()
+    ]
+    assert len(set(outputs)) == 1
+    assert outputs[0].startswith("ssl-vit-bench ")

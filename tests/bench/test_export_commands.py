@@ -1,0 +1,145 @@
+"""`bench import`, `inspect`, `verify` and `data check`, as a user calls them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints.export import ViTExport
+
+
+@pytest.fixture
+def dino_file(exports, tmp_path) -> Path:
+    """A full DINO checkpoint of the tiny network: student and teacher, head and optimiser."""
+    trunk = ViTExport.load(exports[0]).tensors
+    backbone = {f"backbone.{name}": tensor for name, tensor in trunk.items()}
+    head = {"head.mlp.0.weight": torch.ones(2, 12), "head.last_layer.weight_v": torch.ones(2, 2)}
+    student = {f"module.{name}": 2 * tensor for name, tensor in (backbone | head).items()}
+    path = tmp_path / "dino_tiny.pth"
+    torch.save({"student": student, "teacher": backbone | head, "epoch": 3}, path)
+    return path
+
+
+def test_a_checkpoint_becomes_an_export(bench, dino_file, tmp_path):
+    code, out, _ = bench("import", dino_file, "--out", tmp_path / "export", "--heads", "3", "--name", "tiny")
+    assert code == 0
+    assert f"{dino_file}: recognised as dino" in out
+    assert "dino_tiny.pth, sha256 " in out and "dropped: " in out and "depth 2, width 12, 3 heads" in out
+    assert f"written and verified: {tmp_path / 'export'}" in out
+    assert bench("verify", tmp_path / "export")[0] == 0
+    assert ViTExport.load(tmp_path / "export").facts["name"] == "tiny"
+
+
+def test_another_branch_is_another_export(bench, dino_file, tmp_path):
+    digests = set()
+    for branch in ("teacher", "student"):
+        code, out, _ = bench("import", dino_file, "--out", tmp_path / branch, "--heads", "3", "--branch", branch)
+        assert code == 0 and f"branch       {branch}" in out
+        digests.add(ViTExport.load(tmp_path / branch).digest)
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no tensor tells how many heads a ViT of width 12 has; use --heads N"),
+        (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
+        (["--heads", "5"], "heads=5 does not divide width=12"),
+        (["--heads", "3", "--name", "a b"], "--name 'a b': use letters"),
+    ],
+)
+def test_a_wrong_import_is_one_line_and_writes_nothing(words, message, bench, dino_file, tmp_path):
+    code, _, err = bench("import", dino_file, "--out", tmp_path / "export", *words)
+    assert code == 2
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_overwritten(bench, dino_file, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    code, _, err = bench("import", dino_file, "--out", tmp_path, "--heads", "3")
+    assert code == 2 and "is not empty and not an export" in err
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_a_foreign_file_is_imported_once_by_run(bench, toys, exports, dino_file, tmp_path, monkeypatch):
+    from checkpoints import importing
+
+    monkeypatch.setitem(importing.HEADS, 12, 3)
+    out = tmp_path / "out"
+    words = ["run", "--checkpoint", dino_file, "--suite", "toy@one", "--data", "tiny=tiny:", "--out", out]
+    assert bench(*words, "--dry-run")[0] == 0
+    assert not out.exists()
+    assert bench(*words)[0] == 0
+    (saved,) = (out / "exports").iterdir()
+    digest = ViTExport.load(saved).digest
+    assert saved.name == f"dino_tiny-{digest[:8]}"
+    words[2] = saved  # the saved export stands for the file that it came from
+    code, said, _ = bench(*words)
+    assert code == 0 and "0 done, 1 skipped" in said
+
+
+def test_inspect_shows_what_there_is_to_know(bench, exports):
+    code, out, _ = bench("inspect", exports[0])
+    assert code == 0
+    for text in ("vit_tiny_patch16_224", "0.485 0.456 0.406", "bicubic", "random.pth", "7 decoder", "student"):
+        assert text in out
+    assert ViTExport.load(exports[0]).digest in out
+    assert "the recorded activations come out again" in out
+
+
+def altered(export: Path, folder: Path, change) -> Path:
+    shutil.copytree(export, folder)
+    config = json.loads((folder / "config.json").read_text())
+    change(config["vit_export"])
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def shift_block(facts: dict) -> None:
+    facts["fingerprint"]["block 1"]["mean"] += 1.0
+
+
+def shift_statistics(facts: dict) -> None:
+    facts["preparation"]["mean"] = [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shift_block, "DIFFERS, first at block 1: differs by 1"),
+        (shift_statistics, "DIFFERS: "),
+    ],
+)
+def test_an_export_that_changed_is_found(change, message, bench, toys, exports, tmp_path):
+    folder = altered(exports[0], tmp_path / "changed", change)
+    code, out, _ = bench("verify", folder)
+    assert code == 1 and message in out
+    code, _, err = bench(
+        "run", "--checkpoint", folder, "--suite", "toys", "--data", "tiny=tiny:", "--out", tmp_path / "o"
+    )
+    assert code == 2 and "import it again" in err
+
+
+def test_verify_says_what_it_proved(bench, exports):
+    code, out, _ = bench("verify", exports[0])
+    assert code == 0 and "activations agree" in out
+
+
+def test_data_check_counts(bench):
+    code, out, _ = bench("data", "check", "tiny:")
+    assert code == 0
+    assert "train: 64 images, 4 classes" in out and "no problems found" in out
+
+
+def test_data_check_finds_what_to_fix(bench, tmp_path):
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / split / label).mkdir(parents=True)
+            (tmp_path / split / label / "x.png").write_bytes(b"no image")
+    code, out, _ = bench("data", "check", f"folder:{tmp_path}")
+    assert code == 1 and "FIX: 4 unreadable images" in out
+    code, out, _ = bench("data", "check", f"folder:{tmp_path}", "--list-only")
+    assert code == 0 and "listed, not decoded" in out

@@ -1,0 +1,182 @@
+"""The leaderboard: rebuilt from files, one row per checkpoint, and nothing incomparable in one column."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from bench.leaderboard import board_of, read_board, rewrite, to_csv
+from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
+from bench.tables import fitted, to_markdown, to_terminal
+from engine.tasks import Workspace
+
+A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
+B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit_base", parameters=85798656)
+KNN = ProtocolUsed(name="knn@dino", version=1)
+
+
+def result(checkpoint=A, top1=90.0, **others) -> Result:
+    fields = dict(
+        status="ok",
+        task="knn",
+        protocol=KNN,
+        metrics={"top1_k20": top1, "loss": 100 - top1},
+        checkpoint=checkpoint,
+        data=DataUsed(name="digits", url="digits:"),
+        seed=0,
+    )
+    return Result(**fields | others)
+
+
+def failed(checkpoint=A, **others) -> Result:
+    return result(checkpoint, status="failed", metrics={}, message="out of memory", **others)
+
+
+def rows_of(results) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(board_of(results)))))
+
+
+def save(out, found: Result) -> None:
+    space = Workspace(cache=out, data="", seed=found.seed, limit=found.limit)
+    path = result_path(out, found.checkpoint, found.data.name, stem(found.protocol, found.settings, space))
+    write_result(path, found, {})
+
+
+def test_one_row_per_checkpoint_sorted_by_name():
+    rows = rows_of([result(B, 80.25), result(A, 90.5)])
+    assert [row["name"] for row in rows] == ["alpha", "beta"]
+    assert list(rows[0]) == [
+        *("name", "method", "architecture", "parameters", "digest"),
+        *("digits/knn@dino:top1_k20", "digits/knn@dino:loss", "failed"),
+    ]
+    assert rows[1]["digits/knn@dino:top1_k20"] == "80.25"
+    assert rows[1]["parameters"] == "85798656"
+    assert rows[1]["failed"] == ""
+
+
+def test_checkpoints_of_one_name_stay_apart():
+    twin = replace(A, digest="c" * 64)
+    rows = rows_of([result(A, 1.0), result(twin, 2.0)])
+    assert [(row["name"], row["digest"][0], row["digits/knn@dino:top1_k20"]) for row in rows] == [
+        ("alpha", "a", "1.0"),
+        ("alpha", "c", "2.0"),
+    ]
+    assert "alpha (aaaaaaaa)" in to_terminal(board_of([result(A), result(twin)]), 80)
+
+
+@pytest.mark.parametrize(
+    ("others", "column"),
+    [
+        ({"limit": 100}, "digits/knn@dino[limit=100]"),
+        ({"protocol": replace(KNN, version=2)}, "digits/knn@dino[v2]"),
+        ({"protocol": replace(KNN, modified=True, changes={"k": [5, 10]})}, "digits/knn@dino[k=5+10]"),
+        ({"precision": "bfloat16"}, "digits/knn@dino[bfloat16]"),
+        ({"decode": "fast"}, "digits/knn@dino[fast]"),
+        ({"data": DataUsed(name="cars", url="x")}, "cars/knn@dino"),
+    ],
+)
+def test_what_is_incomparable_has_its_own_column(others, column):
+    (row,) = rows_of([result(A, 90.0), result(A, 10.0, **others)])
+    assert row["digits/knn@dino:top1_k20"] == "90.0"
+    assert row[f"{column}:top1_k20"] == "10.0"
+
+
+def test_seeds_give_mean_deviation_and_number():
+    rows = rows_of([result(A, 90.0, seed=0), result(A, 92.0, seed=1), result(B, 50.0)])
+    column = "digits/knn@dino:top1_k20"
+    assert [rows[0][column], rows[0][f"{column}:std"], rows[0][f"{column}:n"]] == ["91.0", "1.0", "2"]
+    assert [rows[1][column], rows[1][f"{column}:std"], rows[1][f"{column}:n"]] == ["50.0", "0.0", "1"]
+
+
+def test_failures_are_listed_and_leave_their_cells_empty():
+    rows = rows_of([failed(A), result(B)])
+    assert rows[0]["failed"] == "digits/knn@dino seed 0"
+    assert rows[0]["digits/knn@dino:top1_k20"] == ""
+    board = board_of([failed(A), result(B)])
+    assert "failed: alpha: digits/knn@dino seed 0: out of memory" in to_terminal(board, 80)
+    assert "- failed: alpha: digits/knn@dino seed 0: out of memory" in to_markdown(board)
+
+
+def read_columns(path) -> dict[str, list]:
+    try:
+        import pandas
+    except ImportError:
+        rows = list(csv.DictReader(path.open(encoding="utf-8")))
+        return {name: [row[name] for row in rows] for name in rows[0]}
+    return pandas.read_csv(path).to_dict("list")
+
+
+def test_spreadsheets_and_pandas_can_read_it(tmp_path):
+    for each in (result(replace(A, method='says "hi", really'), 12345.5), failed(B)):
+        save(tmp_path, each)
+    rewrite(tmp_path)
+    columns = read_columns(tmp_path / "leaderboard.csv")
+    assert float(columns["digits/knn@dino:top1_k20"][0]) == 12345.5
+    assert columns["method"] == ['says "hi", really', "mae"]
+    assert [int(number) for number in columns["parameters"]] == [21665664, 85798656]
+
+
+def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
+    save(tmp_path, result(A))
+    path = tmp_path / "results" / "x" / "broken.json"
+    path.parent.mkdir()
+    path.write_text('{"schema": 1, "status"')
+    board = rewrite(tmp_path)
+    assert [row.checkpoint.name for row in board.rows] == ["alpha"]
+    assert str(path) in board.problems[0]
+    assert str(path) in (tmp_path / "leaderboard.md").read_text()
+
+
+def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
+    import bench.leaderboard as module
+
+    save(tmp_path, result(A))
+    read = module.read_board
+
+    def read_then_another_process_writes(out):
+        board = read(out)
+        if len(board.rows) == 1:
+            save(out, result(B))
+        return board
+
+    monkeypatch.setattr(module, "read_board", read_then_another_process_writes)
+    assert len(rewrite(tmp_path).rows) == 2
+    assert "beta" in (tmp_path / "leaderboard.csv").read_text()
+
+
+def test_the_best_of_a_column_is_bold():
+    text = to_markdown(board_of([result(A, 90.0), result(B, 80.0)]))
+    assert "| alpha | **90.00** | **10.00** |" in text  # the lower loss is the better one
+    assert "| beta | 80.00 | 20.00 |" in text
+
+
+def test_nothing_is_best_alone():
+    assert "**" not in to_markdown(board_of([result(A)]))
+
+
+def test_variants_come_with_a_caveat():
+    changed = replace(KNN, modified=True, changes={"k": [5]})
+    text = to_markdown(board_of([result(A, protocol=changed, limit=8)]))
+    assert "> At most 8 images of each split: a check that it runs, not a result." in text
+    assert "> Modified protocol: k = [5]." in text
+
+
+def test_the_terminal_table_fits():
+    metrics = {f"top1_k{k}": float(k) for k in range(30)}
+    text = to_terminal(board_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "more columns in leaderboard.csv" in text
+
+
+def test_a_table_shows_one_number_however_narrow():
+    assert fitted(["name", "x", "y"], [["a", "1", "2"]], 1) == [
+        "  name  x",
+        "  a     1",
+        "  ... 1 more column in leaderboard.csv",
+    ]
+
+
+def test_an_empty_folder_is_an_empty_board(tmp_path):
+    assert read_board(tmp_path).rows == ()
+    assert to_terminal(read_board(tmp_path), 80) == "no results yet"

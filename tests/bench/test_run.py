@@ -1,0 +1,266 @@
+"""`bench run` end to end on toy tasks: results, skipping, failures, changed settings, wrong usage."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.results import read_result
+
+pytestmark = pytest.mark.usefixtures("toys")
+DATA = ("--data", "tiny=tiny:")
+
+
+@pytest.fixture
+def run(bench, exports, tmp_path):
+    """`code, out, err = run("--suite", "toy")` on the first export, into one folder."""
+
+    def call(*words: object, checkpoint=exports[0], data=DATA) -> tuple[int, str, str]:
+        return bench("run", "--checkpoint", checkpoint, "--out", tmp_path / "out", *data, *words)
+
+    return call
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def result_paths(out: Path) -> list[Path]:
+    return sorted((out / "results").rglob("*.json"))
+
+
+def runs(out: Path) -> list[str]:
+    path = out / "cache" / "runs.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def board(out: Path) -> list[dict[str, str]]:
+    with open(out / "leaderboard.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_command_gives_a_result_and_a_leaderboard(run, out, exports):
+    code, said, _ = run("--suite", "toys", "--seed", "3")
+    assert code == 0
+    (path,) = (path for path in result_paths(out) if "toy@one" in path.name)
+    found = read_result(path)
+    assert path.name == "toy@one-seed3.json"
+    assert path.parent == out / f"results/first-{found.checkpoint.digest[:8]}/tiny"
+    assert (found.status, found.task, found.seed, found.data.url) == ("ok", "toy", 3, "tiny:")
+    assert found.protocol.source == "a paper, table 1"
+    assert found.checkpoint.method == "random" and found.checkpoint.source == "random.pth"
+    assert found.data.images == {"train": 64, "val": 32}
+    assert set(found.data.fingerprints) == {"train", "val"}
+    assert found.settings == {"k": [1, 2], "rate": 0.5, "depth": None, "mode": "plain"}
+    assert found.versions["torch"] and found.versions["numpy"] and found.versions["ssl-vit-bench"]
+    assert found.hardware["cores"] >= 1 and found.hardware["memory_gib"] > 0
+    assert found.images_per_second > 0
+    assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
+    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == found.metrics["top1_k1"]
+    assert "toy@one on tiny ..." in said and "top1_k1 " in said and "2 done, 0 skipped, 0 failed" in said
+    assert (out / "leaderboard.md").read_text().startswith("# Leaderboard")
+    assert not (out / "exports").exists()  # it was an export already
+
+
+def test_cheap_tasks_come_first(run, out):
+    run("--suite", "dear,toy@one")
+    assert [line.split()[0] for line in runs(out)] == ["toy", "dear", "dear"]
+
+
+def test_what_exists_is_skipped_and_rerun_says_otherwise(run, out):
+    run("--suite", "toy@one")
+    code, said, _ = run("--suite", "toy@one")
+    assert code == 0 and "exists, skipped" in said and "0 done, 1 skipped" in said
+    assert len(runs(out)) == 1
+    run("--suite", "toy@one", "--rerun")
+    assert len(runs(out)) == 2
+    run("--suite", "toy@one", "--seed", "1")
+    assert len(runs(out)) == 3
+    assert board(out)[0]["tiny/toy@one:top1_k1:n"] == "2"
+
+
+def test_a_failed_task_is_recorded_and_the_rest_go_on(run, out):
+    (out / "cache").mkdir(parents=True)
+    (out / "cache" / "fail toy").touch()
+    code, said, _ = run("--suite", "toy,dear@one")
+    assert code == 1
+    assert "FAILED after" in said and "RuntimeError: the toy was told to fail and says so in two lines" in said
+    found = {path.name: read_result(path) for path in result_paths(out)}
+    failed = found["toy@one-seed0.json"]
+    assert (failed.status, failed.metrics) == ("failed", {})
+    assert failed.message == "RuntimeError: the toy was told to fail and says so in two lines"
+    assert found["dear@one-seed0.json"].status == "ok"
+    (log,) = (out / "results").rglob("toy@one-seed0.log")
+    assert "Traceback" in log.read_text() and "was told to fail" in log.read_text()
+    assert board(out)[0]["failed"] == "tiny/toy@one seed 0; tiny/toy@two[v2] seed 0"
+
+
+def test_a_failed_task_is_tried_again_after_everything_new(run, out):
+    flag = out / "cache" / "fail toy"
+    flag.parent.mkdir(parents=True)
+    flag.touch()
+    run("--suite", "toy@one")
+    flag.unlink()
+    code, said, _ = run("--suite", "toy@one,dear@one")
+    assert code == 0 and "2 done" in said
+    assert [line.split()[0] for line in runs(out)] == ["toy", "dear", "toy"]
+    assert {read_result(path).status for path in result_paths(out)} == {"ok"}
+    assert not list((out / "results").rglob("*.log"))
+    assert board(out)[0]["failed"] == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("nan", "metrics that are not finite: top1_k1, top1_k2"),
+        ("none", "the task returned no metrics"),
+        ("odd facts", "facts that are not JSON: Object of type object is not JSON serializable"),
+    ],
+)
+def test_an_outcome_that_is_no_result_is_a_failure(mode, message, run, out):
+    code, _, _ = run("--suite", "toy@one", "--set", f"toy.mode={mode}")
+    assert code == 1
+    assert [read_result(path).message for path in result_paths(out)] == [message]
+
+
+def test_changed_settings_mark_the_result(run, out):
+    assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
+    found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}
+    assert found["toy@one"].protocol.changes == {"k": [7, 8], "depth": 4}
+    assert found["toy@two"].protocol.changes == {"k": [7, 8], "rate": 0.25}
+    assert all(result.protocol.modified for result in found.values())
+    assert found["toy@one"].settings == {"k": [7, 8], "rate": 0.5, "depth": 4, "mode": "plain"}
+    assert "tiny/toy@one[k=7+8 depth=4]:top1_k7" in board(out)[0]
+
+
+def test_setting_what_the_protocol_says_changes_nothing(run, out):
+    run("--suite", "toy@one", "--set", "toy.k=1,2")
+    (path,) = result_paths(out)
+    assert path.name == "toy@one-seed0.json" and not read_result(path).protocol.modified
+
+
+def test_a_limited_run_does_not_stand_for_the_full_one(run, out):
+    run("--suite", "toy@one", "--limit", "8")
+    code, said, _ = run("--suite", "toy@one")
+    assert code == 0 and "1 done" in said
+    row = board(out)[0]
+    assert "tiny/toy@one[limit=8]:top1_k1" in row and "tiny/toy@one:top1_k1" in row
+
+
+def test_a_dry_run_does_nothing(run, out):
+    code, said, _ = run("--suite", "toy", "--dry-run", "--limit", "8")
+    assert code == 0
+    assert "toy@one on tiny: 8 train + 8 val images, to do" in said
+    assert not out.exists()
+    run("--suite", "toy@one")
+    code, said, _ = run("--suite", "toy", "--dry-run")
+    assert "toy@one on tiny: 64 train + 32 val images, exists" in said
+    assert "1 to do; nothing was run or written" in said
+
+
+def test_several_checkpoints_and_image_sets(run, bench, exports, out):
+    words = ["--name", "a", "b", "--data", "tiny=tiny:", "digits=digits:", "--suite", "toy@one", "--out", out]
+    code, _, _ = bench("run", "--checkpoint", *exports, *words)
+    assert code == 0
+    rows = board(out)
+    assert [row["name"] for row in rows] == ["a", "b"]
+    assert all(row["tiny/toy@one:top1_k1"] and row["digits/toy@one:top1_k1"] for row in rows)
+    assert rows[0]["digest"] != rows[1]["digest"]
+
+
+def test_two_exports_of_one_name_do_not_mix(run, exports, out):
+    for export in exports:
+        assert run("--suite", "toy@one", "--name", "same", checkpoint=export)[0] == 0
+    assert len(result_paths(out)) == 2 and len(board(out)) == 2
+
+
+def test_smoke_alone_has_default_images(bench, exports, out):
+    code, said, _ = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", out, "--dry-run")
+    assert code == 0 and "toy@one on digits: 1297 train + 500 val images, to do" in said
+    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "toys", "--out", out)
+    assert code == 2 and "which images? give --data NAME=URL, for example" in err
+
+
+def test_other_images_under_a_known_name_are_refused(run, out):
+    run("--suite", "toy@one")
+    code, _, err = run("--suite", "toy@one", data=("--data", "tiny=digits:"))
+    assert code == 2
+    assert "was measured on other images under the name 'tiny' (tiny:); use another name, or --rerun" in err
+
+
+def test_a_damaged_result_is_made_again(run, out):
+    run("--suite", "toy@one")
+    (path,) = result_paths(out)
+    path.write_text('{"schema": 1, "stat')
+    assert "1 done" in run("--suite", "toy@one")[1]
+    assert read_result(path).status == "ok"
+
+
+def test_a_result_of_a_newer_version_is_not_overwritten(run, out):
+    run("--suite", "toy@one")
+    (path,) = result_paths(out)
+    value = json.loads(path.read_text()) | {"schema": 99}
+    path.write_text(json.dumps(value))
+    code, _, err = run("--suite", "toy@one")
+    assert code == 2 and "result schema 99" in err
+    assert json.loads(path.read_text())["schema"] == 99
+
+
+def test_the_leaderboard_command_rebuilds_and_prints(run, bench, out):
+    run("--suite", "toy")
+    (out / "leaderboard.csv").unlink()
+    (out / "results" / "broken.json").write_text("{")
+    code, said, err = bench("leaderboard", "--out", out)
+    assert code == 0
+    assert "tiny/toy@one" in said and "first" in said and "left out: " in said and "broken.json" in said
+    assert "leaderboard.csv" in err and (out / "leaderboard.csv").exists()
+
+
+WRONG = [
+    (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; there are: "),
+    (["--suite", "toy@on"], "did you mean 'toy@one'?"),
+    (["--suite", ","], "--suite is empty"),
+    (["--suite", "broken"], "task 'broken' cannot be imported: No module named 'no_such_library'"),
+    (["--suite", "toy", "--set", "toy.kk=1"], "--set toy.kk=1: Toy has no setting 'kk'; did you mean 'k'?"),
+    (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: k='x': expected comma-separated values"),
+    (["--suite", "toy", "--set", "dear.k=1"], "--set dear.k=1: 'dear' is not part of this run"),
+    (["--suite", "toy", "--set", "toy.mode=fast"], "choose one of plain, nan"),
+    (["--suite", "toy", "--data", "digits"], "--data digits: write NAME=URL, for example digits=digits:"),
+    (["--suite", "toy", "--data", "a/b=tiny:"], "use letters, digits and"),
+    (["--suite", "toy", "--data", "tiny=tiny:"], "the name 'tiny' is given twice"),
+    (["--suite", "toy", "--data", "x=folder:/nowhere"], "/nowhere"),
+    (["--suite", "toy", "--name", "a", "b"], "--name: 2 names for 1 checkpoints"),
+    (["--suite", "toy", "--name", "../x"], "--name '../x': use letters"),
+    (["--suite", "toy", "--limit", "0"], "argument --limit: expected a whole number from 1 on"),
+    (["--suite", "toy", "--seed", "-1"], "argument --seed: expected"),
+    (["--suite", "toy", "--device", "tpu"], "--device tpu: choose auto, cpu, cuda or cuda:N"),
+    (["--suite", "toy", "--precision", "float16"], "argument --precision: invalid choice: 'float16'"),
+    (["--suite", "toy", "--checkpoint", "/nowhere"], "--checkpoint /nowhere: no checkpoint '/nowhere'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_requests_are_one_line_and_write_nothing(words, message, run, out):
+    code, _, err = run(*words)
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last.startswith("bench: error: ") and message in last
+    assert not (out / "results").exists()
+
+
+def test_a_task_file_that_cannot_be_imported_is_left_out_and_said(run):
+    code, _, err = run("--suite", "toys")
+    assert code == 0
+    assert err.startswith("bench: warning: task 'broken' is left out, it cannot be imported: No module named")
+
+
+def test_out_that_is_a_file_is_one_line(bench, exports, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "toy", *DATA, "--out", path)
+    assert code == 2 and err.splitlines()[-1].startswith("bench: error: ") and str(path) in err
