@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, BinaryIO
 
 DEEPEST = 100  # levels; the files of the supported methods stay under 20
-LARGEST = 5_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
+LARGEST = 1_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
 CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"})
 CHANGES = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
 READS_MEMO = frozenset({"GET", "BINGET", "LONG_BINGET"})

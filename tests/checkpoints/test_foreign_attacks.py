@@ -77,7 +77,7 @@ def test_bombs_and_misfits_are_refused(name, container, room):
     malicious.CONTAINERS[container](malicious.RAW[name](), room / "a.pth")
     started = time.monotonic()
     refusal(room / "a.pth")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
