@@ -1,0 +1,37 @@
+"""BEiT (Bao et al. 2022): pretrained and fine-tuned encoders.
+
+Image statistics depend on the run: ImageNet's where --imagenet_default_mean_and_std was given (as for ImageNet-1k),
+0.5 otherwise (as for the ImageNet-22k releases). A file that keeps its arguments says which; else the user must.
+"""
+
+from dataclasses import replace
+
+from checkpoints.importing import Branch, Conversion, relative_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "microsoft/unilm 768a3c8, beit/modeling_pretrain.py, run_beit_pretraining.py"
+BRANCHES = {"encoder": ("model.", "")}
+DROPPED = {
+    r"(model\.)?mask_token": "mask token",
+    r"(model\.)?lm_head\.(weight|bias)": "token head",
+    r"(model\.)?head\.(weight|bias)": "classifier",
+    r"(model\.)?(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index": "made from the window size",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    head = file.tensors.get("model.lm_head.weight", file.tensors.get("lm_head.weight"))
+    return head is not None and head.shape[0] != head.shape[1] and any("q_bias" in name for name in file.tensors)
+
+
+def convert(branch: Branch) -> Conversion:
+    options, said = branch.options, branch.file.facts.get("args.imagenet_default_mean_and_std")
+    if options.statistics is None and said is None:
+        raise ValueError(
+            f"{branch.file.path}: BEiT was trained with two sets of image statistics and the file does not say which; "
+            "use --statistics half (ImageNet-22k releases) or --statistics imagenet (ImageNet-1k runs)"
+        )
+    if options.statistics is None:
+        options = replace(options, statistics="imagenet" if said else "half")
+    tensors = branch.take_trunk()
+    return Conversion(spec=relative_vit(branch, tensors), tensors=tensors, preparation=options.preparation)

@@ -1,0 +1,28 @@
+"""data2vec for vision (Baevski et al. 2022): the student encoder, or its EMA teacher; fine-tuned files too.
+
+Pretraining used ImageNet's statistics (README's --imagenet_default_mean_and_std).
+"""
+
+from checkpoints.importing import Branch, Conversion, relative_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py, engine_for_cyclical.py"
+BRANCHES = {"student": ("model.", ""), "teacher": ("model_ema.",)}
+NETWORK = r"((model|model_ema)\.)?"
+DROPPED = {
+    rf"{NETWORK}mask_token": "mask token",
+    rf"{NETWORK}lm_head\.(weight|bias)": "prediction head",
+    rf"{NETWORK}head\.(weight|bias)": "classifier",
+    rf"{NETWORK}(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index": "made from the window size",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    head = file.tensors.get("model.lm_head.weight")
+    return head is not None and head.shape[0] == head.shape[1]  # predicts features, BEiT predicts token ids
+
+
+def convert(branch: Branch) -> Conversion:
+    tensors = branch.take_trunk()
+    spec = relative_vit(branch, tensors)
+    return Conversion(spec=spec, tensors=tensors)

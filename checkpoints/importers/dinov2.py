@@ -1,0 +1,49 @@
+"""DINOv2 (Oquab et al. 2024; registers: Darcet et al. 2024): backbone files and teacher checkpoints.
+
+Without registers positions are resized with DINO's +0.1; with them exactly and antialiased (hub/backbones.py,
+interpolate_offset and interpolate_antialias). Register models get their class token's position added here, as timm
+keeps positions for patches only.
+"""
+
+from dataclasses import replace
+
+from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "facebookresearch/dinov2, models/vision_transformer.py, hub/backbones.py"
+BRANCHES = {"teacher": ("teacher.backbone.", ""), "student": ("student.backbone.",)}
+DROPPED = {
+    r"((student|teacher)\.backbone\.)?mask_token": "mask token",
+    r"(student|teacher)\.(dino_head|ibot_head)\..*": "projection heads",
+}
+RENAMES = {
+    r"^blocks\.\d+\.(\d+)\.": r"blocks.\1.",  # training groups blocks into chunks for FSDP
+    r"\.mlp\.w12\.": ".mlp.fc1.",  # SwiGLU of the giant model
+    r"\.mlp\.w3\.": ".mlp.fc2.",
+    r"^register_tokens$": "reg_token",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    names = file.tensors
+    scaled = any(name.endswith("ls1.gamma") for name in names)
+    return scaled and ("mask_token" in names or "teacher.backbone.mask_token" in names)
+
+
+def convert(branch: Branch) -> Conversion:
+    tensors = branch.take_trunk(RENAMES)
+    giant = any(".mlp.w12." in name for name in branch.names)
+    spec = plain_vit(
+        branch,
+        tensors,
+        architecture="vit_giant_patch14_dinov2" if giant else "vit_base_patch14_dinov2",
+        layer_scale=True,
+        position_resize="bicubic_offset",
+    )
+    if "reg_token" in tensors:
+        spec = replace(
+            spec, registers=tensors["reg_token"].shape[1], class_position=False, position_resize="bicubic_antialias"
+        )
+        tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
+        tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
+    return Conversion(spec=spec, tensors=tensors)

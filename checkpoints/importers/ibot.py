@@ -1,0 +1,34 @@
+"""iBOT (Zhou et al. 2022): the teacher's backbone, from a full checkpoint or an extracted `state_dict`.
+
+The teacher's projection head is kept as `projector.*` for the semi-supervised recipe, which fine-tunes from its first
+layer (evaluation/semi_supervised/eval_cls.py:207-256).
+"""
+
+from dataclasses import replace
+
+from checkpoints.importing import LAYER, Branch, Conversion, plain_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "bytedance/ibot da316d8, main_ibot.py, extract_backbone_weights.py:27-41"
+BRANCHES = {"teacher": ("teacher.backbone.", "state_dict."), "student": ("student.backbone.",)}
+DROPPED = {
+    r"(student\.backbone|state_dict)\.masked_embed": "mask token",
+    rf"(student|teacher)\.head\.mlp\.\d\.{LAYER}": "projection head",
+    r"(student|teacher)\.head\.last_layer2?\.(weight_g|weight_v)": "prototypes",
+    r"(student|teacher)\.head\.last_layer2?\.parametrizations\.weight\.original[01]": "prototypes",
+    r"ibot_loss\.center2?": "loss state",
+    r"state_dict\.head\.(weight|bias)": "classifier",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    full = "student.backbone.masked_embed" in file.tensors or "ibot_loss.center2" in file.tensors
+    return full or "state_dict.cls_token" in file.tensors
+
+
+def convert(branch: Branch) -> Conversion:
+    tensors = branch.take_trunk()
+    spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
+    head = replace(branch, prefix=branch.prefix.replace(".backbone.", ".head."))
+    extra = head.take(r"(mlp\.\d\.(?:weight|bias))", r"projector.\1")
+    return Conversion(spec=spec, tensors=tensors, extra=extra)

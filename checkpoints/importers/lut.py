@@ -1,0 +1,29 @@
+"""LUT (supplementary S2) on MAE: the student encoder, which the authors evaluate, or the EMA teacher.
+
+`head.*` and `predictor.*` are LUT's projector and predictor, never a classifier.
+"""
+
+from checkpoints.importing import BLOCK, LAYER, Branch, Conversion, plain_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "naver-ai/lut 4420a27, models/models_lut.py, util/misc.py:386-438, main_finetune.py:281-287"
+BRANCHES = {"student": ("model.",), "teacher": ("model_ema.ema.", "model_ema.")}
+NETWORK = r"(model|model_ema|model_ema\.ema)"
+DROPPED = {
+    rf"{NETWORK}\.mask_token": "mask token",
+    rf"{NETWORK}\.decoder_{BLOCK}": "decoder",
+    rf"{NETWORK}\.decoder_(embed|norm|pred)\.(weight|bias)": "decoder",
+    rf"{NETWORK}\.decoder_pos_embed": "decoder",
+    rf"{NETWORK}\.(head|predictor)\.\d+\.{LAYER}": "projector",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    names = file.tensors
+    return "model.pos_embed" in names and any(name.startswith("model.predictor.") for name in names)
+
+
+def convert(branch: Branch) -> Conversion:
+    tensors = branch.take_trunk()
+    spec = plain_vit(branch, tensors, position="sincos_column_first")
+    return Conversion(spec=spec, tensors=tensors)

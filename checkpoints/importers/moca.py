@@ -1,0 +1,35 @@
+"""MOCA (Gidaris et al. 2024): the teacher encoder, from a full checkpoint or an extracted one.
+
+util/extract_teacher_from_checkpoint.py writes {'model': teacher}, which looks like a MAE release; say `moca:PATH`.
+All of MOCA's protocols read the mean of the teacher's patch tokens.
+"""
+
+from checkpoints.importing import BLOCK, LAYER, Branch, Conversion, plain_vit
+from checkpoints.reading import ForeignFile
+
+SOURCE = "valeoai/MOCA, util/model_utils.py:74-144, models_vit.py:33-61"
+BRANCHES = {"teacher": ("model.encoder_teacher.", "model."), "student": ("model.encoder.",)}
+GENERATOR = r"layers_w\.\d+\.(generator\.b\d+_(fc|bn|last_layer)|skip)"
+DROPPED = {
+    r"model\.mask_token(_cls_pt)?": "mask token",
+    rf"model\.decoder_({BLOCK}|{BLOCK.replace('blocks', 'blocks_cls_pt')})": "decoder",
+    r"model\.(decoder_embed|decoder_norm|norm)_cls_pt\.(weight|bias)": "decoder",
+    r"model\.decoder_pos_embed": "decoder",
+    rf"model\.(encoder|decoder)_pred\.({GENERATOR}\.{LAYER}|scale)": "prototype generators",
+    r"model\.bow_extractor\.bow_extractor\.\d+\._"
+    r"(dist_norm|dist_norm_prev|embedding|embedding_ptr|track_num_batches)": "codebook",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    extracted = "model.pos_embed" in file.tensors and all(
+        name.startswith(("model.blocks.", "model.norm.", "model.patch_embed.", "model.cls_token", "model.pos_embed"))
+        for name in file.tensors
+    )
+    return extracted or "model.encoder_teacher.cls_token" in file.tensors
+
+
+def convert(branch: Branch) -> Conversion:
+    tensors = branch.take_trunk()
+    spec = plain_vit(branch, tensors, position="sincos_column_first", pool="avg")
+    return Conversion(spec=spec, tensors=tensors)

@@ -1,0 +1,277 @@
+"""What every importer goes through: pick a branch, convert it, and account for every tensor on both sides.
+
+An importer (one file in importers/) defines
+    SOURCE           the official code its names come from
+    BRANCHES         branch -> prefixes under which its trunk may lie; the first branch is the default
+    DROPPED          pattern of full tensor names -> why they are not part of an export
+    recognise(file)  is this a file of that code?
+    convert(branch)  -> Conversion
+No tensor of the network may be missing: no source needs an exception, so there is no list of them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import isqrt
+from types import ModuleType
+from typing import Any, Literal
+
+from torch import Tensor
+
+from checkpoints.export import ViTExport
+from checkpoints.reading import ForeignFile
+from checkpoints.spec import HALF, Preparation, ViTSpec
+
+# What training leaves in a checkpoint beside weights; never part of a network.
+TRAINING_STATE = {
+    r"(optimizer|optim|opt|optimizer_states)\..*": "optimiser state",
+    r"(scaler|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
+}
+# width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
+HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
+TRUNK = re.compile(
+    r"cls_token|pos_embed|reg_token|patch_embed\.proj\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
+    r"|rel_pos_bias\.relative_position_bias_table"
+    r"|blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|attn\.q_norm|attn\.k_norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
+    r"|blocks\.\d+\.(ls1\.gamma|ls2\.gamma|gamma_1|gamma_2|attn\.q_bias|attn\.v_bias|attn\.relative_position_bias_table)"
+)
+# For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.
+BLOCK = r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)"
+LAYER = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
+SHOWN = 6  # names listed in an error before "and N more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """What a user may say that a file does not: None means find out, or stop."""
+
+    branch: str | None = None
+    heads: int | None = None
+    image_size: int | None = None  # resize the position tables to this many pixels
+    statistics: Literal["imagenet", "half"] | None = None
+
+    @property
+    def preparation(self) -> Preparation:
+        """Image statistics as asked for; ImageNet's by default."""
+        return Preparation(mean=HALF, std=HALF) if self.statistics == "half" else Preparation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """An importer's answer: the network and its tensors under timm's names."""
+
+    spec: ViTSpec
+    tensors: Mapping[str, Tensor]
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    preparation: Preparation | None = None  # None: as the options say
+
+
+@dataclass(kw_only=True)
+class Branch:
+    """The tensors under one prefix of a file. `take` and `take_trunk` note what was used."""
+
+    file: ForeignFile
+    name: str
+    prefix: str
+    options: ImportOptions
+    used: set[str] = field(default_factory=set)
+
+    @property
+    def names(self) -> list[str]:
+        return [full[len(self.prefix) :] for full in self.file.tensors if full.startswith(self.prefix)]
+
+    def take(self, pattern: str, replacement: str) -> dict[str, Tensor]:
+        """All tensors of the branch whose name is `pattern`, under the name that `replacement` makes of it.
+
+        A layer's weight and bias must both be there and fit each other.
+        """
+        names = [name for name in self.names if re.fullmatch(pattern, name)]
+        for layer in {name.rpartition(".")[0] for name in names if name.endswith((".weight", ".bias"))}:
+            pair = [self.file.tensors.get(f"{self.prefix}{layer}.{kind}") for kind in ("weight", "bias")]
+            if pair[0] is None or pair[1] is None or len(pair[0]) != len(pair[1]):
+                raise ValueError(f"{self.file.path}: weight and bias of {self.prefix}{layer} do not fit each other")
+        return self._take((name, re.sub(pattern, replacement, name)) for name in names)
+
+    def take_trunk(self, renames: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """All tensors that, after the `renames` (pattern -> replacement), bear a name of timm's trunk."""
+        pairs = []
+        for name in self.names:
+            new = name
+            for pattern, replacement in (renames or {}).items():
+                new = re.sub(pattern, replacement, new)
+            if TRUNK.fullmatch(new):
+                pairs.append((name, new))
+        return self._take(pairs)
+
+    def _take(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Tensor]:
+        taken: dict[str, Tensor] = {}
+        for old, new in pairs:
+            if new in taken:
+                raise ValueError(f"{self.file.path}: two tensors would become {new}, {self.prefix}{old} is one")
+            taken[new] = self.file.tensors[self.prefix + old]
+            self.used.add(self.prefix + old)
+        return taken
+
+    def heads(self, width: int, table: Mapping[int, int] = HEADS) -> int:
+        """Head count as asked for, else of the published model of that width; no tensor tells it."""
+        heads = self.options.heads or table.get(width)
+        if heads is None:
+            raise ValueError(
+                f"{self.file.path}: no tensor tells the head count of a ViT of width {width}; use --heads N"
+            )
+        return heads
+
+
+def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int, int] = HEADS, **facts: Any) -> ViTSpec:
+    """Spec of a VisionTransformer: sizes from its `tensors`, conventions from the importer's `facts`.
+
+    A fine-tuned file (fc_norm instead of norm) is one whose norm follows the average over patches.
+    """
+    sizes = _sizes(branch, tensors)
+    rows = _need(branch, tensors, "pos_embed").shape[1] - int(facts.get("class_position", True))
+    if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
+        facts |= {"final_norm": "pooled", "pool": "avg"}
+    return ViTSpec(
+        architecture=facts.pop("architecture", "vit_base_patch16_224"),
+        image_size=_square(branch, rows, "pos_embed") * sizes["patch_size"],
+        heads=branch.heads(sizes["width"], heads),
+        **sizes,
+        **facts,
+    )
+
+
+def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
+    """Spec of the BEiT family: relative position bias, shared or for each block; layer scale; q and v biases."""
+    sizes = _sizes(branch, tensors)
+    shared = "rel_pos_bias.relative_position_bias_table" in tensors
+    name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
+    rows, heads = _need(branch, tensors, name).shape
+    if branch.options.heads not in (None, heads):
+        raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
+    offsets = _square(branch, rows - 3, name)  # (2 side - 1)^2 offsets and three rows for the class token
+    pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    return ViTSpec(
+        architecture="beit_base_patch16_224",
+        image_size=(offsets + 1) // 2 * sizes["patch_size"],
+        heads=heads,
+        layer_scale=True,
+        position="learned" if "pos_embed" in tensors else "none",
+        class_position="pos_embed" in tensors,
+        relative_position="shared" if shared else "per_block",
+        position_resize="relative_spline",
+        final_norm="pooled" if pooled else "all",
+        pool="avg",
+        **sizes,
+        **facts,
+    )
+
+
+def _sizes(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    patch = _need(branch, tensors, "patch_embed.proj.weight")
+    return {
+        "patch_size": patch.shape[-1],
+        "width": patch.shape[0],
+        "depth": 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=-1),
+        "mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias").shape[0],
+    }
+
+
+def _need(branch: Branch, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
+    return tensors[name]
+
+
+def _square(branch: Branch, rows: int, name: str) -> int:
+    side = isqrt(max(rows, 0))
+    if side**2 != rows:
+        raise ValueError(f"{branch.file.path}: {name} has {rows} grid rows, which is no square")
+    return side
+
+
+def own_vit(branch: Branch) -> ViTSpec:
+    """Spec that this project's own training files carry under `spec`."""
+    stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
+    try:
+        return ViTSpec(**stored)
+    except TypeError as error:
+        raise ValueError(f"{branch.file.path}: its `spec` is not one of this version ({error})") from error
+
+
+def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> ViTExport:
+    """Run one importer over a file and prove that nothing was lost. ValueError names what does not add up."""
+    key = importer.__name__.rpartition(".")[2].rstrip("_")
+    branch = _branch(importer, file, options)
+    conversion = importer.convert(branch)
+    dropped = _account(key, branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
+    facts = {
+        "method": key,
+        "branch": branch.name,
+        "importer": key,
+        "importer_version": version("ssl-vit-bench"),
+        "official_code": importer.SOURCE,
+        "source_file": file.path.name,
+        "source_sha256": file.sha256,
+        "source_tensors": len(file.tensors),
+        "used_tensors": len(branch.used),
+        "dropped": dropped,
+        "epochs": file.facts.get("epoch"),
+        "recipe": file.facts.get("recipe"),
+        "data": file.facts.get("data"),
+        "licence": file.facts.get("licence"),
+    }
+    try:
+        preparation = conversion.preparation or options.preparation
+        export = ViTExport.make(conversion.spec, preparation, conversion.tensors, conversion.extra, facts)
+    except ValueError as error:
+        raise ValueError(f"{file.path} as {key}: {error}") from error
+    size = options.image_size
+    return export if size in (None, conversion.spec.image_size) else export.at_size(size)
+
+
+def _branch(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> Branch:
+    name = options.branch or next(iter(importer.BRANCHES))
+    if name not in importer.BRANCHES:
+        raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
+    for prefix in importer.BRANCHES[name]:
+        if f"{prefix}patch_embed.proj.weight" in file.tensors:
+            return Branch(file=file, name=name, prefix=prefix, options=options)
+    places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
+    found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
+    advice = f"it holds the branches: {', '.join(found)}" if found else "it is not a file of that code"
+    raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
+
+
+def _holds(file: ForeignFile, prefixes: Iterable[str]) -> bool:
+    return any(f"{prefix}patch_embed.proj.weight" in file.tensors for prefix in prefixes)
+
+
+def _other_branches(importer: ModuleType, branch: Branch) -> dict[str, str]:
+    """Patterns of the tensors under the branches that were not asked for."""
+    return {
+        re.escape(prefix) + ".*": f"branch {name}"
+        for name, prefixes in importer.BRANCHES.items()
+        for prefix in prefixes
+        if name != branch.name and prefix and not branch.prefix.startswith(prefix)
+    }
+
+
+def _account(key: str, branch: Branch, patterns: Mapping[str, str]) -> dict[str, int]:
+    """Reason -> how many tensors were dropped for it. ValueError for tensors that nobody knows."""
+    reasons: dict[str, int] = {}
+    unknown = []
+    for name in branch.file.tensors:
+        if name in branch.used:
+            continue
+        reason = next((why for pattern, why in patterns.items() if re.fullmatch(pattern, name)), None)
+        if reason is None:
+            unknown.append(name)
+        else:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    if unknown:
+        listed = ", ".join(unknown[:SHOWN]) + (f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
+        raise ValueError(
+            f"{branch.file.path} as {key}: tensors that are neither used nor known to be dropped: {listed}"
+        )
+    return reasons

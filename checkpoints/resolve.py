@@ -1,0 +1,68 @@
+"""From what a user types to a ViTExport.
+
+FOLDER            an export, or a timm folder
+timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise
+IMPORTER:PATH     a foreign file, read by the importer of that name
+PATH              a foreign file whose format is found from its keys
+"""
+
+from pathlib import Path
+
+from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile, read_foreign
+from engine.extensions import load_extension, load_extensions, source_files
+
+TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
+
+
+def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExport:
+    """The export that `reference` means, imported if need be. ValueError says in one line what cannot be done."""
+    options = options or ImportOptions()
+    reference = str(reference)
+    scheme, colon, rest = reference.partition(":")
+    if colon and scheme in TIMM_SCHEMES:
+        return _from_timm(rest if scheme == "timm" else reference, options)
+    if colon and scheme in source_files("importers"):
+        return import_file(load_extension("importers", scheme), read_foreign(rest), options)
+    path = Path(reference)
+    if path.is_dir() and (path / "config.json").exists():
+        if "vit_export" in (path / "config.json").read_text():
+            return _own(path, options)
+        return _from_timm(f"local-dir:{path.resolve()}", options)
+    if not path.exists():
+        raise ValueError(
+            f"no checkpoint {reference!r}: give an export folder, a file, timm:NAME, hf-hub:ID or IMPORTER:PATH "
+            f"(importers: {', '.join(source_files('importers'))})"
+        )
+    file = read_foreign(path)
+    return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def detect(file: ForeignFile) -> str:
+    """Key of the one importer that recognises the file. ValueError if none does or several do."""
+    found = [key for key, importer in load_extensions("importers").items() if importer.recognise(file)]
+    if not found:
+        examples = ", ".join(list(file.tensors)[:3])
+        raise ValueError(
+            f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
+            f"say IMPORTER:{file.path} with one of {', '.join(source_files('importers'))}"
+        )
+    if len(found) > 1:
+        choices = " or ".join(f"{key}:{file.path}" for key in found)
+        raise ValueError(f"{file.path} could come from {' or '.join(found)}: say {choices}")
+    return found[0]
+
+
+def _own(folder: Path, options: ImportOptions) -> ViTExport:
+    export = ViTExport.load(folder)
+    if options.branch or options.heads or options.statistics:
+        raise ValueError(f"{folder} is an export already: branch, heads and statistics are fixed when importing")
+    if options.image_size in (None, export.spec.image_size):
+        return export
+    return export.at_size(options.image_size)
+
+
+def _from_timm(reference: str, options: ImportOptions) -> ViTExport:
+    importer = load_extension("importers", "timm")
+    return import_file(importer, importer.open_model(reference), options)

@@ -1,0 +1,248 @@
+"""Contract of every importer: the official numbers come out, and nothing can be lost, swapped or guessed unnoticed.
+
+The truth is what the official code computed (examples.py). A mutation is caught when the import is refused or the
+recorded activations are missed.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from examples import EXAMPLES, Example
+
+from checkpoints.export import ViTExport
+from checkpoints.importing import import_file
+from checkpoints.resolve import detect, load
+from engine.extensions import load_extension, source_files
+
+TOLERANCE = 1e-6  # relative to the largest recorded value; unmutated imports stay under 5e-7, float32's own rounding
+# Adding a constant to every key moves all logits of a query alike, so softmax cannot see it: no output can tell.
+WITHOUT_EFFECT = ("attn.k.bias",)
+
+
+def imported(example: Example, **changes) -> ViTExport:
+    return import_file(load_extension("importers", example.importer), example.file(**changes), example.options)
+
+
+@torch.no_grad()
+def deviation(example: Example, export: ViTExport) -> float:
+    """Largest difference to the recording, relative to its largest value; infinite for NaN and other shapes."""
+    worst = 0.0
+    for ours, official in example.recorded(export):
+        if ours.shape != official.shape:
+            return float("inf")
+        worst = max(worst, float(((ours - official).abs().max() / official.abs().max()).nan_to_num(nan=float("inf"))))
+    return worst
+
+
+def caught(example: Example, **changes) -> bool:
+    try:
+        return deviation(example, imported(example, **changes)) > TOLERANCE
+    except ValueError:
+        return True
+
+
+def test_every_importer_has_an_example():
+    covered = {make().importer for make in EXAMPLES.values()}
+    assert covered | {"timm"} == set(source_files("importers"))  # timm's own test: test_timm_importer.py
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_official_activations(key):
+    example = EXAMPLES[key]()
+    assert deviation(example, imported(example)) < TOLERANCE
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_format_is_detected(key):
+    example = EXAMPLES[key]()
+    assert detect(example.file()) == example.importer
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_every_tensor_is_used_or_dropped_for_a_reason(key):
+    example = EXAMPLES[key]()
+    facts = imported(example).facts
+    assert facts["used_tensors"] + sum(facts["dropped"].values()) == len(example.tree)
+
+
+def used(example: Example) -> list[str]:
+    """Names of the tensors that change the export when they change."""
+    whole = imported(example).digest
+    return [name for name, tensor in example.tree.items() if not same(example, name, tensor, whole)]
+
+
+def same(example: Example, name: str, tensor: torch.Tensor, digest: str) -> bool:
+    return imported(example, **{name: tensor + 1}).digest == digest
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """Matrices and kernels with their last two axes swapped; vectors reversed."""
+    return tensor.flip(0) if tensor.ndim == 1 else tensor.transpose(-1, -2).contiguous()
+
+
+def redrawn(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(1.0).clamp(min=0.02)
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_change_of_any_used_tensor_is_caught(key):
+    example = EXAMPLES[key]()
+    names = used(example)
+    assert len(names) == imported(example).facts["used_tensors"]
+    escaped = []
+    for name in names:
+        tensor = example.tree[name]
+        mutations = {
+            "dropped": {name: None},
+            "renamed": {name: None, f"{name}_old": tensor},
+            "redrawn": {name: redrawn(tensor)},
+        }
+        if not torch.equal(transposed(tensor), tensor):
+            mutations["transposed"] = {name: transposed(tensor)}
+        if name.endswith(WITHOUT_EFFECT):
+            mutations = {how: mutations[how] for how in ("dropped", "renamed")}
+        escaped += [f"{name} {how}" for how, changes in mutations.items() if not caught(example, **changes)]
+    assert not escaped
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_renamed_tensor_that_is_dropped_is_no_longer_known(key):
+    example = EXAMPLES[key]()
+    importer = load_extension("importers", example.importer)
+    chosen = example.options.branch or next(iter(importer.BRANCHES))
+    others = tuple(p for branch, prefixes in importer.BRANCHES.items() for p in prefixes if branch != chosen and p)
+    for name in sorted(set(example.tree) - set(used(example))):
+        if not name.startswith(others or ("nothing",)) and ".decoder." not in name and ".head." not in name:
+            with pytest.raises(ValueError, match="neither used nor known"):
+                imported(example, **{name: None, f"{name}_old": example.tree[name]})
+
+
+def swapped_thirds(export: ViTExport, order: tuple[int, int, int]) -> ViTExport:
+    """The q, k and v rows of every fused projection in another order; separate biases are reordered alike."""
+    tensors = dict(export.tensors)
+    for name, tensor in export.tensors.items():
+        if ".attn.qkv." in name:
+            thirds = tensor.chunk(3)
+            tensors[name] = torch.cat([thirds[i] for i in order])
+    return replace(export, tensors=tensors)
+
+
+CONVENTIONS = {
+    "keys before queries": lambda export: swapped_thirds(export, (1, 0, 2)),
+    "values before keys": lambda export: swapped_thirds(export, (0, 2, 1)),
+    "LayerNorm eps 1e-5": lambda export: replace(export, spec=replace(export.spec, norm_eps=1e-5)),
+    "twice the heads": lambda export: replace(export, spec=replace(export.spec, heads=2 * export.spec.heads)),
+}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_wrong_convention_misses_the_official_activations(key, convention):
+    example = EXAMPLES[key]()
+    export = imported(example)
+    if convention == "twice the heads" and export.spec.relative_position != "none":
+        pytest.skip("the bias table holds the head count: the network refuses another")
+    assert deviation(example, CONVENTIONS[convention](export)) > TOLERANCE
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias"])
+def test_a_wrong_position_rule_misses_the_official_local_crop(rule):
+    example = EXAMPLES["dino_student"]()
+    export = imported(example)
+    assert deviation(example, replace(export, spec=replace(export.spec, position_resize=rule))) > 1e-3
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_wrong_convention_is_seen_by_the_fingerprint(key):
+    export = imported(EXAMPLES[key]())
+    assert export.verify() == []
+    wrong = [change(export) for name, change in CONVENTIONS.items() if name != "twice the heads"]
+    if export.spec.relative_position == "none":
+        wrong.append(CONVENTIONS["twice the heads"](export))
+        others = {"bicubic", "bicubic_antialias", "bicubic_offset"} - {export.spec.position_resize}
+        wrong += [replace(export, spec=replace(export.spec, position_resize=rule)) for rule in others]
+    wrong += [
+        replace(export, preparation=replace(export.preparation, **{name: values}))
+        for name, values in (("mean", (0.5, 0.5, 0.5)), ("std", (0.5, 0.5, 0.5)), ("mean", export.mean[::-1]))
+    ]
+    assert all(mutant.verify() for mutant in wrong)
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
+    export = imported(EXAMPLES[key]())
+    for name, tensor in export.tensors.items():
+        assert replace(export, tensors=dict(export.tensors) | {name: redrawn(tensor)}).verify(), name
+    for name, tensor in export.extra.items():
+        if name.startswith("class_") and not name.endswith(WITHOUT_EFFECT):
+            assert replace(export, extra=dict(export.extra) | {name: redrawn(tensor)}).verify(), name
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_through_a_real_file_with_wrapped_names(key, tmp_path):
+    """Saved by torch.save as trained under DistributedDataParallel, with optimiser state beside it."""
+    example = EXAMPLES[key]()
+    nested: dict = {"optimizer": {"state": {0: {"exp_avg": torch.zeros(2)}}}}
+    for name, tensor in example.tree.items():
+        top, _, rest = name.partition(".")
+        if any(other != name and other.startswith(f"{top}.") for other in example.tree) and top in (
+            *("student", "teacher", "encoder", "target_encoder", "state_dict", "model", "model_ema"),
+        ):
+            nested.setdefault(top, {})[f"module.{rest}"] = tensor
+        else:
+            nested[name] = tensor
+    for name, value in example.facts.items():
+        top, _, rest = name.partition(".")
+        nested.update({top: nested.get(top, {}) | {rest: value}} if rest else {top: value})
+    torch.save(nested, tmp_path / "checkpoint.pth")
+    export = load(tmp_path / "checkpoint.pth", example.options)
+    assert export.digest == imported(example).digest
+    assert export.facts["source_file"] == "checkpoint.pth"
+
+
+def test_ambiguous_files_list_the_candidates(tmp_path):
+    trunk = {name: t for name, t in EXAMPLES["mae"]().tree.items() if "decoder" not in name and "mask" not in name}
+    path = tmp_path / "vit.pth"
+    torch.save({"model": {name.removeprefix("model."): tensor for name, tensor in trunk.items()}}, path)
+    with pytest.raises(ValueError, match=r"mae or moca: say mae:.*vit.pth or moca:.*vit.pth"):
+        load(path)
+    options = EXAMPLES["mae"]().options
+    assert load(f"mae:{path}", options).facts["method"] == "mae"
+    assert load(f"moca:{path}", options).spec.pool == "avg"
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "message"),
+    [
+        ("dino", {"branch": "momentum"}, "no branch 'momentum'; choose one of teacher, student"),
+        ("dino", {"heads": None}, "no tensor tells the head count of width 32; use --heads N"),
+        ("dino", {"heads": 5}, "heads=5 does not divide width=32"),
+        ("beit", {"statistics": None}, "use --statistics half .* or --statistics imagenet"),
+        ("beit", {"heads": 3}, "is for 4 heads, not 3"),
+    ],
+)
+def test_what_a_file_cannot_say_is_asked_for(key, changes, message):
+    example = EXAMPLES[key]()
+    with pytest.raises(ValueError, match=message) as caught_error:
+        imported(replace(example, options=replace(example.options, **changes)))
+    assert "\n" not in str(caught_error.value)
+
+
+def test_a_broken_weight_is_refused():
+    example = EXAMPLES["dino"]()
+    name = "teacher.backbone.norm.weight"
+    with pytest.raises(ValueError, match="tensor norm[.]weight holds NaN"):
+        imported(example, **{name: example.tree[name] * float("nan")})
+
+
+@pytest.mark.parametrize("key", ["dino", "simmim"])
+def test_import_at_another_size(key):
+    example = EXAMPLES[key]()
+    export = imported(example)
+    larger = imported(replace(example, options=replace(example.options, image_size=2 * export.spec.image_size)))
+    images = torch.randn(1, 3, larger.spec.image_size, larger.spec.image_size, dtype=torch.float64)
+    difference = larger.build().double()(images)[0] - export.build().double()(images)[0]
+    assert difference.abs().max() < 1e-5
+    assert larger.facts["resized_from"] == export.spec.image_size
