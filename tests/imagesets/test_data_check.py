@@ -1,0 +1,78 @@
+"""`check`: what it counts, that it finds every damaged file, and that its report says what to fix."""
+
+import shutil
+
+import pytest
+
+from imagesets.check import check, render
+
+NAMES = (*(f"train/ant/{number}.jpg" for number in range(7)), *(f"train/bee/{number}.jpg" for number in range(300)))
+VAL = ("val/ant/v.jpg", "val/bee/vv.jpg")
+
+
+@pytest.fixture
+def pets(tree, tmp_path):
+    return tree(tmp_path / "pets", *NAMES, *VAL)
+
+
+def test_a_sound_set_is_counted(pets, encode):
+    (pets / "val/ant/v.jpg").write_bytes(encode(width=70, height=90))
+    totals, steps = [], []
+    report = check(f"folder:{pets}", workers=2, start=totals.append, advance=steps.append)
+    assert report.ok and report.in_both_splits == ()
+    assert totals == [309] and sum(steps) == 309 and len(steps) > 2
+    train, val = report.splits
+    assert (train.split, train.images, train.classes) == ("train", 307, 2)
+    assert train.smallest_class == ("ant", 7) and train.largest_class == ("bee", 300)
+    assert train.file_bytes == sum(path.stat().st_size for path in (pets / "train").rglob("*.jpg"))
+    assert (val.widths, val.heights) == ((40, 70), (30, 90))
+    text = render(report)
+    assert "train: 307 images, 2 classes" in text and "no problems found" in text and "FIX" not in text
+
+
+def test_every_unreadable_file_is_listed(pets):
+    (pets / "train/ant/3.jpg").write_bytes(b"")
+    (pets / "train/bee/7.jpg").write_bytes((pets / "train/bee/7.jpg").read_bytes()[:-20])
+    (pets / "val/bee/vv.jpg").write_text("<html>")
+    report = check(f"folder:{pets}")
+    found = [path for split in report.splits for path, _ in split.unreadable]
+    assert found == [str(pets / name) for name in ("train/ant/3.jpg", "train/bee/7.jpg", "val/bee/vv.jpg")]
+    text = render(report)
+    assert not report.ok and all(path in text for path in found)
+    assert "FIX: 3 unreadable images" in text and "empty file" in text and "truncated" in text
+
+
+def test_a_val_image_that_is_also_in_train_is_named(pets):
+    shutil.copy(pets / "train/bee/5.jpg", pets / "val/bee/copy.jpg")
+    report = check(f"folder:{pets}")
+    assert report.in_both_splits == ((str(pets / "train/bee/5.jpg"), str(pets / "val/bee/copy.jpg")),)
+    assert "FIX: 1 image of val also in train" in render(report)
+
+
+def test_two_unreadable_files_are_no_twins(pets):
+    for name in ("train/ant/3.jpg", "val/ant/v.jpg"):
+        (pets / name).write_bytes(b"")
+    assert check(f"folder:{pets}").in_both_splits == ()
+
+
+def test_one_split_and_listing_alone(pets):
+    (pets / "val/ant/v.jpg").write_bytes(b"")
+    report = check(f"folder:{pets}", "val", read_all=False)
+    assert report.ok and [split.split for split in report.splits] == ["val"]
+    assert report.splits[0].widths is None and "listed, not decoded" in render(report)
+
+
+@pytest.mark.parametrize("url", ["digits:", "tiny:"])
+def test_embedded_sets_are_sound(url):
+    report = check(url)
+    assert report.ok and report.splits[0].file_bytes is None and "in memory" in render(report)
+
+
+def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
+    shutil.rmtree(pets / "val")
+    report = check(f"folder:{pets}")
+    assert len(report.splits) == 1 and len(report.problems) == 1 and "no val or test folder" in report.problems[0]
+    assert len(check(f"folder:{tmp_path}/gone").problems) == 1
+    assert "did you mean folder:" in render(check("fodler:x"))
+    root = tree(tmp_path / "other", "train/a/1.jpg", "val/b/1.jpg")
+    assert check(f"folder:{root}").problems[0].endswith("make them the same")

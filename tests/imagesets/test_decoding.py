@@ -1,0 +1,135 @@
+"""Decoding as the official ImageFolder loader does it, in every pixel format, and refusal of damaged files."""
+
+import io
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+from torchvision.datasets.folder import pil_loader
+
+from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
+from imagesets.sets import open_set
+from imagesets.transforms import EvalTransform
+
+
+def grey_16_bit() -> Image.Image:
+    return Image.fromarray(np.arange(0, 60000, 50, dtype=np.uint16).reshape(30, 40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "options"),
+    [
+        ("JPEG", "RGB", {}),
+        ("JPEG", "RGB", {"progressive": True}),
+        ("JPEG", "L", {}),
+        ("JPEG", "CMYK", {}),
+        ("PNG", "RGBA", {}),
+        ("PNG", "LA", {}),
+        ("PNG", "P", {"transparency": 3}),
+        ("PNG", "1", {}),
+        ("WEBP", "RGBA", {"lossless": True}),
+        ("TIFF", "CMYK", {}),
+        ("BMP", "RGB", {}),
+    ],
+)
+def test_pixels_are_the_official_loaders(tmp_path, encode, kind, mode, options):
+    path = tmp_path / "image"
+    path.write_bytes(encode(kind, mode, **options))
+    image = decode_rgb(read_bytes(str(path)), str(path))
+    assert image.mode == "RGB" and image.tobytes() == pil_loader(path).tobytes()
+
+
+def test_16_bit_png_is_the_official_loaders(tmp_path):
+    grey_16_bit().save(tmp_path / "deep.png")
+    data = (tmp_path / "deep.png").read_bytes()
+    assert decode_rgb(data, "deep.png").tobytes() == pil_loader(tmp_path / "deep.png").tobytes()
+
+
+def test_exif_orientation_is_not_applied(photo, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn by 90 degrees
+    photo(40, 30).save(tmp_path / "turned.jpg", exif=exif)
+    assert decode_rgb((tmp_path / "turned.jpg").read_bytes(), "turned.jpg").size == (40, 30)
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+
+
+DAMAGED = {
+    "zero bytes": lambda encode: b"",
+    "text": lambda encode: b"<html>404 not found</html>",
+    "jpeg magic only": lambda encode: b"\xff\xd8\xff",
+    "jpeg half": lambda encode: encode(width=200, height=200)[:2000],
+    "jpeg without its last byte": lambda encode: encode(width=200, height=200)[:-1],
+    "jpeg header": lambda encode: encode()[:100],
+    "progressive jpeg half": lambda encode: encode(width=200, height=200, progressive=True)[:2000],
+    "grey jpeg half": lambda encode: encode(mode="L", width=200, height=200)[:1500],
+    "png half": lambda encode: encode("PNG", width=60, height=60)[:3000],
+    "png with a wrong checksum": lambda encode: flipped(encode("PNG", width=60, height=60)),
+    "png magic only": lambda encode: b"\x89PNG\r\n\x1a\n",
+    "bmp half": lambda encode: encode("BMP")[:500],
+    "tiff half": lambda encode: encode("TIFF")[:500],
+    "webp half": lambda encode: encode("WEBP")[:60],
+}
+
+
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_files_stop_both_decoders_with_their_path(tree, tmp_path, encode, what, decode):
+    root = tree(tmp_path, "train/ant/a.jpg", "train/ant/b.jpg", "val/ant/c.jpg")
+    (root / "train/ant/b.jpg").write_bytes(DAMAGED[what](encode))
+    image_set, transform = open_set(f"folder:{root}", "train"), EvalTransform(size=16, crop=1.0, decode=decode)
+    assert transform(image_set, 0).shape == (3, 16, 16)
+    with pytest.raises(UnreadableImage) as error:
+        transform(image_set, 1)
+    assert error.value.path == str(root / "train/ant/b.jpg") and error.value.reason
+    assert str(error.value).startswith(error.value.path) and "--skip-bad" in str(error.value)
+    assert "\n" not in str(error.value) and "BytesIO" not in str(error.value)
+
+
+def test_truncation_is_refused_even_where_another_library_allowed_it(encode, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(UnreadableImage, match="truncated"):
+        decode_rgb(encode(width=200, height=200)[:2000], "half.jpg")
+
+
+def test_the_error_survives_pickling():
+    error = pickle.loads(pickle.dumps(UnreadableImage("a/b.jpg", "truncated")))
+    assert (error.path, error.reason) == ("a/b.jpg", "truncated") and isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("make", ["missing", "folder"])
+def test_a_path_that_is_no_file(tmp_path, make):
+    with pytest.raises(UnreadableImage, match="No such file" if make == "missing" else "Is a directory"):
+        read_bytes(str(tmp_path if make == "folder" else tmp_path / "gone.jpg"))
+
+
+def test_trouble_of_the_machine_is_not_blamed_on_the_file(monkeypatch):
+    def no_more_files(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", no_more_files)
+    with pytest.raises(OSError, match="Too many open files") as error:
+        read_bytes("a.jpg")
+    assert not isinstance(error.value, UnreadableImage)
+
+
+def test_large_real_images_are_read_and_pillows_limit_stays(monkeypatch, encode):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # 40 x 30 is above twice this, where Pillow refuses
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(encode()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode_rgb(encode(), "large.jpg").size == (40, 30)
+    assert Image.MAX_IMAGE_PIXELS == 500
+
+
+def test_bombs_are_still_refused(monkeypatch, encode):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    monkeypatch.setattr("imagesets.decoding.MOST_PIXELS", 1000)
+    with pytest.raises(UnreadableImage, match="exceeds limit"):
+        decode_rgb(encode(), "bomb.png")

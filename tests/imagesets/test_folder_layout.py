@@ -1,0 +1,139 @@
+"""folder:PATH against torchvision's ImageFolder, and what is said about folders that are not laid out so."""
+
+import os
+
+import pytest
+from torchvision.datasets import ImageFolder
+
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import open_set
+
+NAMES = (
+    "train/ant/b.JPEG",
+    "train/ant/a.jpg",
+    "train/ant/sub/z.png",
+    "train/ant/sub more/y.jpeg",
+    "train/ant/sub/deep/x.webp",
+    "train/Bee/1.bmp",
+    "train/Bee/10.tif",
+    "train/Bee/2.TIFF",
+    "train/Bee/3.ppm",
+    "val/ant/c.jpg",
+    "val/Bee/c.jpg",
+)
+
+
+@pytest.fixture
+def pets(tree, tmp_path):
+    root = tree(tmp_path / "pets", *NAMES)
+    for name in ("train/ant/notes.txt", "train/ant/image.gif", "train/labels.csv"):
+        (root / name).write_text("not an image")
+    return root
+
+
+def snapshot(root):
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(root.rglob("*"))}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_listing_equals_torchvisions(pets, split):
+    ours, theirs = open_set(f"folder:{pets}", split), ImageFolder(pets / split)
+    assert ours.classes == tuple(theirs.classes)
+    assert [(ours.path(index), int(ours.labels[index])) for index in range(len(ours))] == theirs.samples
+    assert list(ours.image(0).getdata()) == list(theirs[0][0].getdata())
+
+
+def test_links_are_followed(pets, tree, tmp_path):
+    elsewhere = tree(tmp_path / "elsewhere", "cat1.jpg", "cat2.jpg")
+    for split in ("train", "val"):
+        (pets / split / "cat").symlink_to(elsewhere)
+    ours = open_set(f"folder:{pets}", "train")
+    assert ours.classes == ("Bee", "ant", "cat") and (ours.labels == 2).sum() == 2
+
+
+def test_a_broken_link_is_listed_and_unreadable(pets):
+    (pets / "val/ant/gone.jpg").symlink_to(pets / "nowhere.jpg")
+    ours = open_set(f"folder:{pets}", "val")
+    index = [ours.path(index).endswith("gone.jpg") for index in range(len(ours))].index(True)
+    with pytest.raises(UnreadableImage, match="No such file"):
+        ours.image(index)
+
+
+def test_the_test_folder_stands_in_for_val_and_is_said(pets):
+    (pets / "val").rename(pets / "test")
+    ours = open_set(f"folder:{pets}", "val")
+    assert len(ours) == 2 and any("test is used as val" in note for note in ours.notes)
+
+
+def test_val_is_preferred_to_test(pets, tree):
+    tree(pets, "test/ant/c.jpg", "test/Bee/d.jpg", "test/Bee/e.jpg")
+    assert len(open_set(f"folder:{pets}", "val")) == 2
+
+
+def test_one_split_alone_opens_with_a_note(pets):
+    os.rename(pets / "val", pets / "elsewhere")
+    assert any("no val split" in note for note in open_set(f"folder:{pets}", "train").notes)
+
+
+def test_opening_and_reading_writes_nothing(pets):
+    before = snapshot(pets)
+    for split in ("train", "val"):
+        image_set = open_set(f"folder:{pets}", split)
+        assert image_set.fingerprint and image_set.image(0)
+    assert snapshot(pets) == before
+
+
+def test_home_is_expanded(pets, monkeypatch):
+    monkeypatch.setenv("HOME", str(pets.parent))
+    assert open_set("folder:~/pets", "val").path(0).startswith(str(pets))
+
+
+def rejected(root, split="train") -> str:
+    with pytest.raises(ValueError) as error:
+        open_set(f"folder:{root}", split)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_folder_says_how_far_the_path_goes(tmp_path):
+    assert f"exists as far as {tmp_path}:" in rejected(tmp_path / "a/b")
+
+
+def test_a_file_instead_of_a_folder(tmp_path):
+    (tmp_path / "set.zip").write_bytes(b"PK")
+    assert "is a file" in rejected(tmp_path / "set.zip")
+
+
+def test_a_missing_split_says_what_is_there(pets):
+    os.rename(pets / "val", pets / "validation")
+    assert "no val or test folder" in rejected(pets, "val") and "'train', 'validation'" in rejected(pets, "val")
+
+
+def test_the_split_folder_itself_is_answered_with_its_parent(pets):
+    assert f"give the folder above it, {pets}" in rejected(pets / "train")
+
+
+def test_images_without_class_folders(tree, tmp_path):
+    assert "one folder per class" in rejected(tree(tmp_path, "train/a.jpg", "val/b.jpg"))
+
+
+def test_an_empty_class_is_named(pets):
+    for split in ("train", "val"):
+        (pets / split / ".ipynb_checkpoints").mkdir()
+    assert "'.ipynb_checkpoints'" in rejected(pets) and "fill or remove" in rejected(pets)
+
+
+def test_no_image_at_all(tmp_path):
+    (tmp_path / "train/ant").mkdir(parents=True)
+    assert "every class folder" in rejected(tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_classes_that_differ_are_named(pets, tree, split):
+    tree(pets, "train/cow/a.jpg", "val/dog/a.jpg")
+    assert "'cow' only in train; 'dog' only in val" in rejected(pets, split)
+
+
+def test_many_differing_classes_are_counted(pets, tree):
+    tree(pets, *(f"train/x{number}/a.jpg" for number in range(9)))
+    assert "'x0', 'x1', 'x2' and 6 more only in train" in rejected(pets)

@@ -1,0 +1,169 @@
+"""imagenet:ROOT in every layout that it recognises, from every root that makes sense, and its refusals."""
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from imagesets.sets import open_set
+
+WNIDS = ("n01440764", "n01443537", "n02123045")
+TRAIN = tuple(f"train/{wnid}/{wnid}_{number}.JPEG" for wnid in WNIDS for number in (1, 2))
+VAL = tuple(f"ILSVRC2012_val_{number:08d}" for number in range(1, 7))
+VAL_CLASSES = (2, 0, 1, 1, 0, 2)
+SOLUTION = "LOC_val_solution.csv"
+
+
+def write_solution(path):
+    """Kaggle's rows: in no order, one box per object."""
+    rows = reversed(list(zip(VAL, VAL_CLASSES, strict=True)))
+    lines = [f"{image},{WNIDS[label]} 1 2 30 40 {WNIDS[label]} 5 6 7 8 " for image, label in rows]
+    path.write_text("\n".join(["ImageId,PredictionString", *lines]) + "\n")
+
+
+def write_devkit(root):
+    """meta.mat as ILSVRC's: the 1000 (here 3) leaves in an order of their own, then inner nodes of the tree."""
+    data = root / "ILSVRC2012_devkit_t12/data"
+    data.mkdir(parents=True)
+    ids = {2: 1, 0: 2, 1: 3}  # our class -> ILSVRC2012_ID
+    rows = [(ids[label], WNIDS[label], "a, b", 0) for label in (2, 0, 1)] + [(4, "n00001740", "entity", 3)]
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    savemat(data / "meta.mat", {"synsets": np.array(rows, dtype=fields).reshape(-1, 1)})
+    truth = "".join(f"{ids[label]}\n" for label in VAL_CLASSES)
+    (data / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
+
+
+@pytest.fixture
+def kaggle(tree, tmp_path):
+    """Kaggle's archive, unpacked: ILSVRC/ and beside it the CSV."""
+    base = tmp_path / "kaggle/ILSVRC/Data/CLS-LOC"
+    tree(base, *TRAIN, *(f"val/{name}.JPEG" for name in VAL), "test/ILSVRC2012_test_00000001.JPEG")
+    write_solution(tmp_path / "kaggle" / SOLUTION)
+    return tmp_path / "kaggle"
+
+
+@pytest.fixture
+def flat(tree, tmp_path):
+    """train/<wnid>/ and a flat val/, no labels yet."""
+    return tree(tmp_path / "flat", *TRAIN, *(f"val/{name}.JPEG" for name in VAL))
+
+
+def val_of(root):
+    image_set = open_set(f"imagenet:{root}", "val")
+    return [image_set.path(index).split("/")[-1] for index in range(len(image_set))], image_set
+
+
+def rejected(root, split="val") -> str:
+    with pytest.raises(ValueError) as error:
+        open_set(f"imagenet:{root}", split)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("below", ["", "ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
+def test_kaggle_from_every_root(kaggle, below):
+    train = open_set(f"imagenet:{kaggle / below}", "train")
+    names, val = val_of(kaggle / below)
+    assert train.classes == val.classes == WNIDS
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert names == [f"{name}.JPEG" for name in VAL] and val.labels.tolist() == list(VAL_CLASSES)
+    assert val.image(0).size == (40, 30)
+    assert any(SOLUTION in note for note in val.notes) and any("3 classes" in note for note in val.notes)
+
+
+@pytest.mark.parametrize("place", [f"val/{SOLUTION}", SOLUTION, f"../{SOLUTION}"])
+def test_flat_val_with_the_csv_near_it(flat, place):
+    write_solution(flat / place)
+    assert val_of(flat)[1].labels.tolist() == list(VAL_CLASSES)
+
+
+@pytest.mark.parametrize("place", ["", ".."])
+def test_flat_val_with_the_devkit(flat, place):
+    write_devkit(flat / place)
+    _, val = val_of(flat)
+    assert val.labels.tolist() == list(VAL_CLASSES) and val.classes == WNIDS
+    assert any("ground_truth" in note for note in val.notes)
+
+
+def test_devkit_goes_by_the_number_in_the_name_not_by_position(flat):
+    write_devkit(flat)
+    (flat / f"val/{VAL[1]}.JPEG").unlink()
+    _, val = val_of(flat)
+    assert val.labels.tolist() == [2, 1, 1, 0, 2]
+    assert any("1 of the 6 images" in note for note in val.notes)
+
+
+def test_both_label_files_agree(flat, tmp_path):
+    write_solution(flat / SOLUTION)
+    by_solution = val_of(flat)[1].fingerprint
+    (flat / SOLUTION).unlink()
+    write_devkit(flat)
+    assert val_of(flat)[1].fingerprint == by_solution
+
+
+def test_val_alone_takes_its_classes_from_the_labels(tree, tmp_path):
+    root = tree(tmp_path / "only", *(f"val/{name}.JPEG" for name in VAL))
+    write_solution(root / SOLUTION)
+    assert val_of(root)[1].classes == WNIDS
+
+
+def test_class_folders_in_both_splits(tree, tmp_path):
+    names = (f"val/{WNIDS[label]}/{name}.JPEG" for name, label in zip(VAL, VAL_CLASSES, strict=True))
+    root = tree(tmp_path / "folders", *TRAIN, *names)
+    assert val_of(root)[1].labels.tolist() == sorted(VAL_CLASSES)
+
+
+def test_no_labels_says_which_files_to_add(flat):
+    assert SOLUTION in rejected(flat) and "ILSVRC2012_devkit_t12" in rejected(flat)
+    assert len(open_set(f"imagenet:{flat}", "train")) == 6
+
+
+def test_an_image_without_a_label_is_named(flat, tree):
+    write_solution(flat / SOLUTION)
+    tree(flat, "val/cat.JPEG")
+    assert "'cat.JPEG'" in rejected(flat)
+
+
+def test_a_class_missing_from_flat_val_is_named(flat):
+    write_solution(flat / SOLUTION)
+    for name, label in zip(VAL, VAL_CLASSES, strict=True):
+        if label == 1:
+            (flat / f"val/{name}.JPEG").unlink()
+    assert f"'{WNIDS[1]}' only in train" in rejected(flat)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("image,label\n", "does not start"), ("ImageId,PredictionString\nx,\n", "line 2")]
+)
+def test_a_damaged_csv_is_refused(flat, text, what):
+    (flat / SOLUTION).write_text(text)
+    assert what in rejected(flat)
+
+
+@pytest.mark.parametrize("damage", ["meta.mat", "truth", "no meta.mat"])
+def test_a_damaged_devkit_is_refused(flat, damage):
+    write_devkit(flat)
+    data = flat / "ILSVRC2012_devkit_t12/data"
+    if damage == "no meta.mat":
+        (data / "meta.mat").unlink()
+    elif damage == "meta.mat":
+        (data / "meta.mat").write_bytes(b"MATLAB 5.0" * 40)
+    else:
+        (data / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n99\n")
+    assert "meta.mat" in rejected(flat) and "again" in rejected(flat)
+
+
+def test_other_class_folders_are_sent_to_folder(tree, tmp_path):
+    assert "use folder:PATH" in rejected(tree(tmp_path, "train/cat/1.jpg", "val/cat/1.jpg"))
+
+
+def test_classes_that_differ_are_named(tree, tmp_path):
+    root = tree(tmp_path, *TRAIN, f"val/{WNIDS[0]}/1.JPEG")
+    assert "only in train" in rejected(root, "train") and "only in train" in rejected(root, "val")
+
+
+def test_empty_folders(tmp_path):
+    for split in ("train", "val"):
+        assert f"no {split} folder" in rejected(tmp_path, split)
+        (tmp_path / split).mkdir()
+    assert "ILSVRC2012_img_train.tar" in rejected(tmp_path, "train")
+    assert "ILSVRC2012_img_val.tar" in rejected(tmp_path, "val")
