@@ -156,12 +156,18 @@ def open_set(url: str, split: Split) -> ImageSet:
     """Open one split of the set that `url` names: folder:PATH, imagenet:ROOT, cifar10:PATH, digits: or tiny:.
 
     Raises ValueError, one line that says what, where and how to fix, for an unknown scheme or split, a missing folder
-    or split, an unknown layout, an empty class, and classes that differ between the splits.
+    or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be listed.
     """
     if split not in SPLITS:
         raise ValueError(f"{url}: no split called {split!r}; there are: train, val")
     scheme, place = parse_url(url)
-    opened = importlib.import_module(SCHEMES[scheme]).open_split(place, split)
+    try:
+        opened = importlib.import_module(SCHEMES[scheme]).open_split(place, split)
+    except OSError as error:
+        why = f"{error.filename} ({error.strerror})"
+        raise ValueError(
+            f"{url}: cannot list or read {why}; check its permissions and that the disk is there"
+        ) from error
     return replace(opened, labels=_frozen(opened.labels))
 
 

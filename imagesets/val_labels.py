@@ -32,7 +32,7 @@ def find_labels(url: str, folder: str) -> tuple[dict[str, str], str]:
 
 def read_solution(url: str, path: str) -> dict[str, str]:
     """Kaggle's CSV: `ImageId,PredictionString`, the latter `wnid x y x y` once per object, all of one wnid."""
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.reader(file)
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise ValueError(f"{url}: {path} does not start with ImageId,PredictionString; fetch it again from Kaggle")

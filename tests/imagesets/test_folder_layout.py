@@ -137,3 +137,15 @@ def test_classes_that_differ_are_named(pets, tree, split):
 def test_many_differing_classes_are_counted(pets, tree):
     tree(pets, *(f"train/x{number}/a.jpg" for number in range(9)))
     assert "'x0', 'x1', 'x2' and 6 more only in train" in rejected(pets)
+
+
+def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):
+    scandir = os.scandir
+
+    def guarded(path):
+        if str(path).endswith("train/Bee"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)  # the tests may run as root, whom permissions do not stop
+    assert f"{pets}/train/Bee (Permission denied)" in rejected(pets)

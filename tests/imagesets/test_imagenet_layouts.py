@@ -139,6 +139,11 @@ def test_a_damaged_csv_is_refused(flat, text, what):
     assert what in rejected(flat)
 
 
+def test_a_csv_that_is_no_text_is_refused(flat):
+    (flat / SOLUTION).write_bytes(b"PK\xff\xfe" * 20)
+    assert "does not start" in rejected(flat)
+
+
 @pytest.mark.parametrize("damage", ["meta.mat", "truth", "no meta.mat"])
 def test_a_damaged_devkit_is_refused(flat, damage):
     write_devkit(flat)
