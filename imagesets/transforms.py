@@ -2,8 +2,8 @@
 
 Decoders: "exact" gives the bytes of the published recipes, torchvision's Resize + CenterCrop on Pillow images;
 "fast" decodes JPEG by torchvision.io and resizes tensors, about twice as fast, and differs by up to 2 grey levels.
-Pillow 13 resizes some images, those shrunk more in height than in width, rows last instead of first (pull request 9549
-there): "exact" means the bytes of the installed Pillow, whose version every result records.
+"Exact" means the bytes of the installed Pillow, whose version results record: from 13 on it resizes some tall images
+(300 x 900, not 375 x 500) vertically first, with other roundings than Pillow 11 and 12 (its pull request 9549).
 Letters: B batch, S crop side in pixels.
 """
 
