@@ -38,8 +38,16 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidat
         return Candidate(used=used, reference=reference)
     folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
     if save and not folder.exists():
-        export.save(folder)
+        _save(export, folder)
     return Candidate(used=used, reference=str(folder) if folder.exists() else reference)
+
+
+def _save(export: ViTExport, folder: Path) -> None:
+    try:
+        export.save(folder)
+    except OSError:
+        if not is_export(str(folder)):  # otherwise another run has just saved the same export
+            raise
 
 
 def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bench.messages import millions
 from checkpoints.export import ViTExport
 
 
@@ -10,7 +11,7 @@ def described(export: ViTExport) -> Iterator[str]:
     spec, preparation = export.spec, export.preparation
     yield from _rows(
         network=f"{spec.architecture}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
-        f"{export.parameters / 1e6:.1f} M parameters",
+        f"{millions(export.parameters)}",
         image=f"{spec.image_size} px, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
         tokens=_tokens(export),
         positions=_positions(export),

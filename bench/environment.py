@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def installed(package: str) -> str | None:
         return None
 
 
+@cache
 def versions() -> dict[str, str]:
     """Python, the libraries that numbers depend on, ourselves, and our git commit when run from a checkout."""
     found = {"python": platform.python_version()}
@@ -53,6 +55,7 @@ def _git(*words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
+@cache
 def hardware() -> dict[str, object]:
     """Processor, usable cores, memory in GiB, and the GPUs that torch sees."""
     import torch

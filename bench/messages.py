@@ -1,4 +1,4 @@
-"""One line out of any exception: what went wrong, where, and what to do about it."""
+"""Wording: one line out of any exception (what went wrong, where, what to do about it), and large numbers."""
 
 import errno
 
@@ -31,3 +31,8 @@ def in_one_line(error: BaseException) -> str:
     else:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
     return " ".join(text.split())
+
+
+def millions(parameters: int) -> str:
+    """`21.7 M parameters`; small counts in full."""
+    return f"{parameters / 1e6:.1f} M parameters" if parameters >= 10**5 else f"{parameters} parameters"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.candidates import checked_name
-from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, read_result, result_path, stem
+from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, read_result, result_path, short, stem
 from bench.settings import settings_of
 from bench.suites import Chosen
 from engine.tasks import Workspace
@@ -30,7 +30,7 @@ class Job:
     @property
     def title(self) -> str:
         """`knn@dino on digits`"""
-        changes = ", ".join(f"{name}={value}" for name, value in self.protocol.changes.items())
+        changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
         return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
 
 

@@ -87,7 +87,7 @@ class Result:
     def variant(self) -> tuple[str, ...]:
         """What makes this number incomparable with the plain protocol's: version, changed settings, limit, ..."""
         found = [f"v{self.protocol.version}"] if self.protocol.version > 1 else []
-        found += [f"{name}={_short(value)}" for name, value in self.protocol.changes.items()]
+        found += [f"{name}={short(value)}" for name, value in self.protocol.changes.items()]
         found += [f"limit={self.limit}"] if self.limit is not None else []
         found += [self.precision] if self.precision != "float32" else []
         found += [self.decode] if self.decode != "exact" else []
@@ -99,6 +99,11 @@ class Result:
             return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
+
+
+def short(value: Any) -> str:
+    """A setting without commas, which column names must not hold: `5+10`."""
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, result_stem: str) -> Path:
@@ -155,10 +160,6 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
-
-
-def _short(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _from_json(kind: type, value: Mapping[str, Any], where: str) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from bench import leaderboard
 from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
-from bench.messages import in_one_line
+from bench.messages import in_one_line, millions
 from bench.plan import Job, named_urls, open_data, plan
 from bench.results import DataUsed, Result, write_result
 from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
@@ -102,43 +102,61 @@ def _run_all(
     plans = [
         plan(request.out, candidate.used, data, selected, request.space, request.rerun) for candidate in candidates
     ]
-    world.barrier()  # every process has looked before the first result is written
+    plans = world.gather_objects(plans)[0]  # what the first process found undone is what all do
     tally = Tally()
     try:
         for candidate, jobs in zip(candidates, plans, strict=True):
-            if not _run_one(request, world, candidate, jobs, tally):
-                break
+            _run_one(request, world, candidate, jobs, tally)
     finally:
         if world.is_first:
-            board = leaderboard.rewrite(request.out)
-            for problem in board.problems:
-                print(f"left out of the leaderboard: {problem}")
+            _rewrite_leaderboard(request.out)
     if world.is_first:
-        print(f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; {request.out / 'leaderboard.csv'}")
+        print(
+            f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}"
+        )
+        if tally.failed:
+            print("tracebacks are in the .log files beside the failed results; the same command tries them again")
     return 1 if tally.failed else 0
 
 
-def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> bool:
-    """All jobs of one checkpoint. False: stop, because other processes may wait for one that failed."""
+def _rewrite_leaderboard(out: Path) -> None:
+    for problem in leaderboard.rewrite(out).problems:
+        print(f"left out of the leaderboard: {problem}")
+
+
+def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> None:
     say = print if world.is_first else _say_nothing
     say(title_of(candidate))
     export = load(candidate.reference) if any(job.state != "done" for job in jobs) else None
     for count, job in enumerate(jobs, start=1):
-        head = f"  [{count}/{len(jobs)}] {job.title}"
         if job.state == "done" or export is None:
-            say(f"{head}: exists, skipped")
+            say(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
             tally.skipped += 1
             continue
-        say(f"{head} ...", flush=True)
+        say(f"  [{count}/{len(jobs)}] {job.title} ...", flush=True)
         attempt = _attempt(job, export, replace(request.space, data=job.data.url))
-        if attempt.error is None or world.is_first:
-            say(f"  [{count}/{len(jobs)}] {_ending(attempt)}", flush=True)
-        _record(job, candidate, request.space, attempt, world)
+        attempt = _agreed(attempt, job, world)
+        if world.is_first:
+            _record(job, candidate, request.space, attempt, world)
+        say(f"  [{count}/{len(jobs)}] {_ending(attempt)}", flush=True)
         tally.done += attempt.error is None
         tally.failed += attempt.error is not None
-        if attempt.error is not None and world.size > 1:
-            return False
-    return True
+
+
+def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
+    """The attempt as all processes see it: failed if it failed in one.
+
+    A process that left its task alone may meet the others inside theirs; they could then never agree again, so a run
+    whose processes are at different places ends here.
+    """
+    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
+    found = world.gather_objects(mine)
+    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
+        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
+    messages = [message for *_, message in found if message]
+    if attempt.error is None and messages:
+        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
+    return attempt
 
 
 def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
@@ -164,9 +182,6 @@ def _checked(outcome: Outcome) -> Outcome:
 
 
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> None:
-    # A failure is written by whichever process met it: the first one may be killed before it hears of it.
-    if not world.is_first and attempt.error is None:
-        return
     outcome = attempt.outcome
     result = Result(
         status="failed" if attempt.error else "ok",
@@ -204,7 +219,7 @@ def _images(data: DataUsed, limit: int | None) -> int:
 def title_of(candidate: Candidate) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
     used = candidate.used
-    facts = [used.method, used.architecture, f"{used.parameters / 1e6:.1f} M parameters", f"digest {used.digest[:8]}"]
+    facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
 

@@ -13,13 +13,13 @@ def to_markdown(board: Board) -> str:
     lines = ["# Leaderboard", "", "Rebuilt by `bench leaderboard`; every number is in leaderboard.csv.", ""]
     used = [row.checkpoint for row in board.rows]
     facts = [(names[each], each.method, each.architecture, each.parameters, each.digest[:12]) for each in used]
-    lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts)
+    lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
     for group, metrics in board.groups.items():
         lines += ["", f"## {group}", ""]
         lines += [f"> {caveat}\n" for caveat in board.caveats[group]]
         rows = _in_group(board, group)
         body = [(names[row.checkpoint], *(_bold(board, row, group, metric) for metric in metrics)) for row in rows]
-        lines += _markdown_table(("checkpoint", *metrics), body)
+        lines += _markdown_table(("checkpoint", *metrics), body, "---:")
     if notes := troubles(board):
         lines += ["", "## Failed or unreadable", ""] + [f"- {note}" for note in notes]
     return "\n".join(lines) + "\n"
@@ -90,6 +90,6 @@ def _bold(board: Board, row: Row, group: str, metric: str) -> str:
     return f"**{text}**" if cell and cell.mean == best(board, group, metric) else text
 
 
-def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]]) -> list[str]:
-    align = ["---", *["---:"] * (len(header) - 1)]
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, align, *body)]
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:
+    ruler = ["---", *[align] * (len(header) - 1)]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, ruler, *body)]

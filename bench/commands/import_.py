@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         statistics=arguments.statistics,
     )
     export = load(arguments.source, options)
-    print(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export'}")
+    print(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
     print("\n".join(described(export)))
     if arguments.name:
         export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})

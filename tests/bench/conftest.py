@@ -24,7 +24,7 @@ class Toy:
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None
-    mode: Literal["plain", "nan", "none", "odd facts", "wait", "grow"] = "plain"
+    mode: Literal["plain", "nan", "none", "odd facts", "wait", "interrupt"] = "plain"
 
     def run(self, export, space):
         space.cache.mkdir(parents=True, exist_ok=True)
@@ -32,9 +32,13 @@ class Toy:
             file.write("{key} " + space.data + "\\n")
         if (space.cache / "fail {key}").exists():
             raise RuntimeError("the toy was told to fail\\nand says so in two lines")
-        if self.mode == "wait":
-            (space.cache / "waiting").write_text("")
+        if (space.cache / f"fail {key} in process {{os.environ.get('RANK')}}").exists():
+            raise RuntimeError("one process alone")
+        if self.mode == "wait" and not (space.cache / "waiting").exists():
+            (space.cache / "waiting").touch()
             time.sleep(60)
+        if self.mode == "interrupt":
+            raise KeyboardInterrupt
         value = float("nan") if self.mode == "nan" else 50.0 + space.seed + sum(export.digest.encode()) % 7
         metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": value + k for k in self.k}}
         correct = np.arange(4) % 2 == 0

@@ -44,7 +44,7 @@ def test_another_branch_is_another_export(bench, dino_file, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no tensor tells how many heads a ViT of width 12 has; use --heads N"),
+        ([], "of width 12; use --heads N"),
         (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
         (["--heads", "5"], "heads=5 does not divide width=12"),
         (["--heads", "3", "--name", "a b"], "--name 'a b': use letters"),
@@ -79,6 +79,23 @@ def test_a_foreign_file_is_imported_once_by_run(bench, toys, exports, dino_file,
     words[2] = saved  # the saved export stands for the file that it came from
     code, said, _ = bench(*words)
     assert code == 0 and "0 done, 1 skipped" in said
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_another_run_may_save_the_same_import_first(saved, bench, toys, dino_file, tmp_path, monkeypatch):
+    from checkpoints import importing
+
+    monkeypatch.setitem(importing.HEADS, 12, 3)
+    save = ViTExport.save
+
+    def save_too_late(export, folder):
+        if saved:
+            save(export, folder)
+        raise OSError(39, "Directory not empty", str(folder))
+
+    monkeypatch.setattr(ViTExport, "save", save_too_late)
+    words = ["run", "--checkpoint", dino_file, "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "out"]
+    assert bench(*words)[0] == (0 if saved else 2)
 
 
 def test_inspect_shows_what_there_is_to_know(bench, exports):

@@ -126,6 +126,14 @@ def test_an_outcome_that_is_no_result_is_a_failure(mode, message, run, out):
     assert [read_result(path).message for path in result_paths(out)] == [message]
 
 
+def test_an_interrupted_run_keeps_what_it_has(run, out):
+    code, _, err = run("--suite", "toy@one,dear@one", "--set", "dear.mode=interrupt")
+    assert code == 130
+    assert err.splitlines()[-1] == "interrupted; run the same command again to continue"
+    assert [read_result(path).protocol.name for path in result_paths(out)] == ["toy@one"]
+    assert board(out)[0]["tiny/toy@one:top1_k1"]
+
+
 def test_changed_settings_mark_the_result(run, out):
     assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
     found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}

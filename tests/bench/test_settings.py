@@ -85,7 +85,7 @@ def test_the_other_settings_stay():
 
 @pytest.mark.parametrize("text", ["k=1", "knn.k", "knn.=1", ".k=1", ""])
 def test_a_change_names_task_field_and_value(text):
-    with pytest.raises(ValueError, match="write task.field=value"):
+    with pytest.raises(ValueError, match=r"write task\.field=value"):
         split_change(text)
 
 

@@ -1,0 +1,171 @@
+"""`bench doctor`: says what is there and what to do, and survives whatever is broken."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+import torchvision
+
+import bench.doctor
+from bench.environment import git_commit, installed, versions
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Pretend that these distributions have these versions (None: not installed)."""
+
+    def call(**packages: str | None) -> None:
+        known = {name.replace("_", "-"): version for name, version in packages.items()}
+        monkeypatch.setattr(bench.doctor, "installed", lambda name: known[name] if name in known else installed(name))
+
+    return call
+
+
+def line_of(out: str, name: str) -> str:
+    return next(line for line in out.splitlines() if line.split()[1:2] == [name])
+
+
+def test_a_good_environment_is_usable(bench):
+    code, out, _ = bench("doctor")
+    assert code == 0
+    assert "MISSING" not in out and out.rstrip().endswith("usable")
+    for name in (
+        "python",
+        "torch",
+        "operators",
+        "timm",
+        "faiss",
+        "cyanure",
+        "mmcv",
+        "cpu",
+        "memory",
+        "disk",
+        "allocator",
+    ):
+        assert line_of(out, name)
+    assert "the tested pair, torchvision.ops.nms runs" in out
+
+
+def test_json_says_the_same(bench):
+    code, out, _ = bench("doctor", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["usable"] is True
+    assert {"name", "mark", "text", "fix", "needed"} == set(report["checks"][0])
+
+
+def test_neither_faiss_says_which_to_choose(bench, pretend, monkeypatch):
+    pretend(faiss_cpu=None, faiss_gpu=None)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    code, out, _ = bench("doctor")
+    assert code == 1
+    assert line_of(out, "faiss").startswith("MISSING")
+    assert "pip install 'ssl-vit-bench[cpu]', or with an NVIDIA GPU: pip install 'ssl-vit-bench[gpu]'" in out
+    assert "not usable" in out
+
+
+def test_both_faiss_are_one_too_many(bench, pretend):
+    pretend(faiss_cpu="1.15.1", faiss_gpu="1.15.1")
+    code, out, _ = bench("doctor")
+    assert code == 1
+    assert "overwrite each other" in line_of(out, "faiss")
+    assert "pip uninstall -y faiss-cpu faiss-gpu && pip install" in out
+
+
+def test_a_faiss_that_cannot_be_imported(bench, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    code, out, _ = bench("doctor")
+    assert code == 1 and "installed but cannot be imported" in line_of(out, "faiss")
+
+
+@pytest.mark.parametrize(
+    "error", ["SystemError('numpy ABI')", "OSError('libx.so: no such file')", "ImportError('x\\ny')"]
+)
+def test_a_broken_optional_library_is_reported(error, bench, monkeypatch, tmp_path):
+    (tmp_path / "cyanure.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cyanure", raising=False)
+    code, out, _ = bench("doctor")
+    assert code == 0
+    assert line_of(out, "cyanure").startswith("missing") and "cannot be imported: " in line_of(out, "cyanure")
+    assert "fix: pip install 'cyanure>=1.2.2'" in out
+
+
+def test_a_torchvision_of_another_torch(bench, monkeypatch):
+    def nms(*_):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(torchvision.ops, "nms", nms)
+    code, out, _ = bench("doctor")
+    assert code == 1
+    assert "do not work together: RuntimeError: operator torchvision::nms does not exist" in line_of(out, "operators")
+    assert "fix: pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'" in out
+
+
+def test_an_untested_pair_that_works_is_a_note(bench, monkeypatch):
+    monkeypatch.setattr(torchvision, "__version__", "0.99")
+    code, out, _ = bench("doctor")
+    assert code == 0 and line_of(out, "operators").startswith("note") and "2.11 and 0.26 is the tested pair" in out
+
+
+def test_no_torch_at_all(bench, monkeypatch):
+    for name in ("torch", "torchvision", "timm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, out, err = bench("doctor")
+    assert code == 1 and err == ""
+    assert line_of(out, "torch").startswith("MISSING")
+    assert line_of(out, "disk")
+
+
+def test_mmcv_without_compiled_operators(bench):
+    _, out, _ = bench("doctor")
+    if importlib.util.find_spec("mmcv") is None:
+        assert "dense tasks need it" in line_of(out, "mmcv")
+    elif importlib.util.find_spec("mmcv._ext") is None:
+        assert "has no compiled operators: downstream/ will use torchvision's nms and roi_align" in line_of(out, "mmcv")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"_ext.so": "no library"}, "compiled operators cannot be loaded, they were built for another torch"),
+        ({"_ext.so": "x", "_ext.py": "nms = 1"}, "nms and roi_align from the compiled mmcv._ext"),
+        ({}, "has no compiled operators"),
+    ],
+)
+def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkeypatch, tmp_path):
+    pretend(onedl_mmcv="2.3.6")
+    (tmp_path / "mmcv").mkdir()
+    for name, text in {"__init__.py": "", **source}.items():
+        (tmp_path / "mmcv" / name).write_text(text)
+    if "_ext.py" in source:  # stands for a library that loads: a real one cannot be made here
+        (tmp_path / "mmcv" / "_ext.so").rename(tmp_path / "mmcv" / "_ext.other.so")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mmcv"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _, out, _ = bench("doctor")
+    for name in ("mmcv", "mmcv._ext"):
+        sys.modules.pop(name, None)
+    assert expected in line_of(out, "mmcv")
+
+
+def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
+    def fails():
+        raise RuntimeError("no such file /proc")
+
+    monkeypatch.setattr("bench.doctor.memory_bytes", fails)
+    code, out, _ = bench("doctor")
+    assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
+
+
+def test_the_switch_for_memory_is_shown(bench, monkeypatch):
+    monkeypatch.setenv("BENCH_KEEP_MEMORY", "0")
+    _, out, _ = bench("doctor")
+    assert "BENCH_KEEP_MEMORY=0" in line_of(out, "allocator")
+
+
+def test_versions_name_what_numbers_depend_on():
+    assert {"python", "torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn", "ssl-vit-bench"} <= set(
+        versions()
+    )
+    assert git_commit() is None or len(git_commit().partition("+")[0]) == 40

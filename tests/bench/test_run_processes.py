@@ -1,0 +1,104 @@
+"""`bench run` as processes: killed in the middle, two at once on one folder, and one run of two ranks."""
+
+import csv
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.results import read_result
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def start(toy_packages, exports, tmp_path):
+    """Start `bench run` on the first export in a process of its own."""
+    started = []
+
+    def call(*words: str, **environment: str) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            "-m",
+            "bench",
+            "run",
+            "--checkpoint",
+            str(exports[0]),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        path = os.pathsep.join([str(toy_packages), str(ROOT)])
+        process = subprocess.Popen(
+            [*command, "--data", "tiny=tiny:", *words],
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def results(out: Path) -> dict:
+    return {path.name: read_result(path) for path in (out / "results").rglob("*.json")}
+
+
+def test_a_killed_run_leaves_no_half_result_and_goes_on(start, bench, toys, exports, tmp_path):
+    out = tmp_path / "out"
+    words = ["--suite", "toy@one,dear@one", "--set", "dear.mode=wait"]
+    process = start(*words)
+    wait_for(out / "cache" / "waiting", process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert [found.protocol.name for found in results(out).values()] == ["toy@one"]
+    code, said, _ = bench("run", "--checkpoint", exports[0], "--out", out, "--data", "tiny=tiny:", *words)
+    assert code == 0 and "1 done, 1 skipped" in said
+    assert {found.status for found in results(out).values()} == {"ok"}
+
+
+def test_two_runs_share_a_folder(start, tmp_path):
+    processes = [start("--suite", suite, "--name", name) for suite, name in (("toy,dear", "a"), ("toy,dear", "b"))]
+    for process in processes:
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, said
+    assert len({(found.checkpoint.name, name) for name, found in results(tmp_path / "out").items()}) == 4
+    with open(tmp_path / "out" / "leaderboard.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["a", "b"]
+    assert all(row["tiny/toy@one:top1_k1"] and row["tiny/dear@one:top1_k1"] for row in rows)
+
+
+def test_ranks_agree_and_the_first_one_writes(start, tmp_path):
+    cache = tmp_path / "out" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "fail toy in process 1").touch()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [start("--suite", "toy@one,dear@one", RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]
+    said = [process.communicate(timeout=90)[0] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], said
+    found = results(tmp_path / "out")
+    assert found["toy@one-seed0.json"].message == "RuntimeError: in another process: RuntimeError: one process alone"
+    assert found["dear@one-seed0.json"].status == "ok"
+    assert found["dear@one-seed0.json"].processes == 2
+    assert "1 done, 0 skipped, 1 failed" in said[0] and "done" not in said[1]
+    assert len((cache / "runs.txt").read_text().splitlines()) == 4
