@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -85,11 +86,20 @@ def run(request: Request) -> int:
 def _prepare_all(request: Request, world: World) -> list[Candidate]:
     # The first process saves imports; the others then find the saved exports.
     save = world.is_first and not request.dry_run
+    if save:
+        _check_writable(request.out)
     names = request.names or (None,) * len(request.checkpoints)
     pairs = list(zip(request.checkpoints, names, strict=True))
     found = [prepare(reference, name, request.out, save) for reference, name in pairs]
     world.barrier()
     return found
+
+
+def _check_writable(out: Path) -> None:
+    # Now, and not after the first task has run for hours.
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=out):
+        pass
 
 
 def _run_all(
@@ -172,6 +182,8 @@ def _checked(outcome: Outcome) -> Outcome:
     """ValueError for an outcome that cannot be a result: no metric, a metric that is no number, facts beyond JSON."""
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
+    if odd := [name for name, values in outcome.per_image.items() if np.asarray(values).dtype == object]:
+        raise ValueError(f"arrays that hold objects, not numbers: {', '.join(odd)}")
     if wrong := [name for name, value in outcome.metrics.items() if not isfinite(value)]:
         raise ValueError(f"metrics that are not finite: {', '.join(wrong)}")
     try:

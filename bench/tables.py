@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.leaderboard import Board, Cell, Row, best
+from bench.board import Board, Cell, Row, best
 from bench.results import CheckpointUsed
 
 

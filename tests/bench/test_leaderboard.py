@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.leaderboard import board_of, read_board, rewrite, to_csv
+from bench.board import board_of, read_board
+from bench.leaderboard import rewrite, to_csv
 from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
 from bench.tables import fitted, to_markdown, to_terminal
 from engine.tasks import Workspace
