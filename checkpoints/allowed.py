@@ -128,7 +128,9 @@ def is_allowed(name: str) -> bool:
 
 @contextmanager
 def only_stand_ins() -> Iterator[None]:
-    """Let torch's weights-only reader see `STAND_INS` and nothing that other code registered; undone at the end."""
+    """Let torch's weights-only reader see `STAND_INS` and nothing that other code registered; undone at the end.
+
+    torch keeps one such table for the process: a read in another thread meanwhile sees these names too."""
     registered = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals([(value, name) for name, value in STAND_INS.items()])

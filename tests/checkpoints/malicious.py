@@ -155,7 +155,8 @@ def tensor(count: int, offset: bytes, size: bytes, stride: bytes) -> bytes:
 
 
 def under_key(value: bytes) -> bytes:
-    return PROTOCOL + b"}" + text("model") + value + b"s."
+    """`{"model": value, "weight": a sound tensor}`: nothing but the value can be a reason to refuse it."""
+    return PROTOCOL + b"}" + text("model") + value + b"s" + text("weight") + small_tensor() + b"s."
 
 
 def list_bomb() -> bytes:
@@ -200,9 +201,6 @@ RAW: dict[str, Callable[[], bytes]] = {
         + b"\x86R)R"
     ),
     "call_of_a_string": lambda: under_key(text("os.system") + text("true") + b"\x85R"),
-    "items_of_a_dict": lambda: under_key(
-        name("collections OrderedDict") + b")R}" + text("items") + name("torch Size") + b"sb"
-    ),
     "instance": lambda: PROTOCOL + b"(" + text("true") + b"ios\nsystem\n.",
     "extension": lambda: PROTOCOL + b"\x82\x01.",
     "module_source": lambda: under_key(

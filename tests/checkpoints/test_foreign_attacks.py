@@ -111,13 +111,22 @@ def test_archive_in_an_archive(room):
     malicious.as_archive(malicious.under_key(malicious.small_tensor()), room / "a.pth")
     with zipfile.ZipFile(room / "a.pth", "a") as archive:
         archive.write(room / "inner.pth", "archive/inner/data.pkl")
-    assert list(read_foreign(room / "a.pth").tensors) == ["model"]
+    assert list(read_foreign(room / "a.pth").tensors) == ["model", "weight"]
     with zipfile.ZipFile(room / "b.pth", "w") as archive:
         archive.write(room / "inner.pth", "archive/data.pkl")
     refusal(room / "b.pth")
     with zipfile.ZipFile(room / "a.pth", "a") as archive:
         archive.writestr("other/data.pkl", pickle.dumps(malicious.touch(room.parent / "marker"), 2))
     refusal(room / "a.pth")
+
+
+@pytest.mark.parametrize("container", ["archive", "legacy"])
+def test_a_dict_cannot_hide_its_items_behind_an_attribute(container, room):
+    """An OrderedDict takes attributes from the file, and they come before its class's methods."""
+    model = malicious.name("collections OrderedDict") + b")R" + malicious.text("bias") + malicious.small_tensor() + b"s"
+    attribute = b"}" + malicious.text("items") + malicious.name("torch Size") + b"sb"
+    malicious.CONTAINERS[container](malicious.under_key(model + attribute), room / "a.pth")
+    assert list(read_foreign(room / "a.pth").tensors) == ["model.bias", "weight"]
 
 
 @pytest.mark.parametrize("unsafe", ["0", "1"])
