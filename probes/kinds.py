@@ -1,0 +1,51 @@
+"""What to keep of a forward pass, and how it is taken from the backbone. B batch, D width."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from checkpoints.backbone import Backbone, Features
+
+
+@dataclass(frozen=True)
+class FeatureKind:
+    """One vector an image.
+
+    pool: "cls", the class token, or "avg", the mean of the patch tokens. layer: block number, negative from the end.
+    norm: with the network's final LayerNorm applied.
+    """
+
+    pool: Literal["cls", "avg"]
+    layer: int = -1
+    norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pool not in ("cls", "avg"):
+            raise ValueError(f"pool={self.pool!r}: choose cls or avg")
+
+    @property
+    def name(self) -> str:
+        """For file names and messages, e.g. cls-layer-1-norm."""
+        return f"{self.pool}-layer{self.layer}-{'norm' if self.norm else 'raw'}"
+
+    def of(self, features: Features) -> Tensor:
+        """(B, D). Raises ValueError where the model has no class token."""
+        if self.pool == "avg":
+            return features.avg
+        if features.cls is None:
+            raise ValueError(f"the model has no class token at layer {self.layer}: evaluate it with pool=avg")
+        return features.cls
+
+
+def rows_of(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
+    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind: one pass, or two if only some kinds are normed."""
+    rows = {}
+    for norm in sorted({kind.norm for kind in kinds}):
+        group = [kind for kind in kinds if kind.norm == norm]
+        layers = sorted({kind.layer for kind in group})
+        found = dict(zip(layers, backbone(images, layers=layers, norm=norm), strict=True))
+        rows |= {kind: kind.of(found[kind.layer]).cpu().numpy() for kind in group}
+    return rows

@@ -1,0 +1,217 @@
+"""Features on disk: one float32 file per kind, filled batch by batch, resumable, the same bytes however it was filled.
+
+A folder belongs to one backbone, image set, transform and way of computing; its name is the digest of all these.
+
+    key.json        what the folder belongs to, for people
+    KIND.f32        (N, D) float32, row-major: image i is row i
+    KIND.journal    while being filled: one JSON line for every batch whose rows are safely on disk
+    KIND.json       once complete: width and unreadable images; the journal is gone
+    lock            held (flock) by the run that fills the folder; the kernel frees it if the run is killed
+
+Batches are fixed by N and the batch size alone, so a continued or divided extraction computes what one run would have.
+Letters: N images, D width, B images of a batch.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine.files import digest, write_atomic
+
+COMMIT_EVERY = 1.0  # seconds of work that a kill may cost; a sync of the disk takes milliseconds
+ITEM = np.dtype(np.float32).itemsize
+
+Bad = Mapping[int, str]  # index of an unreadable image -> why it is unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """The folder of one `key` (JSON facts that decide about the bytes) for `count` images in batches of `batch`."""
+
+    folder: Path
+    count: int
+    batch: int
+    width: int
+
+    @classmethod
+    def of(cls, cache: Path, key: Mapping[str, object], count: int, batch: int, width: int) -> "Store":
+        """The store of `key` below `cache`, made if need be."""
+        folder = Path(cache) / "features" / digest(key)[:32]
+        if not (folder / "key.json").exists():
+            write_atomic(folder / "key.json", json.dumps(key, indent=1, sort_keys=True) + "\n")
+        return cls(folder=folder, count=count, batch=batch, width=width)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the images make; the last may be short."""
+        return -(-self.count // self.batch)
+
+    def span(self, number: int) -> range:
+        """The images of batch `number`."""
+        return range(number * self.batch, min(self.count, (number + 1) * self.batch))
+
+    def path(self, kind: str, suffix: str) -> Path:
+        return self.folder / f"{kind}.{suffix}"
+
+    def state(self, kind: str) -> dict[int, Bad]:
+        """Number of every batch on disk -> its unreadable images."""
+        found: dict[int, Bad] = {}
+        if not self._is_whole(kind):
+            return found
+        if self.path(kind, "json").exists():
+            bad = self.unreadable(kind)
+            found = {number: {i: bad[i] for i in self.span(number) if i in bad} for number in range(self.batches)}
+        if self.path(kind, "journal").exists():
+            for line in self.path(kind, "journal").read_text().splitlines():
+                with suppress(ValueError):  # a line that a crash cut off
+                    entry = json.loads(line)
+                    found[entry["batch"]] = _images(entry["unreadable"])
+        return found
+
+    def missing(self, kind: str, skip_bad: bool) -> list[int]:
+        """Batches still to do. Without `skip_bad` those with unreadable images are tried again."""
+        state = self.state(kind)
+        return [n for n in range(self.batches) if n not in state or (state[n] and not skip_bad)]
+
+    def is_finished(self, kind: str) -> bool:
+        whole = self._is_whole(kind) and self.path(kind, "json").exists()
+        return whole and not self.path(kind, "journal").exists()
+
+    @property
+    def size(self) -> int:
+        """Bytes of one kind's file."""
+        return self.count * self.width * ITEM
+
+    def _is_whole(self, kind: str) -> bool:
+        path = self.path(kind, "f32")
+        return path.exists() and path.stat().st_size == self.size
+
+    def allocate(self, kinds: Sequence[str]) -> None:
+        """Files of full length for `kinds`. Raises ValueError when the disk has no room for them."""
+        paths = [self.path(kind, "f32") for kind in kinds]
+        lacking = sum(self.size - (path.stat().st_blocks * 512 if path.exists() else 0) for path in paths)
+        free = shutil.disk_usage(self.folder).free
+        if lacking > free:
+            raise ValueError(
+                f"features of {self.count} images need {lacking / 2**30:.2f} GiB in {self.folder}, where "
+                f"{free / 2**30:.2f} GiB are free; make room, or choose another cache folder"
+            )
+        for kind in kinds:
+            if not self._is_whole(kind):
+                self.path(kind, "json").unlink(missing_ok=True)
+                self.path(kind, "journal").unlink(missing_ok=True)
+                with open(self.path(kind, "f32"), "wb") as file:
+                    file.truncate(self.size)
+
+    def finish(self, kind: str) -> None:
+        """Replace the journal by the summary. To be called when no batch is missing."""
+        state = self.state(kind)
+        assert len(state) == self.batches
+        bad = {str(i): why for number in sorted(state) for i, why in sorted(state[number].items())}
+        summary = {"images": self.count, "width": self.width, "unreadable": bad}
+        write_atomic(self.path(kind, "json"), json.dumps(summary, indent=1) + "\n")
+        self.path(kind, "journal").unlink(missing_ok=True)
+
+    def unreadable(self, kind: str) -> dict[int, str]:
+        """Index -> reason, for every image of a finished kind that could not be read."""
+        return _images(json.loads(self.path(kind, "json").read_text())["unreadable"])
+
+    def rows(self, kind: str) -> np.ndarray:
+        """(N, D) float32, memory-mapped and read-only; rows of unreadable images are zeros."""
+        return np.memmap(self.path(kind, "f32"), np.float32, mode="r", shape=(self.count, self.width))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against other runs; wait, and say so, while another run fills it."""
+        with open(self.folder / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another run that extracts the same features ({self.folder})", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _images(entry: Mapping[str, str]) -> dict[int, str]:
+    return {int(index): why for index, why in entry.items()}  # JSON has no integer keys
+
+
+@dataclass(kw_only=True)
+class Writer:
+    """Puts batches of one or several kinds into a store; rows first, journal after they are on disk. Thread-safe."""
+
+    store: Store
+    wanted: Mapping[str, set[int]]  # kind -> the batches that it lacks
+    _files: dict[str, int] = field(default_factory=dict)
+    _uncommitted: dict[int, Bad] = field(default_factory=dict)
+    _committed_at: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "Writer":
+        self._files = {kind: os.open(self.store.path(kind, "f32"), os.O_WRONLY) for kind in self.wanted}
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        # After an error too: what was computed is kept.
+        try:
+            self._commit()
+        finally:
+            for file in self._files.values():
+                os.close(file)
+
+    def write(self, number: int, rows: Mapping[str, np.ndarray], bad: Bad) -> None:
+        """Rows (B, D) of batch `number` for every kind that lacks it."""
+        with self._lock:
+            for kind in self._lacking(number):
+                content = np.ascontiguousarray(rows[kind], np.float32)
+                _write_all(self._files[kind], memoryview(content).cast("B"), self._offset(number))
+            self._uncommitted[number] = bad
+            if time.monotonic() - self._committed_at >= COMMIT_EVERY:
+                self._commit()
+
+    def _lacking(self, number: int) -> list[str]:
+        return [kind for kind, numbers in self.wanted.items() if number in numbers]
+
+    def _offset(self, number: int) -> int:
+        return number * self.store.batch * self.store.width * ITEM
+
+    def _commit(self) -> None:
+        for kind, file in self._files.items():
+            entries = [
+                json.dumps({"batch": number, "unreadable": {str(i): why for i, why in bad.items()}}) + "\n"
+                for number, bad in self._uncommitted.items()
+                if number in self.wanted[kind]
+            ]
+            if entries:
+                os.fsync(file)
+                _append(self.store.path(kind, "journal"), "".join(entries))
+        self._uncommitted.clear()
+        self._committed_at = time.monotonic()
+
+
+def _write_all(file: int, content: memoryview, offset: int) -> None:
+    while content:
+        written = os.pwrite(file, content, offset)
+        content, offset = content[written:], offset + written
+
+
+def _append(path: Path, text: str) -> None:
+    """Add whole lines to a journal that other processes may be adding to, and that a crash may have cut."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        cut = size and os.pread(file, 1, size - 1) != b"\n"
+        os.write(file, (("\n" if cut else "") + text).encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
