@@ -103,7 +103,12 @@ class ViTExport:
 
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
-        vit = ViT(self.spec, drop_path)
+        with torch.device("meta"):  # no time spent on initial weights that are replaced at once
+            vit = ViT(self.spec, drop_path)
+        vit.to_empty(device="cpu")
+        for module in vit.modules():
+            if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
+                module.init_non_persistent_buffers()
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()

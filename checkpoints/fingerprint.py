@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoints.spec import Preparation
+from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 
 PROBES = 16  # values kept per block
@@ -30,24 +30,29 @@ def synthetic_image(size: int) -> Tensor:
 
 @torch.inference_mode()
 def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
-    """Name -> mean, standard deviation and probe values of: every block, the output, another size, every norm."""
+    """Name -> mean, standard deviation and probe values: every block, normed; another size; every norm."""
     vit = vit.eval().double()  # the caller hands over a network of its own
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std)
     )
     spec, points = vit.spec, {}
     image = (synthetic_image(spec.image_size) - mean) / std
-    every = vit(image, layers=range(spec.depth), norm=False)
-    points |= {f"block {number}": _summary(tokens) for number, tokens in enumerate(every)}
-    points["output"] = _summary(vit(image)[0])
+    layers = vit(image, layers=range(spec.depth))
+    points |= {f"block {number}": _summary(tokens) for number, tokens in enumerate(layers)}
     if spec.position_resize != "fixed" and spec.relative_position != "per_block":
-        larger = (synthetic_image(spec.image_size + 2 * spec.patch_size) - mean) / std
-        points["output at a larger size"] = _summary(vit(larger)[0])
+        points["another size"] = _summary(vit((synthetic_image(_other_size(spec)) - mean) / std)[0])
     ramp = torch.linspace(-1, 1, spec.width, dtype=torch.float64).view(1, 1, -1) * EPS_SCALE * 3**0.5
     for name, module in vit.named_modules():
         if name.rsplit(".", 1)[-1] in {"norm1", "norm2", "norm", "fc_norm", "norm_pre"} and hasattr(module, "eps"):
             points[f"norm {name}"] = _summary(module(ramp))
     return points
+
+
+def _other_size(spec: ViTSpec) -> int:
+    """A size that shows the position rule: half the native one, or two patches more for relative tables."""
+    if spec.relative_position != "none":
+        return spec.image_size + 2 * spec.patch_size
+    return max(spec.grid[0] // 2, 1) * spec.patch_size
 
 
 def differences(stored: Fingerprint, found: Fingerprint) -> list[str]:

@@ -117,9 +117,7 @@ class Branch:
         """Head count as asked for, else of the published model of that width; no tensor tells it."""
         heads = self.options.heads or table.get(width)
         if heads is None:
-            raise ValueError(
-                f"{self.file.path}: no tensor tells the head count of a ViT of width {width}; use --heads N"
-            )
+            raise ValueError(f"{self.file.path}: no tensor tells the head count of width {width}; use --heads N")
         return heads
 
 

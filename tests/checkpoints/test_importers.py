@@ -233,7 +233,7 @@ def test_what_a_file_cannot_say_is_asked_for(key, changes, message):
 def test_a_broken_weight_is_refused():
     example = EXAMPLES["dino"]()
     name = "teacher.backbone.norm.weight"
-    with pytest.raises(ValueError, match="tensor norm[.]weight holds NaN"):
+    with pytest.raises(ValueError, match="holds NaN"):
         imported(example, **{name: example.tree[name] * float("nan")})
 
 

@@ -1,0 +1,77 @@
+"""Position tables against the official recordings: every rule, to float32's rounding of the recorded numbers."""
+
+from math import isqrt
+
+import pytest
+import torch
+from examples import golden
+
+from checkpoints.positions import resize_positions, resize_relative, sincos_positions, transpose_positions
+
+
+def square(table: torch.Tensor, prefix: int = 1) -> tuple[int, int]:
+    side = isqrt(table.shape[1] - prefix)
+    return side, side
+
+
+@pytest.mark.parametrize(
+    ("rule", "source", "target"),
+    [
+        ("bicubic_offset", "dino/golden.safetensors:student0/backbone.pos_embed", "probe/student_posembed_local"),
+        ("bicubic", "msn/golden.safetensors:encoder2/pos_embed", "probe/encoder2_posembed_focal"),
+        ("bicubic", "moca/init_state.safetensors:encoder_teacher.pos_embed", "moca/eval.safetensors:pos_embed_interpolated"),
+        ("bicubic", "lut/lut_step.safetensors:student0.pos_embed", "lut/lut_finetune.safetensors:interp.pos_embed"),
+    ],
+)
+def test_absolute_tables(rule, source, target):
+    path, name = source.split(":")
+    other, _, wanted = target.rpartition(":")
+    table, expected = golden(path)[name].double(), golden(other or path)[wanted]
+    found = resize_positions(table, square(table), square(expected), rule, prefix=1)
+    assert (found - expected).abs().max() < 1e-6
+
+
+def test_relative_table():
+    record = golden("simmim/simmim_finetune.safetensors")
+    table, expected = record["encoder_rpb_shared"].double(), record["larger.rpb_table_block0"]
+    windows = [(isqrt(len(t) - 3) + 1) // 2 for t in (table, expected)]
+    found = resize_relative(table, (windows[0],) * 2, (windows[1],) * 2)
+    assert (found - expected).abs().max() < 1e-6
+
+
+def test_sine_cosine_tables():
+    column = golden("mae/mae_step.safetensors")["sincos.d16g4"]
+    assert torch.equal(sincos_positions((4, 4), 16, "column", prefix=1, dtype=torch.float64)[0], column)
+    row = golden("mocov3/golden.safetensors")["probe/sincos_dim16_grid3"]
+    assert (sincos_positions((3, 3), 16, "row", prefix=1) - row).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset"])
+def test_column_first_tables_are_resized_like_row_first_ones(rule):
+    """Reading a table in its own order and transposing it first are the same, for a grid that is not square."""
+    source, target = (3, 5), (4, 6)
+    table = torch.randn(1, 1 + 15, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = resize_positions(transpose_positions(table, source, 1), source, target, rule, prefix=1)
+    columns = resize_positions(table, source, target, rule, prefix=1, order="column_first")
+    assert torch.allclose(transpose_positions(columns, target, 1), rows, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [61, 115, 122])  # 976, 1840 and 1952 px at patch 16
+def test_the_grid_is_the_one_asked_for(side):
+    """Sizes for which DINOv2's scale factor alone gives a grid one short (facebookresearch/dinov2 pull request 378)."""
+    table = torch.zeros(1, 196, 4)
+    assert resize_positions(table, (14, 14), (side, side), "bicubic_offset").shape == (1, side * side, 4)
+
+
+def test_a_fixed_table_cannot_be_resized():
+    with pytest.raises(ValueError, match="its rule is 'fixed'"):
+        resize_positions(torch.zeros(1, 4, 8), (2, 2), (3, 3), "fixed")
+    with pytest.raises(ValueError, match="has 5 rows, not 0 [+] 2 x 2"):
+        resize_positions(torch.zeros(1, 5, 8), (2, 2), (3, 3), "bicubic")
+
+
+def test_resizing_passes_gradients():
+    table = torch.randn(1, 9, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: resize_positions(t, (3, 3), (4, 5), "bicubic_offset"), table)
+    relative = torch.randn(7 * 7 + 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: resize_relative(t, (4, 4), (5, 6)), relative)

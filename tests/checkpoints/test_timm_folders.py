@@ -1,0 +1,107 @@
+"""timm in and out: a timm model imported, exported, loaded by plain timm again, and run through our Backbone."""
+
+import json
+import math
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from checkpoints.spec import IMAGENET_MEAN, Preparation, ViTSpec
+from checkpoints.vit import ViT
+
+TINY = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4)
+MODELS = {
+    "plain": ("vit_base_patch16_224", TINY),
+    "average": ("vit_base_patch16_224", TINY | dict(class_token=False, global_pool="avg")),
+    "registers": ("vit_base_patch14_reg4_dinov2", TINY),
+    "quick gelu, pre-norm, eps 1e-5": ("vit_base_patch16_clip_quickgelu_224", TINY),
+    "query and key norms": ("vit_base_patch16_224", TINY | dict(qk_norm=True)),
+    "beit": ("beit_base_patch16_224", TINY),
+    "beit, fine-tuned head": ("beit_base_patch16_224", TINY | dict(num_classes=5)),
+}
+
+
+def saved(folder, architecture: str, arguments: dict) -> torch.nn.Module:
+    """A randomly filled timm model and its folder as timm writes it for the hub."""
+    torch.manual_seed(0)
+    model = timm.create_model(
+        architecture,
+        pretrained_cfg_overlay=dict(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), custom_load=False),
+        **({"num_classes": 0} | arguments),
+    ).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    save_for_hf(model, folder, model_args={"num_classes": 0} | arguments, safe_serialization=True)
+    return model
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_timm_to_export_to_timm(key, tmp_path):
+    model = saved(tmp_path / "source", *MODELS[key])
+    if key == "query and key norms":
+        with pytest.raises(ValueError, match="q_norm"):  # no timm name has these norms, so no export can name it
+            load(f"timm:local-dir:{tmp_path / 'source'}")
+        return
+    export = load(f"timm:local-dir:{tmp_path / 'source'}")
+    assert (export.mean, export.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    export.save(tmp_path / "export")
+    again = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    assert again.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected, reloaded = model.forward_features(images), again.forward_features(images)
+    features = Backbone(ViTExport.load(tmp_path / "export"))(images)[0]
+    patches = features.patches.flatten(1, 2)
+    assert (reloaded - expected).abs().max() < 1e-6
+    assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-6
+    if features.cls is not None:
+        assert (features.cls - expected[:, 0]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("architecture", ["vit_small_patch16_224", "vit_base_patch16_224", "beit_base_patch16_224"])
+def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model(architecture, num_classes=0).eval()
+    save_for_hf(model, tmp_path / "source", model_args=dict(num_classes=0), safe_serialization=True)
+    export = load(tmp_path / "source")
+    export.save(tmp_path / "export")
+    again = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
+    images = torch.randn(1, 3, 224, 224)
+    features = Backbone(export)(images)[0]
+    with torch.no_grad():
+        expected = again.forward_features(images)
+    assert (expected - model.forward_features(images)).abs().max() < 1e-6
+    assert (features.patches.flatten(1, 2) - expected[:, 1:]).abs().max() < 1e-6
+    assert (features.cls - expected[:, 0]).abs().max() < 1e-6
+
+
+def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
+    """timm's own configuration of this architecture says 0.5; an export must never carry that by accident."""
+    spec = ViTSpec(
+        architecture="vit_small_patch16_224", image_size=32, patch_size=8, width=32, depth=1, heads=2, mlp_hidden=64
+    )
+    ViTExport.from_vit(ViT(spec), Preparation()).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["pretrained_cfg"]["mean"] == list(IMAGENET_MEAN)
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert tuple(timm.data.resolve_model_data_config(model)["mean"]) == IMAGENET_MEAN
+    assert math.isclose(timm.data.resolve_model_data_config(model)["crop_pct"], 0.875)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "timm:vit_none_at_all", "local-dir:/nowhere"])
+def test_what_timm_cannot_give_is_one_line(name):
+    with pytest.raises(ValueError) as error:
+        load(name)
+    assert "\n" not in str(error.value)
+
+
+def test_other_timm_networks_are_refused(tmp_path):
+    model = timm.create_model("resnet10t", num_classes=0)
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    with pytest.raises(ValueError, match="is a ResNet; timm's VisionTransformer and Beit"):
+        load(f"local-dir:{tmp_path}")
