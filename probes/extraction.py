@@ -1,17 +1,14 @@
 """Batches of images through the backbone at the machine's speed: in lanes on a CPU, behind loader processes on a GPU.
 
-CPU. Every core is a lane: one thread that reads, decodes, resizes, computes (with one-threaded operators) and hands
-over its own batches. Against the usual loader processes and one forward pass on all cores, no operator waits at its
-barrier for the core that a decoder took, and nothing crosses processes. It also makes the features independent of the
-number of cores: every batch is computed by one of them. `tests/benchmarks/extraction.py` compares the two.
+On a CPU every core reads, decodes, resizes and computes its own batches (engine.lanes). With the usual loader
+processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
+crosses processes here. `tests/benchmarks/extraction.py` compares the two.
 
 B images of a batch, S side in pixels, D width.
 """
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
+from engine.lanes import run_in_lanes
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -98,32 +96,6 @@ class Extractor:
             )
 
 
-def run_in_lanes(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], lanes: int) -> None:
-    """Work off all batches on `lanes` threads, which call `consume`. An error in one stops all after their batch."""
-    items = iter(range(len(reader)))  # shared: each `next` on it is one step under the interpreter's lock
-    stop = threading.Event()
-    threads_before = torch.get_num_threads()
-
-    def lane() -> None:
-        torch.set_num_threads(1)  # of this thread, and of threads that torch starts later
-        try:
-            for item in items:
-                if stop.is_set():
-                    return
-                consume(extractor(reader[item], reader.spans[item][1]))
-        except BaseException:
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(lanes, thread_name_prefix="lane") as pool:
-        try:
-            for ending in [pool.submit(lane) for _ in range(lanes)]:
-                ending.result()
-        finally:
-            stop.set()  # Ctrl-C reaches this thread alone
-            torch.set_num_threads(threads_before)
-
-
 def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], loaders: int) -> None:
     """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
     spans = dict(reader.spans)
@@ -139,12 +111,16 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
 
 
 def run(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None) -> None:
-    """Work off all batches in the way that suits the backbone's device. workers: lanes or loader processes.
+    """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
 
-    Unless told, there is a lane for each thread that torch was given (OMP_NUM_THREADS, or the cores).
+    workers: lanes or loader processes; chosen for the machine when None.
     """
-    if extractor.backbone.mean.device.type == "cpu":
-        run_in_lanes(reader, extractor, consume, workers or torch.get_num_threads())
-    else:
+    if extractor.backbone.mean.device.type != "cpu":
         loaders = min(LOADERS, os.cpu_count() or 1) if workers is None else workers
         run_behind_loaders(reader, extractor, consume, loaders)
+        return
+
+    def work(item: int) -> None:
+        consume(extractor(reader[item], reader.spans[item][1]))
+
+    run_in_lanes(work, range(len(reader)), workers)

@@ -13,13 +13,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from engine.lanes import run_in_lanes
+
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more queries are done
 
 QUERIES = 4096  # searched together: FAISS's own block of queries, about 16 MiB of results
 GALLERY = 65536  # rows that torch compares at once: 1 GiB of similarities with QUERIES
 NORMALISED = 16384  # rows normalised at once
-VOTERS = 1024  # queries whose votes are counted together: stays in a core's cache
+VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
 
 
@@ -143,10 +145,9 @@ def vote(
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
         raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    hits = {
-        (k, t): Hits(np.zeros(len(labels), bool), np.zeros(len(labels), bool)) for k in ks for t in temperatures
-    }
-    for rows in blocks(len(labels), VOTERS):
+    hits = {(k, t): Hits(np.zeros(len(labels), bool), np.zeros(len(labels), bool)) for k in ks for t in temperatures}
+
+    def count(rows: slice) -> None:
         near, candidates, truth = _local_classes(neighbour_labels[rows], labels[rows])
         lead = torch.from_numpy(similarities[rows]).double()
         lead = lead - lead[:, :1]  # a common factor of all scores, taken out so that exp cannot overflow
@@ -155,6 +156,8 @@ def vote(
             for k, place in _ranks(weights, near, candidates, truth, ks):
                 hits[k, temperature].top1[rows] = place < 1
                 hits[k, temperature].top5[rows] = place < 5
+
+    run_in_lanes(count, list(blocks(len(labels), VOTERS)))
     return hits
 
 

@@ -1,0 +1,199 @@
+"""Weighted k-nearest-neighbour accuracy on frozen features: what a checkpoint knows before any training.
+
+DINO's evaluation (github facebookresearch/dino, eval_knn.py), after Wu et al. 2018: cosine similarity to the training
+images, a vote of the k nearest weighted by exp(similarity / T). One search answers every k and T.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from checkpoints.export import ViTExport
+from engine.distributed import World, start_world
+from engine.progress import Progress
+from engine.tasks import Outcome, Protocol, Workspace
+from imagesets.subsets import fraction
+from imagesets.transforms import EvalTransform
+from probes.features import FeatureKind, FeatureSet, extract
+from probes.neighbours import Hits, normalised, search, vote
+from probes.splits import open_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knn:
+    """Settings of one evaluation.
+
+    k, temperature: every pair is evaluated. With several temperatures the best one on the validation images is
+    reported, under the name top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
+    pool, layer, norm: the feature. fraction: share of the training images in the gallery, class-balanced, drawn by the
+    workspace's seed. crop, interpolation: of the transform; the side of the crop is the export's image size.
+    """
+
+    k: tuple[int, ...] = (10, 20, 100, 200)
+    temperature: tuple[float, ...] = (0.07,)
+    pool: Literal["cls", "avg"] = "cls"
+    layer: int = -1
+    norm: bool = True
+    fraction: float = 1.0
+    crop: float = 0.875
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    backend: Literal["faiss", "torch"] = "faiss"
+
+    def __post_init__(self) -> None:
+        if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
+            raise ValueError(f"k={self.k}: give different whole numbers from 1 up")
+        if not self.temperature or min(self.temperature) <= 0 or len(set(self.temperature)) < len(self.temperature):
+            raise ValueError(f"temperature={self.temperature}: give different numbers above 0")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction={self.fraction}: give a share above 0 and up to 1")
+
+    @property
+    def kind(self) -> FeatureKind:
+        return FeatureKind(self.pool, self.layer, self.norm)
+
+    def features(self) -> tuple[FeatureKind, ...]:
+        """What a runner may extract of the whole splits beforehand, together with what other tasks want."""
+        return (self.kind,) if self.fraction == 1 else ()
+
+    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+        """How this evaluation prepares images."""
+        return EvalTransform(
+            size=export.spec.image_size, crop=self.crop, interpolation=self.interpolation, decode=space.decode
+        )
+
+    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        train, val = open_splits(space)
+        if self.fraction < 1:
+            train = fraction(train, self.fraction, space.seed)
+        transform = self.transform(export, space)
+        gallery = extract(export, train, [self.kind], space, transform)
+        queries = extract(export, val, [self.kind], space, transform)
+        check_labels(gallery, queries, train.classes)
+        ks = usable(self.k, len(gallery))
+        with start_world(space.device) as world:
+            parts = world.together(lambda: self.classify(gallery, queries, ks, space, world))
+        hits = {
+            pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
+            for pair in parts[0]
+        }
+        return self.outcome(hits, ks, gallery, queries, len(val))
+
+    def classify(
+        self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace, world: World
+    ) -> dict[tuple[int, float], Hits]:
+        """(k, T) -> hits of this process's share of the queries."""
+        count = len(queries)
+        share = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
+        bank, asked = normalised(gallery[self.kind]), normalised(queries[self.kind][share])
+        with Progress("nearest neighbours", len(asked), quiet=not world.is_first) as progress:
+            similarities, indices = search(bank, asked, max(ks), self.backend, space.device, progress.advance)
+        return vote(similarities, gallery.labels[indices], queries.labels[share], ks, self.temperature)
+
+    def outcome(
+        self,
+        hits: Mapping[tuple[int, float], Hits],
+        ks: Sequence[int],
+        gallery: FeatureSet,
+        queries: FeatureSet,
+        images: int,
+    ) -> Outcome:
+        """Percentages, correctness of each of `images` validation images (NaN if skipped), and what they rest on."""
+        metrics, correct, sweep = {}, {}, {}
+        for k in ks:
+            by_temperature = {t: percent(hits[k, t].top1) for t in self.temperature}
+            best = max(self.temperature, key=by_temperature.__getitem__)
+            suffix = f"k{k}" if len(self.temperature) == 1 else f"k{k}_bestT"
+            metrics |= {f"top1_{suffix}": by_temperature[best], f"top5_{suffix}": percent(hits[k, best].top5)}
+            correct[f"top1_{suffix}"] = spread_out(hits[k, best].top1, queries.indices, images)
+            correct[f"top5_{suffix}"] = spread_out(hits[k, best].top5, queries.indices, images)
+            sweep[f"k{k}"] = [
+                {"T": t, "top1": by_temperature[t], "top5": percent(hits[k, t].top5)} for t in self.temperature
+            ]
+        facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
+        if len(self.temperature) > 1:
+            facts["per_temperature"] = sweep
+        if dropped := [k for k in self.k if k > len(gallery)]:
+            facts["k_beyond_the_gallery"] = dropped
+        return Outcome(metrics=metrics, per_image=correct, facts=facts | {"cost": cost(gallery, queries)})
+
+
+def check_labels(gallery: FeatureSet, queries: FeatureSet, classes: Sequence[str]) -> None:
+    """ValueError when images are asked for whose class the gallery lacks: they could never be right."""
+    lacking = np.setdiff1d(queries.labels, gallery.labels)
+    if len(lacking):
+        names = ", ".join(classes[label] for label in lacking[:3])
+        raise ValueError(
+            f"{gallery.facts['url']}: {len(lacking)} classes of the validation images have no training image ({names}"
+            f"{', ...' if len(lacking) > 3 else ''}); add training images, or raise --limit"
+        )
+
+
+def usable(ks: Sequence[int], gallery: int) -> list[int]:
+    """The k that a gallery of this size has neighbours for; its size where it is too small for all (as in DINOv2's
+    eval/knn.py:198-231). The names of the metrics say what was used."""
+    return [k for k in ks if k <= gallery] or [gallery]
+
+
+def percent(correct: np.ndarray) -> float:
+    return 100.0 * int(correct.sum()) / len(correct)
+
+
+def spread_out(correct: np.ndarray, indices: np.ndarray, images: int) -> np.ndarray:
+    """Correctness of the read images, at their places among all -> (images,) float32; NaN for skipped ones."""
+    values = np.full(images, np.nan, np.float32)
+    values[indices] = correct
+    return values
+
+
+def cost(*sets: FeatureSet) -> dict[str, float]:
+    """What this very run spent: nothing where the features were on disk already."""
+    forwards, seconds = sum(one.forwards for one in sets), sum(one.seconds for one in sets)
+    return {"forwards": forwards, "images_per_second": round(forwards / seconds, 1) if seconds else 0.0}
+
+
+SWEEP = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)  # MOCA eval_knn.py:62-65
+
+PROTOCOLS = {
+    "knn@dino": Protocol(
+        task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
+        version=1,
+        source="facebookresearch/dino eval_knn.py:194-197 (k, T), :32-37 (transform), :146-181 (vote); "
+        "top-5 among classes that occur, see probes/neighbours.py",
+    ),
+    "knn@dinov2": Protocol(
+        task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
+        version=1,
+        source="facebookresearch/dinov2 eval/knn.py:87-95 (k, T), data/transforms.py:77-91; the same top-1 as knn@dino",
+    ),
+    "knn@ibot": Protocol(
+        task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
+        version=1,
+        source="bytedance/ibot evaluation/eval_knn.py:272-281 with run.sh (n_last_blocks=1, avgpool=0)",
+    ),
+    "knn@moca": Protocol(
+        task=Knn(k=(10, 20), temperature=SWEEP, pool="avg"),
+        version=1,
+        source="valeoai/MOCA eval_knn.py:38-65 (k, best of ten T), util/knn_utils.py:20-26 (mean patch token); "
+        "the paper reports k=20",
+    ),
+    "knn@mst": Protocol(
+        task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
+        version=1,
+        source="MST (NeurIPS 2021) appendix: k=10 in the main table, 20, 100 and 200 tabulated; T not stated, "
+        "0.07 (Wu et al. 2018) is ours",
+    ),
+    "knn_online@extrema": Protocol(
+        task=Knn(k=(200,), temperature=(0.07,), pool="cls", fraction=0.1),
+        version=1,
+        source="ExtreMA section 4 (figure 4): k=200 on 10 % of ImageNet's training images; no code released; "
+        "T=0.07, the balanced draw and the transform are ours",
+    ),
+}
+
+SUITES = {
+    "smoke": ("knn@dino",),
+    "frozen": ("knn@dino", "knn@moca"),
+    "full": tuple(PROTOCOLS),
+}
