@@ -1,0 +1,51 @@
+"""One process alone, and two connected by gloo through torchrun's variables."""
+
+import os
+import socket
+
+import pytest
+import torch.multiprocessing
+
+from engine.distributed import World, current_world, start_world
+
+
+def test_alone():
+    with start_world("cpu") as world:
+        assert world == World() == current_world()
+        world.barrier()
+        assert world.is_first and world.gather_objects("a") == ["a"]
+        assert world.together(lambda: 3) == [3]
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def member(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with start_world("cpu") as world:
+        assert (world.rank, world.size, world.is_first) == (rank, 2, rank == 0)
+        assert world.gather_objects(f"from {rank}") == ["from 0", "from 1"]
+        with start_world("cpu") as inner:
+            assert inner == world
+        assert world.together(lambda: rank * 10) == [0, 10]  # still connected
+        with pytest.raises(ValueError, match="only the second one fails"):
+            world.together(lambda: fail_in_the_second(world))
+        world.barrier()
+    assert current_world() == World()
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write("ended well")
+
+
+def fail_in_the_second(world: World) -> int:
+    if not world.is_first:
+        raise ValueError("only the second one fails")
+    return 1
+
+
+def test_two_processes_agree(tmp_path):
+    torch.multiprocessing.spawn(member, args=(free_port(), str(tmp_path)), nprocs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -1,0 +1,57 @@
+"""Run as a program: extract the digits' training features into a folder, slowly enough to be killed on the way.
+
+extraction_program.py FOLDER         once; prints the images that went through the backbone
+extraction_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from toy_exports import export_of_size, workspace
+
+from imagesets.sets import open_set
+from imagesets.transforms import EvalTransform
+from probes import store
+from probes.features import extract
+from probes.kinds import FeatureKind
+
+KINDS = (FeatureKind("cls"), FeatureKind("avg", layer=-2))
+IMAGES = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowTransform(EvalTransform):
+    def __call__(self, image_set, index):
+        time.sleep(0.002)
+        return super().__call__(image_set, index)
+
+
+def prepared(folder: Path) -> tuple:
+    """What `extract` is called with."""
+    images = open_set("digits:", "train").limited(IMAGES)
+    return export_of_size(16), images, KINDS, workspace(folder, "digits:"), SlowTransform(size=16)
+
+
+def killed_once(arguments: tuple, seconds: float) -> None:
+    child = os.fork()
+    if not child:
+        extract(*arguments)
+        os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    store.COMMIT_EVERY = 0.01
+    arguments = prepared(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        for _ in range(int(sys.argv[2])):
+            killed_once(arguments, random.uniform(0.05, 0.25))  # a whole run takes more than a second
+    else:
+        sys.stdout.write(f"{extract(*arguments).forwards}\n")

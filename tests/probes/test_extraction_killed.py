@@ -1,0 +1,62 @@
+"""Extraction killed, divided between processes, and run twice at once: always the bytes of one quiet run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from extraction_program import IMAGES, KINDS, prepared
+
+from probes.features import extract
+
+PROGRAM = Path(__file__).with_name("extraction_program.py")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Relative path -> bytes of every file of the feature store."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def start(*arguments, launcher=(), **settings) -> subprocess.Popen:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}", **settings}
+    command = [sys.executable, *launcher, str(PROGRAM), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen) -> str:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quiet")
+    assert extract(*prepared(folder)).forwards == IMAGES
+    return contents(folder)
+
+
+def test_killed_at_random_moments_and_continued(tmp_path, quiet):
+    end(start(tmp_path, 4))
+    (journal,) = tmp_path.rglob(f"{KINDS[0].name}.journal")
+    done = len({json.loads(line)["batch"] for line in journal.read_text().splitlines()})
+    assert done, "every run was killed before it had done anything: the test shows nothing"
+    with open(journal, "a") as file:
+        file.write('{"batch": 5, "unre')  # a line that a crash of the machine cut off
+    last = extract(*prepared(tmp_path))
+    assert 0 < last.forwards < IMAGES
+    assert contents(tmp_path) == quiet
+
+
+def test_two_processes_of_torchrun_share_the_work(tmp_path, quiet):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert end(start(tmp_path, launcher=torchrun)).split() == [str(IMAGES)] * 2
+    assert contents(tmp_path) == quiet
+
+
+def test_two_runs_at_once_do_the_work_once(tmp_path, quiet):
+    runs = [start(tmp_path), start(tmp_path)]
+    assert sorted(int(end(run)) for run in runs) == [0, IMAGES]
+    assert contents(tmp_path) == quiet

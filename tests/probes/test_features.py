@@ -1,0 +1,201 @@
+"""What extraction computes, when it computes nothing, and how it refuses."""
+
+import os
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation
+from checkpoints.vit import ViT
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import open_set
+from imagesets.transforms import EvalTransform
+from probes.features import extract, transform_of
+from probes.kinds import FeatureKind
+
+CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+@pytest.fixture
+def digits():
+    return open_set("digits:", "val").limited(50)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """20 images in files, 10 a class."""
+    random = np.random.default_rng(0)
+    for number in range(20):
+        path = tmp_path / "photos" / "val" / f"class{number % 2}" / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(path)
+    shutil.copytree(tmp_path / "photos" / "val", tmp_path / "photos" / "train")
+    return f"folder:{tmp_path / 'photos'}"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_features_are_those_of_the_backbone(export, digits, tmp_path, precision):
+    found = extract(export, digits, [CLS, AVG, EARLY], workspace(tmp_path, "digits:", precision=precision))
+    transform = transform_of(export, workspace(tmp_path, "digits:"))
+    backbone = Backbone(export, "cpu", precision)
+    images = backbone.prepare(torch.stack([transform(digits, i) for i in range(len(digits))]))
+    (last,), (early,) = backbone(images), backbone(images, layers=(0,), norm=False)
+    tolerance = 1e-5 if precision == "float32" else 2e-2
+    for kind, expected in ((CLS, last.cls), (AVG, last.avg), (EARLY, early.cls)):
+        assert found[kind].dtype == np.float32 and isinstance(found[kind], np.memmap)
+        np.testing.assert_allclose(found[kind], expected.numpy(), atol=tolerance)
+    np.testing.assert_array_equal(found.labels, digits.labels)
+    assert found.indices.tolist() == list(range(50)) and not found.unreadable
+
+
+def test_what_is_on_disk_is_not_computed_again(export, digits, tmp_path):
+    space = workspace(tmp_path, "digits:")
+    assert extract(export, digits, [CLS, EARLY], space).forwards == 50
+    assert extract(export, digits, [EARLY], space).forwards == 0
+    assert extract(export, digits, [CLS, EARLY, AVG], space).forwards == 50  # for the new kind alone
+    together = extract(export, digits, [CLS, AVG], replace(space, cache=tmp_path / "other"))
+    again = extract(export, digits, [CLS, AVG], space)
+    assert again.forwards == 0
+    for kind in (CLS, AVG):
+        np.testing.assert_array_equal(together[kind], again[kind])
+
+
+def with_flipped_bit(export):
+    tensors = {name: tensor.clone() for name, tensor in export.tensors.items()}
+    name = min(tensors)
+    tensors[name].view(torch.int32).view(-1)[0] ^= 1  # the least significant bit of one weight
+    return ViTExport.make(export.spec, export.preparation, tensors)
+
+
+def test_any_change_misses_the_cache(export, digits, tmp_path):
+    space = workspace(tmp_path, "digits:")
+    extract(export, digits, [CLS], space)
+    plain = transform_of(export, space)
+    for other in (replace(plain, crop=0.8), replace(plain, interpolation="bilinear"), replace(plain, decode="fast")):
+        assert extract(export, digits, [CLS], space, other).forwards == 50
+    assert extract(with_flipped_bit(export), digits, [CLS], space).forwards == 50
+    assert extract(export, open_set("digits:", "val").limited(40), [CLS], space).forwards == 40
+    pixels = digits.images.pixels.copy()
+    pixels[3, 2, 1, 0] ^= 1
+    changed = replace(digits, images=replace(digits.images, pixels=pixels))
+    assert extract(export, changed, [CLS], space).forwards == 50
+    for setting in ({"precision": "bfloat16"}, {"batch_size": 8}):
+        assert extract(export, digits, [CLS], replace(space, **setting)).forwards == 50
+    assert extract(export, digits, [CLS], replace(space, workers=3, seed=7)).forwards == 0
+
+
+def test_the_number_of_lanes_does_not_change_a_bit(export, digits, tmp_path):
+    arrays = [
+        extract(export, digits, [CLS], workspace(tmp_path / str(lanes), "digits:", workers=lanes))[CLS]
+        for lanes in (1, 2, 5)
+    ]
+    for array in arrays[1:]:
+        np.testing.assert_array_equal(array, arrays[0])
+
+
+def spoil(url, name, content):
+    path = next(p for p in sorted((open_root(url) / "val").rglob("*.png")) if p.name == name)
+    path.write_bytes(content)
+    return path
+
+
+def open_root(url):
+    return Path(url.removeprefix("folder:"))
+
+
+def test_an_unreadable_image_stops_with_its_path_and_what_was_done_is_kept(export, photos, tmp_path):
+    path = spoil(photos, "19.png", b"\x89PNG no more")
+    images, space = open_set(photos, "val"), workspace(tmp_path, photos, workers=1)
+    with pytest.raises(UnreadableImage, match=str(path)):
+        extract(export, images, [CLS], space)
+    left = extract(export, images, [CLS], replace(space, skip_bad=True))
+    assert left.forwards == 6  # of three batches (7, 7, 6) the last one
+    assert left.unreadable.keys() == {19} and left.indices.tolist() == list(range(19))
+    assert len(left.labels) == len(left[CLS]) == 19
+    assert list(left.facts["skipped"]) == [str(path)]
+    assert extract(export, images, [CLS], replace(space, skip_bad=True)).forwards == 0
+    with pytest.raises(UnreadableImage, match=str(path)):
+        extract(export, images, [CLS], space)
+
+
+def test_skipping_leaves_the_other_rows_as_they_were(export, photos, tmp_path):
+    whole = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos))[AVG].copy()
+    spoil(photos, "04.png", b"")
+    less = extract(export, open_set(photos, "val"), [AVG], workspace(tmp_path, photos, skip_bad=True))
+    np.testing.assert_array_equal(less[AVG], np.delete(whole, less.unreadable and list(less.unreadable), axis=0))
+
+
+def test_a_set_without_a_readable_image(export, photos, tmp_path):
+    for path in (open_root(photos) / "val").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 20 images of val can be read"):
+        extract(export, open_set(photos, "val"), [CLS], workspace(tmp_path, photos, skip_bad=True))
+
+
+def test_features_that_are_not_finite_name_layer_and_image(export, digits, tmp_path):
+    tensors = dict(export.tensors) | {"norm.weight": torch.full_like(export.tensors["norm.weight"], 3e38)}
+    broken = replace(export, tensors=tensors)
+    with pytest.raises(ValueError, match=r"digits:val/\d+: features of layer -1 \(cls-layer-1-norm\) are not finite"):
+        extract(broken, digits, [CLS], workspace(tmp_path, "digits:"))
+
+
+def test_a_missing_class_token_is_an_error_that_says_what_to_do(export, digits, tmp_path):
+    spec = replace(export.spec, class_token=False, class_position=False, pool="avg")
+    pooled = ViTExport.from_vit(ViT(spec), Preparation())
+    with pytest.raises(ValueError, match="no class token at layer -1: evaluate it with pool=avg"):
+        extract(pooled, digits, [CLS], workspace(tmp_path, "digits:"))
+    assert extract(pooled, digits, [AVG], workspace(tmp_path, "digits:"))[AVG].shape == (50, 32)
+
+
+def test_no_room_on_disk_is_said_before_anything_is_computed(export, digits, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    with pytest.raises(ValueError, match=r"0\.00 GiB are free; make room, or choose another cache folder"):
+        extract(export, digits, [CLS], workspace(tmp_path, "digits:"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "float16"}, "over 100 times slower: choose float32 or bfloat16"),
+        ({"precision": "int8"}, "choose float32 or bfloat16"),
+        ({"batch_size": 0}, "batch size 0"),
+    ],
+)
+def test_settings_that_cannot_work(export, digits, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        extract(export, digits, [CLS], workspace(tmp_path, "digits:", **settings))
+
+
+def test_a_damaged_store_is_filled_again(export, digits, tmp_path):
+    space = workspace(tmp_path, "digits:")
+    before = extract(export, digits, [CLS], space)[CLS].copy()
+    (path,) = tmp_path.rglob("*.f32")
+    os.truncate(path, 100)
+    again = extract(export, digits, [CLS], space)
+    assert again.forwards == 50
+    np.testing.assert_array_equal(again[CLS], before)
+
+
+def test_kinds_are_checked():
+    with pytest.raises(ValueError, match="choose cls or avg"):
+        FeatureKind("max")
+
+
+def test_transform_is_the_exports_own(export, tmp_path):
+    transform = transform_of(export, workspace(tmp_path, "digits:", decode="fast"))
+    assert transform == EvalTransform(size=16, crop=export.crop, interpolation=export.interpolation, decode="fast")

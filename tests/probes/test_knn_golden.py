@@ -1,0 +1,91 @@
+"""Accuracies of the official DINO, DINOv2 and MOCA k-NN codes, recorded; ours through FAISS and through torch."""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from probes.neighbours import normalised, search, vote
+
+FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "knn"
+DATA = load_file(FOLDER / "data.safetensors")
+RECORDED = json.loads((FOLDER / "results.json").read_text())
+BACKENDS = ("faiss", "torch")
+
+
+@cache
+def votes(backend: str, rows: str = ""):
+    """Hits of every k and T recorded, from one search at the largest k in all of the gallery or the named rows."""
+    chosen = DATA[rows] if rows else np.arange(len(DATA["train_labels"]))
+    entries = [entry for name in ("dino", "moca_cosine", "dinov2") for entry in RECORDED[name]]
+    ks = sorted({entry["k"] for entry in entries if entry["k"] <= len(chosen)})
+    temperatures = sorted({entry["T"] for entry in entries})
+    gallery, queries = normalised(DATA["train_features"][chosen]), normalised(DATA["test_features"])
+    similarities, indices = search(gallery, queries, max(ks), backend)
+    labels = DATA["train_labels"][chosen]
+    return vote(similarities, labels[indices], DATA["test_labels"], ks, temperatures), labels[indices]
+
+
+def percent(hits):
+    return 100 * np.count_nonzero(hits) / len(hits)
+
+
+def rows_of(entry):
+    """Name of the tensor with the gallery's rows, for entries on a part of it."""
+    return "" if entry.get("n_per_class", "full") == "full" else f"dinov2_5perclass_try{entry['try']}_indices"
+
+
+def title(entry):
+    return "-".join(f"{key}{entry[key]}" for key in ("k", "T", "n_per_class", "try") if key in entry)
+
+
+def well_defined(labels, k):
+    """Whether five classes occur among the first k neighbours of every query: else sort order decides the top five."""
+    return all(len(set(row[:k])) >= 5 for row in labels)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("source", ["dino", "dino_num_classes_1000", "moca_cosine"])
+def test_every_k_and_temperature(backend, source):
+    assert RECORDED[source]
+    hits, labels = votes(backend)
+    for entry in RECORDED[source]:
+        ours = hits[entry["k"], entry["T"]]
+        assert percent(ours.top1) == pytest.approx(entry["top1"], abs=1e-9), entry
+        if well_defined(labels, entry["k"]):
+            assert percent(ours.top5) == pytest.approx(entry["top5"], abs=1e-9), entry
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("entry", RECORDED["dinov2"], ids=title)
+def test_dinov2(backend, entry):
+    hits, labels = votes(backend, rows_of(entry))
+    ours = hits[entry["k"], entry["T"]]
+    assert percent(ours.top1) == pytest.approx(entry["micro"]["top-1"], abs=1e-4)  # float32 in torchmetrics
+    assert percent(ours.top5) == pytest.approx(entry["top5_counting_positive_weight_classes_only"], abs=1e-4)
+    if well_defined(labels, entry["k"]):
+        assert percent(ours.top5) == pytest.approx(entry["micro"]["top-5"], abs=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_best_temperature_of_mocas_sweep(backend):
+    hits, _ = votes(backend)
+    for k, best in RECORDED["moca_cosine_sweep"].items():
+        found = {entry["T"]: percent(hits[int(k), entry["T"]].top1) for entry in RECORDED["moca_cosine"]}
+        assert max(found.values()) == pytest.approx(best["best_top1"])
+        assert found[best["best_T"]] == pytest.approx(best["best_top1"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [name for name in DATA if name.endswith("_hit1")])
+def test_every_single_image(backend, name):
+    k, temperature = name.removesuffix("_hit1").removeprefix("k").split("_T")
+    hits, labels = votes(backend)
+    ours = hits[int(k), float(temperature)]
+    np.testing.assert_array_equal(ours.top1, DATA[name].astype(bool))
+    settled = np.array([len(set(row[: int(k)])) >= 5 for row in labels])
+    np.testing.assert_array_equal(ours.top5[settled], DATA[name.replace("hit1", "hit5")].astype(bool)[settled])

@@ -1,0 +1,156 @@
+"""The k-NN task on image sets small enough to know the answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from imagesets.decoding import UnreadableImage
+from probes.kinds import FeatureKind
+from probes.splits import extract_for
+from probes.tasks.knn import PROTOCOLS, SUITES, Knn
+
+SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
+
+
+def write_folder(root, classes=3, train=12, val=8, shuffled=False):
+    """Images whose colour is their class, with a little noise; or with labels at random."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for number in range(classes * count):
+            colour = number % classes
+            label = int(random.integers(classes)) if shuffled and number >= classes else colour
+            pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
+            pixels[..., colour % 3] += 150
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    return f"folder:{root}"
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_a_separable_set_is_solved(export, tmp_path, backend):
+    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    outcome = replace(SMALL, backend=backend).run(export, space)
+    assert outcome.metrics == {"top1_k1": 100.0, "top5_k1": 100.0, "top1_k5": 100.0, "top5_k5": 100.0}
+    assert outcome.per_image["top1_k5"].tolist() == [1.0] * 24
+    facts = outcome.facts
+    assert (facts["train"]["images"], facts["val"]["images"], facts["cost"]["forwards"]) == (36, 24, 60)
+    assert facts["train"]["fingerprint"] != facts["val"]["fingerprint"]
+    assert facts["train"]["transform"] == "resize18-bicubic_crop16_exact"
+
+
+def test_shuffled_labels_are_at_chance(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set", train=60, val=60, shuffled=True))
+    metrics = SMALL.run(export, space).metrics
+    assert 20 < metrics["top1_k5"] < 47  # 33.3 expected of 180 images, standard deviation 3.5
+
+
+def test_same_numbers_again_without_a_forward_pass(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=100)
+    first, again = (Knn(k=(5,)).run(export, space) for _ in range(2))
+    assert first.metrics == again.metrics
+    assert first.facts["cost"]["forwards"] == 200 and again.facts["cost"]["forwards"] == 0
+    assert {k: v for k, v in first.facts.items() if k != "cost"} == {
+        k: v for k, v in again.facts.items() if k != "cost"
+    }
+
+
+def test_one_pass_serves_all_tasks(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=60)
+    tasks = [PROTOCOLS[name].task for name in SUITES["frozen"]]
+    assert extract_for(tasks, export, space) == 120
+    for task in tasks:
+        assert task.run(export, space).facts["cost"]["forwards"] == 0
+
+
+def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=200)
+    outcome = replace(SMALL, temperature=(0.01, 0.07, 1.0)).run(export, space)
+    assert set(outcome.metrics) == {f"top{n}_k{k}_bestT" for n in (1, 5) for k in (1, 5)}
+    rows = outcome.facts["per_temperature"]["k5"]
+    assert [row["T"] for row in rows] == [0.01, 0.07, 1.0]
+    assert outcome.metrics["top1_k5_bestT"] == max(row["top1"] for row in rows)
+    for row in rows:
+        alone = replace(SMALL, temperature=(row["T"],)).run(export, space).metrics
+        assert alone["top1_k5"] == row["top1"] and alone["top5_k5"] == row["top5"]
+
+
+def test_k_beyond_the_gallery_is_left_out_and_recorded(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    outcome = replace(SMALL, k=(10, 20, 100, 200)).run(export, space)
+    assert set(outcome.metrics) == {"top1_k10", "top5_k10", "top1_k20", "top5_k20"}
+    assert outcome.facts["k_beyond_the_gallery"] == [100, 200]
+    assert set(replace(SMALL, k=(200,)).run(export, space).metrics) == {"top1_k36", "top5_k36"}
+
+
+def test_a_part_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):
+    space = workspace(tmp_path, "digits:")
+    task = replace(SMALL, fraction=0.1)
+    first, other = task.run(export, space), task.run(export, replace(space, seed=1))
+    assert 100 < first.facts["gallery"] < 150
+    assert first.facts["train"]["fingerprint"] != other.facts["train"]["fingerprint"]
+    assert task.run(export, space).metrics == first.metrics
+
+
+def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_path):
+    url = write_folder(tmp_path / "set")
+    space = workspace(tmp_path, url)
+    broken = sorted((tmp_path / "set" / "val").rglob("*.png"))[5]
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(UnreadableImage, match=broken.name):
+        SMALL.run(export, space)
+    outcome = SMALL.run(export, replace(space, skip_bad=True))
+    assert list(outcome.facts["val"]["skipped"]) == [str(broken)]
+    correct = outcome.per_image["top1_k1"]
+    assert np.flatnonzero(np.isnan(correct)).tolist() == [5] and len(correct) == 24
+    assert outcome.metrics["top1_k1"] == 100.0
+
+
+def test_one_class_is_refused(export, tmp_path):
+    with pytest.raises(ValueError, match="only one class"):
+        SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", classes=1)))
+
+
+def test_a_class_without_training_images_is_refused(export, tmp_path):
+    url = write_folder(tmp_path / "set")
+    for path in (tmp_path / "set" / "train" / "class1").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"1 classes of the validation images have no training image \(class1\)"):
+        SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": ()}, "k="),
+        ({"k": (0, 5)}, "k="),
+        ({"k": (5, 5)}, "k="),
+        ({"temperature": (0.0,)}, "temperature="),
+        ({"fraction": 0.0}, "fraction="),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Knn(**settings)
+
+
+def test_protocols_are_those_of_the_sources():
+    common = {"k": (10, 20, 100, 200), "temperature": (0.07,), "pool": "cls", "fraction": 1.0}
+    for name in ("knn@dino", "knn@dinov2", "knn@ibot", "knn@mst"):
+        task = PROTOCOLS[name].task
+        assert {field: getattr(task, field) for field in common} == common
+    moca = PROTOCOLS["knn@moca"].task
+    assert (moca.k, len(moca.temperature), moca.pool) == ((10, 20), 10, "avg")
+    extrema = PROTOCOLS["knn_online@extrema"].task
+    assert (extrema.k, extrema.fraction, extrema.features()) == ((200,), 0.1, ())
+    assert moca.features() == (FeatureKind("avg"),)
+    assert all(set(names) <= set(PROTOCOLS) for names in SUITES.values())
+    assert all(protocol.source and protocol.version == 1 for protocol in PROTOCOLS.values())

@@ -1,0 +1,138 @@
+"""Search against the whole product sorted; votes against a loop that reads like the formula; ties, blocks, errors."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from probes import neighbours
+from probes.neighbours import normalised, search, vote
+
+BACKENDS = ("faiss", "torch")
+
+
+def points(count, width=16, seed=0):
+    return normalised(np.random.default_rng(seed).standard_normal((count, width)))
+
+
+def sorted_product(gallery, queries, k):
+    similarities = queries.astype(np.float64) @ gallery.T.astype(np.float64)
+    indices = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(similarities, indices, axis=1), indices
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("count", "queries", "k"), [(500, 90, 200), (300, 7, 1), (64, 33, 64)])
+def test_search_is_exact(backend, count, queries, k):
+    gallery, asked = points(count), points(queries, seed=1)
+    similarities, indices = search(gallery, asked, k, backend)
+    expected, places = sorted_product(gallery, asked, k)
+    np.testing.assert_array_equal(indices, places)
+    np.testing.assert_allclose(similarities, expected, atol=1e-6)
+    assert similarities.dtype == np.float32 and indices.dtype == np.int64
+
+
+def test_our_faiss_search_is_that_of_its_flat_index():
+    faiss = pytest.importorskip("faiss")
+    gallery, asked = points(2000), points(100, seed=1)
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(gallery)
+    similarities, indices = index.search(asked, 50)
+    ours = search(gallery, asked, 50)
+    np.testing.assert_array_equal(ours[0], similarities)
+    np.testing.assert_array_equal(ours[1], indices)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_neighbours_come_in_the_order_of_the_gallery(backend):
+    gallery = np.repeat(points(10), 4, axis=0)
+    indices = search(gallery, gallery, 8, backend)[1]
+    for row in indices:
+        assert list(row) == [*range(row[0], row[0] + 4), *range(row[4], row[4] + 4)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_of_gallery_and_queries_merge_to_the_whole(backend, monkeypatch):
+    gallery, asked = points(503), points(41, seed=2)
+    whole = search(gallery, asked, 60, backend)
+    monkeypatch.setattr(neighbours, "GALLERY", 37)  # fewer rows than k in every part
+    monkeypatch.setattr(neighbours, "QUERIES", 23)
+    done = []
+    parts = search(gallery, asked, 60, backend, advance=done.append)
+    np.testing.assert_array_equal(parts[1], whole[1])
+    np.testing.assert_allclose(parts[0], whole[0], atol=1e-6)
+    assert done == [23, 18]
+
+
+@pytest.mark.parametrize("k", [0, 11])
+def test_k_must_fit_the_gallery(k):
+    with pytest.raises(ValueError, match=f"k={k} neighbours from a gallery of 10 images"):
+        search(points(10), points(2), k)
+
+
+def test_without_faiss_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ValueError) as caught:
+        search(points(10), points(2), 3)
+    text = str(caught.value)
+    assert "ssl-vit-bench[cpu]" in text and "ssl-vit-bench[gpu]" in text and "\n" not in text
+    assert search(points(10), points(2), 3, "torch")[1].shape == (2, 3)
+
+
+def test_normalised_is_torchs_normalize(monkeypatch):
+    monkeypatch.setattr(neighbours, "NORMALISED", 5)
+    features = np.random.default_rng(3).standard_normal((23, 8)).astype(np.float32)
+    features[4] = 0
+    expected = torch.nn.functional.normalize(torch.from_numpy(features), dim=1)
+    np.testing.assert_allclose(normalised(features), expected.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_broken_features_are_refused_with_their_row(value, monkeypatch):
+    monkeypatch.setattr(neighbours, "NORMALISED", 5)
+    features = np.ones((20, 4), np.float32)
+    features[13, 2] = value
+    with pytest.raises(ValueError, match="row 13 "):
+        normalised(features)
+
+
+def scores(similarities, labels, k, temperature):
+    """The formula: class -> sum of exp(s / T) over the first k neighbours of one query."""
+    found = {}
+    for similarity, label in list(zip(similarities, labels, strict=True))[:k]:
+        found[int(label)] = found.get(int(label), 0.0) + math.exp(float(similarity) / temperature)
+    return found
+
+
+@pytest.mark.parametrize("voters", [7, 512])
+def test_votes_are_the_formula(voters, monkeypatch):
+    monkeypatch.setattr(neighbours, "VOTERS", voters)
+    random = np.random.default_rng(4)
+    similarities = -np.sort(-random.uniform(0, 1, (50, 40)), axis=1).astype(np.float32)
+    near, labels = random.integers(0, 12, (50, 40)), random.integers(0, 12, 50)
+    hits = vote(similarities, near, labels, (40, 3, 10), (0.07, 0.5))
+    for (k, temperature), ours in hits.items():
+        for query, label in enumerate(labels):
+            found = scores(similarities[query], near[query], k, temperature)
+            ranked = sorted(found, key=lambda name: (-found[name], name))
+            assert ours.top1[query] == (ranked[0] == label)
+            assert ours.top5[query] == (label in ranked[:5])
+
+
+def test_equal_scores_rank_by_class_and_absent_classes_never_count():
+    similarities = np.full((3, 2), 0.5, np.float32)
+    near = np.array([[8, 3]] * 3)
+    hits = vote(similarities, near, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
+    assert hits.top1.tolist() == [True, False, False]
+    assert hits.top5.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e4])
+def test_extreme_temperatures_neither_overflow_nor_vanish(temperature):
+    similarities = np.array([[1.0, 0.9, 0.8, -1.0]], np.float32)
+    hits = vote(similarities, np.array([[0, 1, 1, 2]]), np.array([0]), (1, 4), (temperature,))
+    assert hits[1, temperature].top1.all()
+    assert hits[4, temperature].top1.all() == (temperature < 1)
+    assert vote(similarities, np.array([[0, 1, 1, 2]]), np.array([2]), (4,), (temperature,))[4, temperature].top5.all()
