@@ -59,7 +59,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         method=str(facts.get("method") or ""),
         recipe=str(facts.get("recipe") or ""),
         branch=str(facts.get("branch") or ""),
-        architecture=export.spec.architecture,
+        architecture=export.spec.label,
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
     )

@@ -10,7 +10,7 @@ def described(export: ViTExport) -> Iterator[str]:
     """Lines: the network, where its weights come from, and what of the source was used."""
     spec, preparation = export.spec, export.preparation
     yield from _rows(
-        network=f"{spec.architecture}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
+        network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
         f"{millions(export.parameters)}",
         image=f"{spec.image_size} px, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
         tokens=_tokens(export),

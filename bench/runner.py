@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
+from shutil import get_terminal_size
 from tempfile import TemporaryFile
 
 import numpy as np
@@ -23,6 +24,7 @@ from bench.messages import in_one_line, millions
 from bench.plan import Job, named_urls, open_data, plan
 from bench.results import DataUsed, Result, write_result
 from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
+from bench.tables import to_terminal
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from engine.distributed import World, start_world
@@ -130,7 +132,9 @@ def _run_all(
 
 
 def _rewrite_leaderboard(out: Path) -> None:
-    for problem in leaderboard.rewrite(out).problems:
+    board = leaderboard.rewrite(out)
+    print(f"\n{to_terminal(board, width=get_terminal_size().columns)}\n")
+    for problem in board.problems:
         print(f"left out of the leaderboard: {problem}")
 
 

@@ -184,8 +184,9 @@ class ViTExport:
         }
 
     @classmethod
-    def load(cls, folder: Path | str) -> "ViTExport":
-        """Read a folder that `save` wrote. ValueError if a file is missing, broken or was changed since."""
+    def load(cls, folder: Path | str, unchanged: bool = True) -> "ViTExport":
+        """Read a folder that `save` wrote. ValueError if a file is missing, broken or, if it must be `unchanged`,
+        holds other weights or settings than were written."""
         folder = Path(folder)
         try:
             own = dict(json.loads((folder / "config.json").read_text())["vit_export"])
@@ -200,7 +201,7 @@ class ViTExport:
         tensors = _read(folder / "model.safetensors")
         extra = _read(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
         export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=own, fingerprint=stored)
-        if export.digest != recorded:
+        if unchanged and export.digest != recorded:
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
         return export
 

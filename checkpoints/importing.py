@@ -39,6 +39,8 @@ TRUNK = re.compile(
 # For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.
 BLOCK = r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)"
 LAYER = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
+# width -> the timm name whose other defaults an export builds on; every size is overridden
+ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 SHOWN = 6  # names listed in an error before "and N more"
 
 
@@ -131,7 +133,7 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
     if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
         facts |= {"final_norm": "pooled", "pool": "avg"}
     return ViTSpec(
-        architecture=facts.pop("architecture", "vit_base_patch16_224"),
+        architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
         image_size=_square(branch, rows, "pos_embed") * sizes["patch_size"],
         heads=branch.heads(sizes["width"], heads),
         **sizes,

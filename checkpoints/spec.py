@@ -15,6 +15,16 @@ FinalNorm = Literal["all", "class", "pooled", "none"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# (width, depth) -> size letter of the published models; M is LUT's, g DINOv2's
+SIZES = {
+    (192, 12): "Ti",
+    (384, 12): "S",
+    (512, 12): "M",
+    (768, 12): "B",
+    (1024, 24): "L",
+    (1280, 32): "H",
+    (1536, 40): "g",
+}
 HALF = (0.5, 0.5, 0.5)  # the "inception" statistics of BEiT's first release
 
 
@@ -72,6 +82,15 @@ class ViTSpec:
     def family(self) -> Literal["vit", "beit"]:
         """Which timm class carries the weights."""
         return "beit" if self.architecture.startswith("beit") else "vit"
+
+    @property
+    def label(self) -> str:
+        """Name for people: ViT-S/16; ViT-64x4/4 where width and depth have no letter of their own."""
+        size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
+        extras = " with relative positions" if self.relative_position != "none" else ""
+        extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
+        extras += f" and {self.registers} registers" if self.registers else ""
+        return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -16,12 +16,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_export(arguments.folder):
         raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import SOURCE --out FOLDER")
     try:
-        export = ViTExport.load(arguments.folder)
+        export = ViTExport.load(arguments.folder, unchanged=False)
+        if problems := export.verify():
+            print(f"{arguments.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
+            return 1
+        ViTExport.load(arguments.folder)
     except ValueError as error:
         print(f"{arguments.folder}: DIFFERS: {error}")
-        return 1
-    if problems := export.verify():
-        print(f"{arguments.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
         return 1
     print(f"{arguments.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
     return 0

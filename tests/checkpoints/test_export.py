@@ -1,0 +1,208 @@
+"""The export folder: whole or absent, strict in both directions, and what a change to it does."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+
+PLAIN = dict(architecture="vit_base_patch16_224", image_size=32, patch_size=8, width=16, depth=2, heads=2)
+SPECS = {
+    "plain": ViTSpec(**PLAIN, mlp_hidden=40),
+    "no class token": ViTSpec(**PLAIN, mlp_hidden=40, class_token=False, class_position=False, pool="avg"),
+    "class attention": ViTSpec(
+        **PLAIN, mlp_hidden=40, class_token=False, class_position=False, class_attention=2, final_norm="class"
+    ),
+    "shared bias": ViTSpec(
+        **PLAIN | {"architecture": "beit_base_patch16_224"},
+        mlp_hidden=40,
+        layer_scale=True,
+        position="none",
+        class_position=False,
+        relative_position="shared",
+        position_resize="relative_spline",
+    ),
+}
+
+
+def export(key: str = "plain") -> ViTExport:
+    torch.manual_seed(0)
+    return ViTExport.from_vit(ViT(SPECS[key]), Preparation(), {"method": "test", "licence": "Apache-2.0"})
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_save_and_load(key, tmp_path):
+    made = export(key)
+    made.save(tmp_path / "export")
+    again = load(tmp_path / "export")
+    assert (again.spec, again.preparation, again.digest) == (made.spec, made.preparation, made.digest)
+    assert again.facts == {"method": "test", "licence": "Apache-2.0"}
+    assert again.verify() == []
+    assert sorted(path.name for path in (tmp_path / "export").iterdir()) == sorted(
+        ["config.json", "model.safetensors"] + ["extra.safetensors"] * (key == "class attention")
+    )
+
+
+def test_an_export_replaces_an_export_and_nothing_else(tmp_path):
+    export().save(tmp_path / "a")
+    export("no class token").save(tmp_path / "a")
+    assert load(tmp_path / "a").spec == SPECS["no class token"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="not empty and not an export"):
+        export().save(tmp_path / "b")
+    assert (tmp_path / "b" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(ViTExport, "_config", lambda self: {"not json": object()})
+    with pytest.raises(TypeError):
+        export().save(tmp_path / "export")
+    assert list(tmp_path.iterdir()) == []
+
+
+def edit_tensors(folder, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder, change) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config["vit_export"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+BROKEN = {
+    "a changed weight": (lambda f: edit_tensors(f, lambda t: t["norm.weight"].add_(1e-6)), "changed since"),
+    "a missing tensor": (lambda f: edit_tensors(f, lambda t: t.pop("norm.weight")), "changed since"),
+    "another eps": (lambda f: edit_config(f, lambda c: c["spec"].update(norm_eps=1e-5)), "changed since"),
+    "other statistics": (lambda f: edit_config(f, lambda c: c["preparation"].update(mean=[0, 0, 0])), "changed since"),
+    "an unknown fact": (lambda f: edit_config(f, lambda c: c["spec"].update(colour="red")), "not a ViT-export"),
+    "another version": (lambda f: edit_config(f, lambda c: c.update(format=99)), "another version of the format"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
+    "truncated weights": (lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0"), "cannot be read"),
+    "broken config": (lambda f: (f / "config.json").write_text('{"vit_export": '), "not a ViT-export"),
+}
+
+
+@pytest.mark.parametrize("key", BROKEN)
+def test_a_broken_folder_is_one_line(key, tmp_path):
+    folder = export().save(tmp_path / "export")
+    breaks, message = BROKEN[key]
+    breaks(folder)
+    with pytest.raises(ValueError, match=message) as error:
+        load(folder)
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_tensors_that_do_not_fit_are_named():
+    made = export()
+    tensors = dict(made.tensors)
+    tensors["norm.weight"] = torch.zeros(3)
+    tensors["head.weight"] = tensors.pop("blocks.1.norm2.bias")
+    with pytest.raises(ValueError) as error:
+        replace(made, tensors=tensors).build()
+    for text in ("missing trunk.blocks.1.norm2.bias", "unknown trunk.head.weight", "norm.weight is (3,), not (16,)"):
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "heads=3 does not divide width=16"),
+        ({"image_size": 33}, "image_size=33 is not a multiple of patch_size=8"),
+        ({"position_resize": "nearest"}, "choose one of bicubic"),
+        ({"depth": 0}, "must be a positive whole number"),
+        ({"class_token": False, "class_position": False}, "pool='cls' needs a class token"),
+        ({"relative_position": "shared"}, "does not fit 'vit_base_patch16_224'"),
+        ({"class_token": False, "pool": "avg"}, "class_position=True needs class_token=True"),
+        ({"class_attention": 2}, "set class_token=False"),
+    ],
+)
+def test_a_spec_says_what_is_wrong_with_it(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SPECS["plain"], **changes)
+
+
+def test_an_unknown_architecture_is_one_line():
+    with pytest.raises(ValueError, match="timm cannot build 'vit_of_next_year'"):
+        ViT(replace(SPECS["plain"], architecture="vit_of_next_year"))
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "label"), [(384, 12, "ViT-S/8"), (1280, 32, "ViT-H/8"), (64, 4, "ViT-64x4/8")]
+)
+def test_label(width, depth, label):
+    assert replace(SPECS["plain"], width=width, depth=depth).label == label
+
+
+class TestViT:
+    @pytest.mark.parametrize("key", SPECS)
+    def test_layers_and_attention_have_the_promised_shapes(self, key):
+        spec, images = SPECS[key], torch.randn(2, 3, 32, 32)
+        vit = ViT(spec).eval()
+        tokens = 16 + spec.prefix
+        first, last = vit(images, layers=(0, -1))
+        assert first.shape == (2, tokens, 16)
+        assert last.shape == (2, tokens + (spec.class_attention > 0), 16)
+        attention = vit.attention(images, layer=1)
+        assert attention.shape == (2, 2, tokens, tokens)
+        assert torch.allclose(attention.sum(dim=-1), torch.ones(()), atol=1e-6)
+
+    def test_keeping_all_patches_in_order_changes_nothing(self):
+        vit, images = ViT(SPECS["plain"]).eval(), torch.randn(2, 3, 32, 32)
+        patches = vit.place(vit.project(images), (4, 4))
+        everything = torch.arange(16).expand(2, -1)
+        assert torch.equal(vit.encode(patches, keep=everything)[0], vit(images)[0])
+        some = vit.encode(patches, keep=torch.tensor([[3, 1], [0, 15]]))[0]
+        assert some.shape == (2, 3, 16)
+
+    def test_any_grid(self):
+        images = torch.randn(1, 3, 16, 48)
+        for key in SPECS:
+            assert ViT(SPECS[key]).eval()(images)[0].shape[1] >= 12
+
+    def test_mistakes_are_one_line(self):
+        vit, bias = ViT(SPECS["plain"]), ViT(SPECS["shared bias"])
+        with pytest.raises(ValueError, match="must be multiples of 8"):
+            vit(torch.randn(1, 3, 30, 32))
+        with pytest.raises(ValueError, match="the model has 2 blocks"):
+            vit(torch.randn(1, 3, 32, 32), layers=(2,))
+        with pytest.raises(ValueError, match="encodes all patches"):
+            bias.encode(torch.randn(1, 16, 16), keep=torch.zeros(1, 2, dtype=torch.long))
+        with pytest.raises(ValueError, match="12 patches are not a 3 x 3 grid"):
+            bias.encode(torch.randn(1, 12, 16))
+
+
+class TestBackbone:
+    def test_it_is_frozen_and_stays_in_evaluation_mode(self):
+        backbone = Backbone(export())
+        backbone.train()
+        assert not backbone.training and not backbone.vit.training
+        assert not any(parameter.requires_grad for parameter in backbone.parameters())
+        assert not backbone(torch.randn(1, 3, 32, 32))[0].cls.requires_grad
+
+    def test_it_prepares_with_the_statistics_of_the_export(self):
+        made = replace(export(), preparation=Preparation(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)))
+        prepared = Backbone(made).prepare(torch.full((1, 3, 2, 2), 51, dtype=torch.uint8))
+        assert torch.allclose(prepared[0, :, 0, 0], torch.tensor([0.25, 0.0, -1 / 6]), atol=1e-6)
+
+    def test_bfloat16_gives_float32_features_near_the_exact_ones(self):
+        made, images = export(), torch.randn(4, 3, 32, 32)
+        exact, quick = Backbone(made)(images)[0], Backbone(made, precision="bfloat16")(images)[0]
+        assert quick.cls.dtype == torch.float32
+        assert 0 < (quick.cls - exact.cls).abs().max() < 0.1
+
+    def test_it_counts_images(self):
+        backbone = Backbone(export())
+        backbone(torch.randn(3, 3, 32, 32))
+        backbone(torch.randn(2, 3, 32, 32), layers=(0, 1))
+        assert backbone.images_seen == 5
