@@ -1,0 +1,108 @@
+"""Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
+
+import json
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bench.settings import changed, settings_of
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine.extensions import load_extension, source_files
+from engine.files import digest
+from engine.tasks import Outcome, Workspace
+
+RECORD = Path(__file__).parent / "golden" / "protocols.json"
+TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
+PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
+SMOKE = [name for module in TASKS.values() for name in module.SUITES["smoke"]]
+COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
+
+
+@pytest.fixture(scope="module")
+def export() -> ViTExport:
+    torch.manual_seed(0)
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=64
+    )
+    vit = ViT(spec)
+    torch.nn.init.normal_(vit.trunk.patch_embed.proj.weight, std=0.2)
+    return ViTExport.from_vit(vit, Preparation(crop=1.0))
+
+
+def coloured(folder: Path, shuffled: bool) -> str:
+    """240 training and 120 validation images of four colours with noise; class names true or drawn at random."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 30)):
+        for number in range(count * len(COLOURS)):
+            name = list(COLOURS)[number % len(COLOURS)]
+            pixels = np.clip(np.array(COLOURS[name]) + generator.normal(0, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
+            label = generator.choice(list(COLOURS)) if shuffled else name
+            (folder / split / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / split / label / f"{number}.png")
+    return f"folder:{folder}"
+
+
+def run(name: str, export: ViTExport, data: str, cache: Path) -> Outcome:
+    return PROTOCOLS[name].task.run(export, Workspace(cache=cache, data=data))
+
+
+def accuracies(outcome: Outcome) -> dict[str, float]:
+    return {name: value for name, value in outcome.metrics.items() if name.startswith("top1")}
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_the_file_defines_what_a_task_file_must(key):
+    module = TASKS[key]
+    assert module.PROTOCOLS and "smoke" in module.SUITES
+    for names in module.SUITES.values():
+        assert set(names) <= set(module.PROTOCOLS)
+    for protocol in module.PROTOCOLS.values():
+        assert protocol.version >= 1 and len(protocol.source) > 10
+        assert is_dataclass(protocol.task)
+        with pytest.raises(FrozenInstanceError):
+            setattr(protocol.task, fields(protocol.task)[0].name, None)
+
+
+def test_a_changed_protocol_has_a_new_version():
+    """Recorded digests: when this fails, raise the version of what you changed and record the new digest."""
+    now = {n: [p.version, digest(settings_of(p.task))] for n, p in sorted(PROTOCOLS.items())}
+    assert now == json.loads(RECORD.read_text())
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_settings_go_through_text_and_back(name):
+    task = PROTOCOLS[name].task
+    for field in fields(task):
+        value = getattr(task, field.name)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert changed(task, field.name, text) == task, field.name
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
+    data = coloured(tmp_path / "images", shuffled=False)
+    before = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
+    first, second = (run(name, export, data, tmp_path / cache) for cache in ("a", "b"))
+    assert dict(first.metrics) == dict(second.metrics)
+    assert all(np.array_equal(first.per_image[key], second.per_image[key]) for key in first.per_image)
+    again = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
+    assert again == before, "the task changed the export's tensors"
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_separable_images_are_solved(name, export, tmp_path):
+    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    assert max(accuracies(outcome).values()) > 98
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_shuffled_labels_give_chance(name, export, tmp_path):
+    """25 % of 120: three standard deviations of a binomial are 12 points."""
+    outcome = run(name, export, coloured(tmp_path / "images", shuffled=True), tmp_path / "cache")
+    assert all(13 < value < 37 for value in accuracies(outcome).values())
