@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 from shutil import get_terminal_size
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 
@@ -142,19 +143,30 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
     say = print if world.is_first else _say_nothing
     say(title_of(candidate))
     export = load(candidate.reference) if any(job.state != "done" for job in jobs) else None
+    wanted = _wanted(export, jobs, request.space) if export else {}
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:
             say(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
             tally.skipped += 1
             continue
         say(f"  [{count}/{len(jobs)}] {job.title} ...", flush=True)
-        attempt = _attempt(job, export, replace(request.space, data=job.data.url))
+        attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_first:
             _record(job, candidate, request.space, attempt, world)
         say(f"  [{count}/{len(jobs)}] {_ending(attempt)}", flush=True)
         tally.done += attempt.error is None
         tally.failed += attempt.error is not None
+
+
+def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
+    """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for job in jobs:
+        if job.state != "done" and hasattr(job.chosen.task, "features"):
+            for transform, kinds in job.chosen.task.features(export, space).items():
+                found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
+    return found
 
 
 def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:

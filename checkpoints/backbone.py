@@ -45,15 +45,25 @@ class Backbone(nn.Module):
         """(B, 3, H, W) uint8 -> float32 on the device, normalised with the export's own statistics."""
         return (images.to(self.mean.device).float() / 255 - self.mean) / self.std
 
-    @torch.inference_mode()
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Features]:
         """(B, 3, H, W) prepared images -> Features for each of `layers`."""
-        autocast = torch.autocast(images.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
-        with autocast:
-            tokens = self.vit(images, layers=layers, norm=norm)
-        self.images_seen += len(images)
+        found = self.views(images, [(layer, norm) for layer in layers])
+        return [found[layer, norm] for layer in layers]
+
+    @torch.inference_mode()
+    def views(self, images: Tensor, wanted: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
+        """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
+        layers = sorted({layer for layer, _ in wanted})
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
-        return [self._split(layer.float(), grid, norm) for layer in tokens]
+        autocast = torch.autocast(images.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        found = {}
+        with autocast:
+            for layer, raw in zip(layers, self.vit(images, layers=layers, norm=False), strict=True):
+                for norm in {norm for other, norm in wanted if other == layer}:
+                    tokens = self.vit.normalise(raw, layer) if norm else raw
+                    found[layer, norm] = self._split(tokens.float(), grid, norm)
+        self.images_seen += len(images)
+        return found
 
     def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:
         patches = tokens[:, tokens.shape[1] - grid[0] * grid[1] :]

@@ -93,8 +93,16 @@ class ViT(nn.Module):
         for number, block in enumerate(self.trunk.blocks[: max(wanted) + 1]):
             tokens = block(tokens, **biases)
             if number in wanted:
-                found[number] = self._leave(tokens, norm, last=number == self.spec.depth - 1)
-        return [found[number] for number in wanted]
+                found[number] = self._with_class(tokens) if number == self.spec.depth - 1 else tokens
+        return [self.normalise(found[number], number) if norm else found[number] for number in wanted]
+
+    def normalise(self, tokens: Tensor, layer: int = -1) -> Tensor:
+        """The final norm on what `encode` gives for `layer` without it, for the tokens that the norm is made for."""
+        if self.spec.final_norm == "all":
+            return self.trunk.norm(tokens)
+        if self.spec.class_attention and self._block_number(layer) == self.spec.depth - 1:
+            return torch.cat([self.trunk.norm(tokens[:, :1]), tokens[:, 1:]], dim=1)
+        return tokens
 
     def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Tensor]:
         """Whole images: project, place, encode. (B, 3, H, W) -> list of (B, P+L, D)."""
@@ -154,15 +162,14 @@ class ViT(nn.Module):
             index = gen_relative_position_index(grid, device=table.device)
         return {"shared_rel_pos_bias": table[index].permute(2, 0, 1).unsqueeze(0)}
 
-    def _leave(self, tokens: Tensor, norm: bool, last: bool) -> Tensor:
-        if self.spec.class_attention:
-            if not last:
-                return tokens
-            query = self.class_query.expand(len(tokens), -1, -1)
-            for block in self.class_attention:
-                query = block(tokens, query)
-            return torch.cat([self.trunk.norm(query) if norm else query, tokens], dim=1)
-        return self.trunk.norm(tokens) if norm and self.spec.final_norm == "all" else tokens
+    def _with_class(self, tokens: Tensor) -> Tensor:
+        """Class-attention models: the class token (B, 1, D), read from the last block's patches, in front of them."""
+        if not self.spec.class_attention:
+            return tokens
+        query = self.class_query.expand(len(tokens), -1, -1)
+        for block in self.class_attention:
+            query = block(tokens, query)
+        return torch.cat([query, tokens], dim=1)
 
 
 def _attention_map(attention: nn.Module, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

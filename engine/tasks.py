@@ -7,7 +7,8 @@ it lives in also defines `PROTOCOLS`, the recipes of the literature as values of
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol as Structural
+from typing import Any, Literal
+from typing import Protocol as Structural
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Workspace:
     skip_bad: bool = False  # count and record unreadable images instead of stopping
     batch_size: int | None = None  # None: chosen for the device
     workers: int | None = None  # None: chosen for the machine
+    # Transform name -> what other tasks of this run will read off the same images; extracted in the same pass.
+    wanted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

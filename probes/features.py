@@ -73,12 +73,14 @@ def extract(
 ) -> FeatureSet:
     """Features of every image for every kind, from disk where they are there, else in one pass over what is missing.
 
+    What other tasks of the run will want of the same images (`space.wanted`) is extracted along.
     A killed extraction goes on where it was; under torchrun the processes share the work. Raises UnreadableImage, with
     the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token that
     the model lacks, a precision that is not offered, an empty set and a full disk.
     """
     transform = transform or transform_of(export, space)
-    order = Order(export=export, image_set=image_set, kinds=tuple(kinds), space=space, transform=transform)
+    kinds = tuple(dict.fromkeys([*kinds, *space.wanted.get(transform.name, ())]))
+    order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
     order.check()
     with start_world(space.device) as world:
         store = world.together(order.open_store)[0]

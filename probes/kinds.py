@@ -41,11 +41,6 @@ class FeatureKind:
 
 
 def rows_of(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
-    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind: one pass, or two if only some kinds are normed."""
-    rows = {}
-    for norm in sorted({kind.norm for kind in kinds}):
-        group = [kind for kind in kinds if kind.norm == norm]
-        layers = sorted({kind.layer for kind in group})
-        found = dict(zip(layers, backbone(images, layers=layers, norm=norm), strict=True))
-        rows |= {kind: kind.of(found[kind.layer]).cpu().numpy() for kind in group}
-    return rows
+    """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, in one pass."""
+    found = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
+    return {kind: kind.of(found[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}

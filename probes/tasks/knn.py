@@ -53,9 +53,9 @@ class Knn:
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
-    def features(self) -> tuple[FeatureKind, ...]:
-        """What a runner may extract of the whole splits beforehand, together with what other tasks want."""
-        return (self.kind,) if self.fraction == 1 else ()
+    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        """Transform name -> kinds that `run` will ask for."""
+        return {self.transform(export, space).name: (self.kind,)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""

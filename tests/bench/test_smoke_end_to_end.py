@@ -1,0 +1,53 @@
+"""The main job as users run it: real exports, the real suites on digits, from command line to leaderboard."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.demo_training import random_export
+from imagesets.sets import open_set
+
+IMAGES = len(open_set("digits:", "train")) + len(open_set("digits:", "val"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return random_export(seed=0).save(tmp_path_factory.mktemp("exports") / "random")
+
+
+def results(out: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(out.glob("results/**/*.json"))]
+
+
+def test_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys):
+    words = ["run", "--checkpoint", checkpoint, "--suite", "frozen", "--data", "digits=digits:", "--out", tmp_path]
+    assert main([str(word) for word in words]) == 0
+    found = results(tmp_path)
+    assert len(found) >= 2 and all(result["status"] == "ok" for result in found)
+    assert sum(result["facts"]["cost"]["forwards"] for result in found) == IMAGES
+    with open(tmp_path / "leaderboard.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["name"] == "random" and 20 < float(row["digits/knn@dino:top1_k20"]) < 80
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 0
+    assert "0 done" in capsys.readouterr().out
+    assert main([str(word) for word in [*words, "--rerun"]]) == 0
+    assert sum(result["facts"]["cost"]["forwards"] for result in results(tmp_path)) == 0  # features are on disk
+
+
+def test_demo(tmp_path):
+    """Two exports, trained and random, evaluated; training must have helped, and a second demo trains nothing."""
+    command = [sys.executable, "-m", "bench", "demo", "--out", str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert first.returncode == 0, first.stderr
+    with open(tmp_path / "leaderboard.csv", newline="") as file:
+        rows = {row["name"]: float(row["digits/knn@dino:top1_k10"]) for row in csv.DictReader(file)}
+    assert rows["trained-tiny"] > rows["random-tiny"] + 15
+    assert "knn@dino" in first.stdout and "trained-tiny" in first.stdout
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0 and "training" not in again.stderr and "2 skipped" in again.stdout
