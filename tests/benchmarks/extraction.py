@@ -1,0 +1,211 @@
+"""Speed of feature extraction from JPEG files against the bare forward pass: `python tests/benchmarks/extraction.py
+--images DIR` (a folder with any JPEGs; about 15 minutes on two cores).
+
+ViT-S/16 at 224 px with random weights. All rates of one line come from one process, whose bare and extraction rounds
+alternate. The bare rate is that of the same backbone on prepared tensors in memory, at the best of several batch sizes,
+and in two layouts: one pass at a time on all cores, as is usual, and one pass in each core (lanes).
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from engine.memory import SWITCH, keep_memory
+
+BATCHES = (8, 16, 32, 64, 128)
+SCAN = 64  # images to find the best batch size with
+BARE = 192  # images of one round of a bare layout; it has no start and end to be outweighed
+COLUMNS = "{:9} {:12} {:>9} {:>16} {:>16} {:>12} {:>14} {:>14} {:>11}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=Path, required=True, help="folder with JPEG files, repeated as needed")
+    parser.add_argument("--count", type=int, default=640, help="images to extract in one round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decode", choices=("exact", "fast"), default="exact")
+    parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.in_this_process:
+        print(json.dumps(measure(arguments)))
+        return
+    print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)")
+    heads = "precision|kept memory|extract|bare, all cores|bare, lanes|with loaders|/ all cores|/ best bare|peak MiB"
+    print(COLUMNS.format(*heads.split("|")))
+    for precision in arguments.precision:
+        for kept in ("1", "0"):
+            command = [sys.executable, *sys.argv, "--precision", precision, "--in-this-process"]
+            done = subprocess.run(command, env=os.environ | {SWITCH: kept}, stdout=subprocess.PIPE, check=True)
+            show(precision, json.loads(done.stdout))
+
+
+def show(precision: str, found: dict) -> None:
+    best = max(found["all cores"], found["lanes"])
+    print(
+        COLUMNS.format(
+            precision,
+            "yes" if found["kept"] else "no",
+            f"{found['extraction']:.1f}/s",
+            f"{found['all cores']:.1f}/s at {found['all cores batch']}",
+            f"{found['lanes']:.1f}/s at {found['lanes batch']}",
+            f"{found['loaders']:.1f}/s",
+            f"{found['extraction'] / found['all cores']:.3f}",
+            f"{found['extraction'] / best:.3f}",
+            f"+{found['peak']}",
+        ),
+        flush=True,
+    )
+
+
+def measure(arguments: argparse.Namespace) -> dict:
+    """Rates in images/s, and the growth of resident memory by extraction in MiB beyond the model and libraries."""
+    kept = keep_memory()
+    subject = Subject(arguments.images, arguments.count, arguments.precision[0], arguments.decode)
+    before = resident()
+    subject.extraction()
+    found: dict = {"kept": kept, "peak": (peak() - before) >> 20}
+    layouts = {"all cores": subject.on_all_cores, "lanes": subject.in_lanes}
+    for name, layout in layouts.items():
+        found[f"{name} batch"] = max(BATCHES, key=lambda batch, layout=layout: rate(layout, batch, SCAN))
+    rounds: dict[str, list[float]] = {name: [] for name in (*layouts, "extraction", "loaders")}
+    for _ in range(arguments.rounds):
+        for name, layout in layouts.items():
+            rounds[name].append(rate(layout, found[f"{name} batch"], BARE))
+        rounds["extraction"].append(subject.extraction())
+    rounds["loaders"].append(subject.behind_loaders())
+    return found | {name: statistics.median(rates) for name, rates in rounds.items()}
+
+
+def rate(layout: Callable[[int, int], int], batch: int, count: int) -> float:
+    """Images/s of a bare forward layout, after one pass to get its memory."""
+    layout(batch, 1)
+    started = time.perf_counter()
+    done = layout(batch, count)
+    return done / (time.perf_counter() - started)
+
+
+class Subject:
+    """A backbone, files to extract from, and tensors in memory."""
+
+    def __init__(self, folder: Path, count: int, precision: str, decode: str) -> None:
+        import torch
+
+        from checkpoints.backbone import Backbone
+        from checkpoints.export import ViTExport
+        from checkpoints.spec import Preparation, ViTSpec
+        from checkpoints.vit import ViT
+
+        spec = ViTSpec(
+            architecture="vit_small_patch16_224",
+            image_size=224,
+            patch_size=16,
+            width=384,
+            depth=12,
+            heads=6,
+            mlp_hidden=1536,
+        )
+        torch.manual_seed(0)
+        self.export = ViTExport.from_vit(ViT(spec), Preparation())
+        self.precision, self.decode = precision, decode
+        self.backbone = Backbone(self.export, "cpu", precision)
+        self.images = files_as_set(folder, count)
+
+    def on_all_cores(self, batch: int, count: int) -> int:
+        """One pass after the other, every operator on all cores."""
+        images = prepared(batch)
+        passes = max(1, count // batch)
+        for _ in range(passes):
+            self.backbone(images)
+        return passes * batch
+
+    def in_lanes(self, batch: int, count: int) -> int:
+        """As many passes at a time as there are cores."""
+        import torch
+
+        from engine.lanes import run_in_lanes
+
+        lanes = torch.get_num_threads()
+        images = [prepared(batch) for _ in range(lanes)]
+        passes = max(1, count // (batch * lanes)) * lanes
+        run_in_lanes(lambda item: self.backbone(images[item % lanes]), range(passes), lanes)
+        return passes * batch
+
+    def extraction(self) -> float:
+        """Images/s of the product: files to features on disk."""
+        from engine.tasks import Workspace
+        from probes.features import FeatureKind, extract
+
+        with tempfile.TemporaryDirectory() as cache:
+            space = Workspace(cache=Path(cache), data="", precision=self.precision, decode=self.decode)
+            found = extract(self.export, self.images, [FeatureKind("cls"), FeatureKind("avg")], space)
+            return found.forwards / found.seconds
+
+    def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
+        """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
+        from imagesets.transforms import EvalTransform
+        from probes.extraction import Computed, Extractor, Reader, run_behind_loaders
+        from probes.kinds import FeatureKind
+
+        count = len(self.images)
+        spans = {n: range(start, min(start + batch, count)) for n, start in enumerate(range(0, count, batch))}
+        reader = Reader(self.images, EvalTransform(decode=self.decode), spans)
+        kinds = [FeatureKind("cls"), FeatureKind("avg")]
+        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=self.images, skip_bad=False)
+        rows: list[Computed] = []
+        started = time.perf_counter()
+        run_behind_loaders(reader, extractor, rows.append, loaders)
+        return count / (time.perf_counter() - started)
+
+
+def prepared(batch: int):
+    """Random images, normalised, (B, 3, 224, 224)."""
+    import torch
+
+    return torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(batch))
+
+
+def files_as_set(folder: Path, count: int):
+    """An image set of `count` files: those of `folder`, again and again."""
+    from imagesets.names import PackedNames
+    from imagesets.sets import FileImages, ImageSet
+
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise SystemExit(f"{folder}: no .jpg or .jpeg files")
+    chosen = [files[number % len(files)] for number in range(count)]
+    return ImageSet(
+        url=f"folder:{folder}",
+        split="val",
+        classes=("any",),
+        labels=np.zeros(count, np.int64),
+        images=FileImages(
+            root=str(folder),
+            names=PackedNames.pack(str(path.relative_to(folder)) for path in chosen),
+            sizes=np.array([path.stat().st_size for path in chosen]),
+        ),
+    )
+
+
+def resident() -> int:
+    """Bytes of memory this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak() -> int:
+    """Bytes of memory this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+if __name__ == "__main__":
+    main()
