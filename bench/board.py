@@ -17,11 +17,12 @@ LOWER_IS_BETTER = ("loss", "error")  # metric names that end so; every other met
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number of the board: the mean over seeds."""
+    """One number of the board: the mean over seeds. `interval`: of the validation images, where every seed has one."""
 
     mean: float
     std: float
     seeds: int
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +92,24 @@ def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
 
 
 def _row(results: list[Result]) -> Row:
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Result]] = defaultdict(list)
     failed = {}
     for result in results:
         if result.status == "failed":
             failed[f"{group_of(result)} seed {result.seed}"] = result.message
-        for metric, value in result.metrics.items() if result.status == "ok" else ():
-            values[group_of(result), metric].append(value)
-    cells = {
-        key: Cell(mean=statistics.fmean(found), std=statistics.pstdev(found), seeds=len(found))
-        for key, found in values.items()
-    }
+        for metric in result.metrics if result.status == "ok" else ():
+            found[group_of(result), metric].append(result)
+    cells = {(group, metric): _cell(seeds, metric) for (group, metric), seeds in found.items()}
     return Row(checkpoint=results[-1].checkpoint, cells=cells, failed=failed)
+
+
+def _cell(seeds: list[Result], metric: str) -> Cell:
+    # The mean over seeds varies no more over images than one seed does, so the mean of the ends is wide enough.
+    values = [result.metrics[metric] for result in seeds]
+    ends = [result.intervals[metric] for result in seeds if metric in result.intervals]
+    lows, highs = zip(*ends, strict=True) if len(ends) == len(seeds) else ((), ())
+    interval = (statistics.fmean(lows), statistics.fmean(highs)) if lows else None
+    return Cell(mean=statistics.fmean(values), std=statistics.pstdev(values), seeds=len(seeds), interval=interval)
 
 
 def best(board: Board, group: str, metric: str) -> float | None:

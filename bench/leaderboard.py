@@ -1,14 +1,15 @@
 """The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
 
 A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
-`<column>:std` (population) and `<column>:n`.
+`<column>:std` (population) and `<column>:n`; per-image correctness gives the 95 % interval `<column>:low` and `:high`.
 """
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.board import Board, read_board
+from bench.board import Board, Cell, read_board
 from bench.results import result_files
 from bench.tables import to_markdown
 from engine.files import write_atomic
@@ -19,23 +20,31 @@ FACTS = ("name", "method", "architecture", "parameters", "digest")
 def to_csv(board: Board) -> str:
     """UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
     columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    several = {key for key in columns if any(row.cells[key].seeds > 1 for row in board.rows if key in row.cells)}
-    header = [*FACTS]
-    for group, metric in columns:
-        name = f"{group}:{metric}"
-        header += [name, f"{name}:std", f"{name}:n"] if (group, metric) in several else [name]
+    parts = {key: _parts([row.cells[key] for row in board.rows if key in row.cells]) for key in columns}
+    names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*header, "failed"])
+    writer.writerow([*FACTS, *names, "failed"])
     for row in board.rows:
-        numbers: list[object] = []
-        for key in columns:
-            cell = row.cells.get(key)
-            found = [cell.mean, cell.std, cell.seeds] if cell else ["", "", ""]
-            numbers += found if key in several else found[:1]
+        numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
         facts = [getattr(row.checkpoint, fact) for fact in FACTS]
         writer.writerow([*facts, *numbers, "; ".join(row.failed)])
     return buffer.getvalue()
+
+
+def _parts(cells: Sequence[Cell]) -> list[str]:
+    # Ends of the names of the columns that one metric needs.
+    found = [""]
+    found += [":low", ":high"] if any(cell.interval for cell in cells) else []
+    found += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
+    return found
+
+
+def _number(cell: Cell | None, part: str) -> float | int | str:
+    if cell is None:
+        return ""
+    low, high = cell.interval or ("", "")
+    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
 def rewrite(out: Path) -> Board:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class Result:
     task: str
     protocol: ProtocolUsed
     metrics: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # metric -> (low, high)
+    interval_method: str = ""
     checkpoint: CheckpointUsed
     data: DataUsed
     seed: int
@@ -151,6 +154,16 @@ def read_result(path: Path) -> Result:
     return _from_json(Result, value, str(path))
 
 
+def read_array(path: Path, name: str) -> np.ndarray:
+    """One array of the `.npz` file beside a result file; ValueError, one line, when it cannot be had."""
+    beside = path.with_suffix(".npz")
+    try:
+        with np.load(beside) as arrays:
+            return arrays[name]
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+        raise ValueError(f"{beside}: no array {name!r} can be read; make the result again with --rerun") from error
+
+
 def result_files(out: Path) -> Iterator[Path]:
     """All result files of a folder, in a stable order."""
     return iter(sorted((out / "results").rglob("*.json")))
@@ -174,11 +187,18 @@ def _from_json(kind: type, value: Mapping[str, Any], where: str) -> Any:
             found = _from_json(hint, found, f"{where}: {entry.name}")
         elif not _fits(found, hint):
             raise ValueError(f"{where}: not a result file: {entry.name} is {found!r}")
-        given[entry.name] = found
+        given[entry.name] = _as_declared(found, hint)
     try:
         return kind(**given)
     except TypeError as error:  # required fields that the file lacks
         raise ValueError(f"{where}: not a result file: {error}") from error
+
+
+def _as_declared(value: Any, hint: Any) -> Any:
+    # JSON has lists where a mapping of tuples is declared.
+    if get_origin(hint) is Mapping and get_origin(get_args(hint)[1]) is tuple:
+        return {key: tuple(found) for key, found in value.items()}
+    return value
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -191,6 +211,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value is None
     if hint is float:
         return isinstance(value, int | float)
+    if origin is tuple:
+        return isinstance(value, list) and len(value) == len(choices) and all(map(_fits, value, choices))
     if origin is Mapping:
-        return isinstance(value, dict) and (choices[1] is not float or all(_fits(v, float) for v in value.values()))
+        return isinstance(value, dict) and (choices[1] is Any or all(_fits(v, choices[1]) for v in value.values()))
     return isinstance(value, hint)

@@ -21,6 +21,7 @@ import numpy as np
 from bench import leaderboard
 from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
+from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
 from bench.plan import Job, named_urls, open_data, plan
 from bench.results import DataUsed, Result, write_result
@@ -211,12 +212,16 @@ def _checked(outcome: Outcome) -> Outcome:
 
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> None:
     outcome = attempt.outcome
+    arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
+    intervals = intervals_of(outcome.metrics, arrays)
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
         task=job.chosen.key,
         protocol=job.protocol,
         metrics={name: float(value) for name, value in outcome.metrics.items()},
+        intervals=intervals,
+        interval_method=METHOD if intervals else "",
         checkpoint=candidate.used,
         data=job.data,
         seed=space.seed,
@@ -235,7 +240,6 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         versions=versions(),
         hardware=hardware(),
     )
-    arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
     log = "".join(traceback.format_exception(attempt.error)) if attempt.error else ""
     write_result(job.path, result, arrays, log)
 

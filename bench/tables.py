@@ -26,14 +26,16 @@ def to_markdown(board: Board) -> str:
 
 
 def to_terminal(board: Board, width: int) -> str:
-    """Tables of at most `width` characters: as many metrics as fit, and how many more there are."""
-    names = row_names(board)
+    """Tables of at most `width` characters: as many metrics as fit, and how many more there are.
+
+    All metrics with their intervals where that fits, otherwise the first one alone.
+    """
     lines = []
     for group, metrics in board.groups.items():
-        rows = _in_group(board, group)
-        cells = [[number(row.cells.get((group, metric))) for metric in metrics] for row in rows]
-        body = [[names[row.checkpoint], *numbers] for row, numbers in zip(rows, cells, strict=True)]
-        lines += [group, *fitted(["checkpoint", *metrics], body, width), *board.caveats[group], ""]
+        header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
+        if _width(header, body) > width:
+            body = _body(board, group, with_interval=1)
+        lines += [group, *fitted(header, body, width), *board.caveats[group], ""]
     lines += troubles(board)
     return "\n".join(lines).rstrip() or "no results yet"
 
@@ -47,13 +49,14 @@ def row_names(board: Board) -> dict[CheckpointUsed, str]:
     return found
 
 
-def number(cell: Cell | None) -> str:
-    """`97.20`, `97.20 +- 0.14 (n=3)` over seeds, or nothing."""
+def number(cell: Cell | None, with_interval: bool = True) -> str:
+    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, or nothing."""
     if cell is None:
         return ""
     digits = 2 if abs(cell.mean) >= 1 or cell.mean == 0 else 4
+    interval = f" [{cell.interval[0]:.1f}, {cell.interval[1]:.1f}]" if cell.interval and with_interval else ""
     spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
-    return f"{cell.mean:.{digits}f}{spread}"
+    return f"{cell.mean:.{digits}f}{interval}{spread}"
 
 
 def troubles(board: Board) -> list[str]:
@@ -66,7 +69,7 @@ def troubles(board: Board) -> list[str]:
 
 def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
     """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
-    sizes = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+    sizes = _sizes(header, body)
     shown, used = 1, sizes[0] + 2
     while shown < len(sizes) and (shown == 1 or used + 2 + sizes[shown] <= width):
         used += 2 + sizes[shown]
@@ -78,6 +81,27 @@ def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> 
     if hidden := len(sizes) - shown:
         lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
     return lines
+
+
+def _sizes(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *body, strict=True)]
+
+
+def _width(header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
+    # Two spaces before every column.
+    return sum(size + 2 for size in _sizes(header, body))
+
+
+def _body(board: Board, group: str, with_interval: int) -> list[list[str]]:
+    # Names and numbers of a group's checkpoints, so many leading metrics with their intervals.
+    names, metrics = row_names(board), board.groups[group]
+    return [
+        [
+            names[row.checkpoint],
+            *(number(row.cells.get((group, metric)), at < with_interval) for at, metric in enumerate(metrics)),
+        ]
+        for row in _in_group(board, group)
+    ]
 
 
 def _in_group(board: Board, group: str) -> list[Row]:

@@ -90,6 +90,31 @@ def test_seeds_give_mean_deviation_and_number():
     assert [rows[1][column], rows[1][f"{column}:std"], rows[1][f"{column}:n"]] == ["50.0", "0.0", "1"]
 
 
+def test_intervals_have_columns_of_their_own():
+    rows = rows_of([result(A, 90.0, intervals={"top1_k20": (88.5, 91.25)}), result(B, 50.0)])
+    column = "digits/knn@dino:top1_k20"
+    assert [rows[0][column], rows[0][f"{column}:low"], rows[0][f"{column}:high"]] == ["90.0", "88.5", "91.25"]
+    assert rows[1][f"{column}:low"] == rows[1][f"{column}:high"] == ""
+    assert "digits/knn@dino:loss:low" not in rows[0]
+
+
+def test_intervals_over_seeds_are_the_means_of_their_ends():
+    seeds = [result(A, 90.0, intervals={"top1_k20": (88.0, 92.0)}), result(A, 92.0, seed=1)]
+    (row,) = rows_of(seeds)
+    assert "digits/knn@dino:top1_k20:low" not in row  # one seed has none
+    (row,) = rows_of([seeds[0], replace(seeds[1], intervals={"top1_k20": (90.0, 93.0)})])
+    column = "digits/knn@dino:top1_k20"
+    assert [row[column + end] for end in ("", ":low", ":high", ":std", ":n")] == ["91.0", "89.0", "92.5", "1.0", "2"]
+
+
+def test_tables_show_intervals_where_they_fit():
+    metrics = {"top1": 90.0, "top5": 99.0}
+    board = board_of([result(A, metrics=metrics, intervals={"top1": (88.04, 91.96), "top5": (98.0, 99.5)})])
+    assert "| alpha | 90.00 [88.0, 92.0] | 99.00 [98.0, 99.5] |" in to_markdown(board)
+    assert "  alpha       90.00 [88.0, 92.0]  99.00 [98.0, 99.5]" in to_terminal(board, 52)
+    assert "  alpha       90.00 [88.0, 92.0]  99.00" in to_terminal(board, 51).splitlines()
+
+
 def test_failures_are_listed_and_leave_their_cells_empty():
     rows = rows_of([failed(A), result(B)])
     assert rows[0]["failed"] == "digits/knn@dino seed 0"

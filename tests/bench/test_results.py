@@ -13,6 +13,7 @@ from bench.results import (
     DataUsed,
     ProtocolUsed,
     Result,
+    read_array,
     read_result,
     result_path,
     stem,
@@ -25,6 +26,7 @@ RESULT = Result(
     task="knn",
     protocol=ProtocolUsed(name="knn@dino", version=1, source="Caron et al. 2021"),
     metrics={"top1_k20": 97.5},
+    intervals={"top1_k20": (95.5, 98.75)},
     checkpoint=CheckpointUsed(name="small", digest="ab" * 32, parameters=5),
     data=DataUsed(name="digits", url="digits:", fingerprints={"val": "cd"}, images={"val": 500}),
     seed=3,
@@ -51,6 +53,17 @@ def test_the_same_arrays_give_the_same_bytes(path, tmp_path):
     write_result(path, RESULT, {"correct": np.arange(5)})
     write_result(tmp_path / "again.json", RESULT, {"correct": np.arange(5)})
     assert path.with_suffix(".npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None])
+def test_an_array_that_is_not_there_is_one_line(path, damage):
+    write_result(path, RESULT, {"correct": np.arange(2)})
+    assert read_array(path, "correct").tolist() == [0, 1]
+    with pytest.raises(ValueError, match="no array 'other' can be read; make the result again with --rerun"):
+        read_array(path, "other")
+    path.with_suffix(".npz").write_bytes(damage) if damage is not None else path.with_suffix(".npz").unlink()
+    with pytest.raises(ValueError, match="no array 'correct'"):
+        read_array(path, "correct")
 
 
 def test_what_an_earlier_run_left_beside_goes(path):
@@ -87,7 +100,10 @@ def test_a_damaged_file_is_one_line(path, text):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("status", "great"), ("metrics", {"top1": "high"}), ("checkpoint", "small"), ("seed", "3"), ("protocol", {})],
+    [
+        *[("status", "great"), ("metrics", {"top1": "high"}), ("checkpoint", "small"), ("seed", "3"), ("protocol", {})],
+        *[("intervals", {"top1": [1, 2, 3]}), ("intervals", {"top1": 5}), ("intervals", {"top1": ["a", "b"]})],
+    ],
 )
 def test_a_value_of_the_wrong_type_is_named(path, key, value):
     path.write_text(json.dumps(json.loads(RESULT.to_json()) | {key: value}))

@@ -1,0 +1,90 @@
+"""Intervals of accuracies: they cover the truth as often as they say, for 0/1 values and for fractions."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest
+
+from bench.intervals import averages_to, effective_images, interval, intervals_of, rate_interval
+
+DRAWS = 1000
+
+
+@pytest.mark.parametrize("images", [100, 500, 2000, 10000])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.7, 0.9])
+def test_it_covers_the_truth_in_93_to_97_of_100_draws(images, rate):
+    right = np.random.default_rng(1).binomial(images, rate, DRAWS)
+    low, high = rate_interval(right / images, np.full(DRAWS, images))
+    assert 0.93 <= np.mean((low <= rate) & (rate <= high)) <= 0.97
+
+
+@pytest.mark.parametrize("images", [100, 500])
+def test_exact_coverage_over_all_rates(images):
+    """The sum over all counts instead of draws; averaged over rates it is the nominal 95 %."""
+    right = np.arange(images + 1)
+    low, high = rate_interval(right / images, np.full(images + 1, images))
+    rates = np.linspace(0.05, 0.95, 181)
+    covered = np.array([binom.pmf(right, images, rate)[(low <= rate) & (rate <= high)].sum() for rate in rates])
+    assert covered.min() > 0.93 and covered.max() < 0.97
+    assert abs(covered.mean() - 0.95) < 0.003
+
+
+@pytest.mark.parametrize("images", [100, 1000])
+@pytest.mark.parametrize("rate", [0.99, 0.999])
+def test_near_certainty_it_stays_wide_enough(images, rate):
+    """Where the percentiles of the bootstrap cover 10 to 87 %."""
+    right = np.random.default_rng(2).binomial(images, rate, DRAWS)
+    low, high = rate_interval(right / images, np.full(DRAWS, images))
+    assert np.mean((low <= rate) & (rate <= high)) >= 0.93
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_means_over_three_splits_are_covered_too(rate):
+    """Images differ in difficulty, so that the three splits agree more often than chance."""
+    generator = np.random.default_rng(3)
+    ease = generator.beta(8 * rate, 8 * (1 - rate), (DRAWS, 200))
+    means = (generator.random((3, DRAWS, 200)) < ease).mean(0)
+    images = np.array([effective_images(row) for row in means])
+    assert images.min() > 200
+    low, high = rate_interval(means.mean(1), images)
+    assert 0.93 <= np.mean((low <= rate) & (rate <= high)) <= 0.97
+
+
+@pytest.mark.parametrize(("right", "images"), [(50, 100), (410, 500), (38000, 50000)])
+def test_it_is_close_to_wilson_and_to_drawn_resamples(right, images):
+    values = np.arange(images) < right
+    wilson = binomtest(right, images).proportion_ci(method="wilson")
+    drawn = np.random.default_rng(0).multinomial(images, [right / images, 1 - right / images], 20000)[:, 0] / images
+    one_image = 100 / images
+    for found in ((100 * wilson.low, 100 * wilson.high), 100 * np.quantile(drawn, (0.025, 0.975))):
+        assert interval(values) == pytest.approx(found, abs=1.1 * one_image if images < 5000 else 0.02)
+
+
+def test_exact_binomial_is_a_little_wider():
+    for right in (1, 50, 90, 99):
+        exact = binomtest(right, 100).proportion_ci(method="exact")
+        low, high = rate_interval(right / 100, 100)
+        assert exact.low < low < right / 100 < high < exact.high
+
+
+def test_all_right_is_no_certainty():
+    """0.05^(1/n): the rate at which half the chance of n right ones is 2.5 %."""
+    assert interval(np.ones(100)) == pytest.approx((100 * 0.05**0.01, 100))
+    assert interval(np.zeros(100)) == pytest.approx((0, 100 - 100 * 0.05**0.01))
+
+
+def test_skipped_images_do_not_count():
+    values = np.array([1, 0, 1, 1, np.nan, np.nan], np.float32)
+    assert interval(values) == interval(np.array([1, 0, 1, 1]))
+
+
+def test_only_means_of_correctness_have_one():
+    right = np.array([1, 1, 1, 0], np.float32)
+    arrays = {"top1": right, "per_class": right, "area": 50 * right, "pixels": np.ones((4, 4)), "empty": right * np.nan}
+    metrics = {"top1": 75.0, "per_class": 60.0, "area": 3750.0, "pixels": 100.0, "empty": 0.0, "loss": 1.0}
+    assert list(intervals_of(metrics, arrays)) == ["top1"]
+
+
+def test_float32_thirds_average_to_the_metric():
+    thirds = np.tile(np.array([1 / 3, 1, 2 / 3], np.float32), 20001)
+    assert averages_to(thirds, 200 / 3)
+    assert not averages_to(thirds, 200 / 3 + 0.01)
