@@ -182,7 +182,7 @@ class Order:
 
     def collect(self, store: Store, forwards: int, seconds: float) -> FeatureSet:
         image_set = self.image_set
-        unreadable = store.unreadable(self.kinds[0].name)
+        unreadable = {index: why for kind in self.kinds for index, why in store.unreadable(kind.name).items()}
         indices = np.setdiff1d(np.arange(len(image_set)), np.array(list(unreadable), np.int64))
         if not len(indices):
             raise ValueError(f"{image_set.url}: none of the {len(image_set)} images of {image_set.split} can be read")
@@ -194,7 +194,7 @@ class Order:
             "split": image_set.split,
             "fingerprint": image_set.fingerprint,
             "images": len(image_set),
-            "skipped": {image_set.path(index): why for index, why in unreadable.items()},
+            "skipped": {image_set.path(index): unreadable[index] for index in sorted(unreadable)},
             "transform": self.transform.name,
             "precision": self.space.precision,
             "batch_size": store.batch,
