@@ -2,10 +2,10 @@
 
 A forward pass frees and takes tensors of many megabytes. By default glibc maps each one freshly, and the kernel zeroes
 its pages at every first touch: 3.6 million page faults in one ViT-S forward of 128 images. Keeping the memory leaves
-45 thousand and gave 17.4 instead of 11.5 images/s (float32); training steps gain 6 to 22 %. That was measured with the
-environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ on two cores of an AMD EPYC; this call
-leaves as few faults (9 to 85 thousand of 4.2 million), and `tests/benchmarks/extraction.py` shows its gain. The price:
-memory that was in use once stays with the process.
+45 thousand and gave 17.4 instead of 11.5 images/s (float32); training steps gain 6 to 22 %. That was measured on two
+cores of an AMD EPYC with the environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_; this
+call leaves as few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: memory that was in use once
+stays with the process.
 """
 
 import ctypes
