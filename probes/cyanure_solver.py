@@ -1,0 +1,86 @@
+"""The objective of probes/logistic.py through cyanure (Mairal 2019), the solver behind MSN's and MOCA's numbers.
+
+Called as MSN's logistic_eval.py:175-187 calls release 0.22, translated to the names of 1.2: stochastic MISO under an
+accelerator, its choice ("auto") depending on n and lambda. Slower than ours (tests/benchmarks/lowshot.py).
+
+n rows, D width, C classes.
+"""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probes.logistic import Fit, certified, check
+
+CHECK_EVERY = 10  # epochs between two looks at the gap, MSN's it0
+ROUNDING = 1e-6  # cyanure sums its dual objective in float32: up to 2e-7 too high on the recorded data
+
+
+def fit(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    penalty: float,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 300,
+    algorithm: str = "auto",
+) -> Fit:
+    """Minimise f for features (n, D) and labels (n,) in 0..C-1, each class present. penalty: lambda.
+
+    `iterations` of the result are epochs. Its gap is the smaller of cyanure's duality gap, which has seen better dual
+    variables, and the bound of `certified`. ValueError as in probes.logistic, and for a class without a row.
+    """
+    check(features, labels, classes, penalty)
+    if len(absent := np.setdiff1d(np.arange(classes), labels.cpu().numpy())):
+        raise ValueError(f"class {absent[0]} has no training row, which cyanure cannot fit; use solver lbfgs")
+    from cyanure.estimators import Classifier
+
+    model = Classifier(
+        loss="multiclass-logistic",
+        penalty="l2",
+        fit_intercept=False,
+        lambda_1=penalty,
+        tol=tolerance,
+        solver=algorithm,
+        random_state=0,
+        max_iter=max_iterations,
+        duality_gap_interval=min(CHECK_EVERY, max_iterations),
+        n_threads=torch.get_num_threads(),
+        verbose=False,
+    )
+    with silenced():
+        model.fit(np.ascontiguousarray(features.cpu().numpy(), np.float32), labels.cpu().numpy())
+    weights = torch.from_numpy(np.asarray(model.coef_, np.float64)).to(features.device)
+    objective, gap = certified(features, labels, weights, penalty)
+    epochs, _, dual = np.asarray(model.optimization_info_)[0, :3, -1]
+    gap = min(gap, max(0.0, (objective - float(dual)) / objective) + ROUNDING)
+    return Fit(weights=weights, objective=objective, gap=gap, iterations=int(epochs))
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keep back what cyanure says by Python's logging and warnings, and what its C++ part writes to standard output.
+
+    The gap of a result says whether it converged. Other threads' output to the same descriptor is lost meanwhile.
+    """
+    logger = logging.getLogger("Cyanure")
+    level, kept = logger.level, os.dup(1)
+    sys.stdout.flush()
+    with open(os.devnull, "w") as nowhere, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            logger.setLevel(level)

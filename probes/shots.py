@@ -1,0 +1,112 @@
+"""Training subsets of low-shot protocols: so many images per class, or a share of all, drawn or read from list files.
+
+MSN's lists (facebookresearch/msn, also shipped by MOCA) are nested: in one split the image of 1-shot is among those of
+2-shot, and these among those of 5-shot. Draws with one seed are nested in the same way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from imagesets.sets import ImageSet
+from imagesets.subsets import class_counts, few_shot, fraction, from_list
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """Images to train on. name: of the metric, "5shot" or "1percent". split: number of the draw or list, from 0."""
+
+    name: str
+    split: int
+    images: ImageSet
+
+
+def subsets(
+    train: ImageSet, shots: Sequence[int], shares: Sequence[float], splits: int, seed: int, lists: str = ""
+) -> list[Subset]:
+    """`splits` draws for every number of shots and one for every share; from the folder `lists` when it is given.
+
+    Seeds 0, 1, ... of a run share no draw. ValueError where a class has fewer images than shots or none at all, and for
+    lists that are absent or do not fit the set.
+    """
+    if len(lacking := np.flatnonzero(class_counts(train) == 0)):
+        raise ValueError(
+            f"{train.url}: class {train.classes[lacking[0]]!r} has no training image; add some, or raise --limit"
+        )
+    seeds = range(seed * splits, (seed + 1) * splits)
+    found = []
+    for count in shots:
+        for split in range(splits):
+            images = listed(train, lists, count, split) if lists else few_shot(train, count, seeds[split])
+            found.append(Subset(name=f"{count}shot", split=split, images=images))
+    for share in shares:
+        found.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
+    return found
+
+
+def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
+    """A share of the images; there is one list of it, in the first folder."""
+    if share == 1:
+        return train
+    if not lists:
+        return fraction(train, share, seed)
+    return from_list(train, existing(Path(lists).expanduser() / "imagenet_subsets1" / f"{percentage(share)}.txt"))
+
+
+def listed(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
+    """The images of a split's list, as many of each class as its name says."""
+    path = shot_list(lists, count, split)
+    images = from_list(train, path)
+    if len(wrong := np.flatnonzero(class_counts(images) != count)):
+        number = class_counts(images)[wrong[0]]
+        raise ValueError(
+            f"{path}: lists {number} images of class {train.classes[wrong[0]]!r}, {count} expected; use MSN's files"
+        )
+    return images
+
+
+def percentage(share: float) -> str:
+    """0.01 -> "1percent"."""
+    return f"{100 * share:g}percent"
+
+
+def shot_list(folder: str, count: int, split: int) -> Path:
+    """The list of `count` images per class of a split, numbered from 1 in the names of its folders.
+
+    MSN ships the third 5-shot list as 3imgs_class.txt, with five images of each class; MOCA has it under its own name.
+    """
+    place = Path(folder).expanduser() / f"imagenet_subsets{split + 1}"
+    path = place / f"{count}imgs_class.txt"
+    misnamed = place / "3imgs_class.txt"
+    if not path.exists() and (count, split) == (5, 2) and misnamed.exists():
+        return misnamed
+    return existing(path)
+
+
+def existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such list; give `lists` the folder that holds imagenet_subsets1 to 3 of "
+            "github.com/facebookresearch/msn, or leave it empty to draw by seed"
+        )
+    return path
+
+
+def union(train: ImageSet, parts: Sequence[Subset]) -> ImageSet:
+    """The images of all parts, each once, in the order of `train`."""
+    wanted = {part.images.path(index) for part in parts for index in range(len(part.images))}
+    indices = np.array([index for index in range(len(train)) if train.path(index) in wanted], np.int64)
+    return train.subset(indices, f"union-of-{len(parts)}-subsets")
+
+
+def places(images: ImageSet, indices: np.ndarray) -> dict[str, int]:
+    """Path -> row, for features whose rows are the images at `indices` (n,)."""
+    return {images.path(index): row for row, index in enumerate(indices)}
+
+
+def rows_of(part: Subset, found: Mapping[str, int]) -> np.ndarray:
+    """Rows of a part's images in features with these `places`; images that were skipped as unreadable have none."""
+    paths = (part.images.path(index) for index in range(len(part.images)))
+    return np.array([found[path] for path in paths if path in found], np.int64)

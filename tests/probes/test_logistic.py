@@ -1,0 +1,182 @@
+"""The objective's gradient, certificate and solver against closed forms, autograd and SciPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch.nn import functional as F
+
+from probes import cyanure_solver, logistic
+
+
+def problem(rows=60, width=8, classes=4, seed=0, skew=0.0):
+    """Class centres plus noise, of variances that fall like index**(-2 skew)."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(rows) % classes
+    scales = np.arange(1, width + 1) ** -skew
+    features = (random.standard_normal((classes, width))[labels] + random.standard_normal((rows, width))) * scales
+    return torch.from_numpy(features.astype(np.float32)), torch.from_numpy(labels)
+
+
+def objective(features, labels, weights, penalty):
+    """f by definition, in float64."""
+    loss = F.cross_entropy(features.double() @ weights, labels)
+    return loss + penalty / 2 * weights.square().sum()
+
+
+def best_of_scipy(features, labels, classes, penalty):
+    """The optimum by another solver, on autograd's gradient."""
+
+    def value_and_gradient(flat):
+        weights = torch.from_numpy(flat).reshape(-1, classes).requires_grad_()
+        value = objective(features, labels, weights, penalty)
+        value.backward()
+        return value.item(), weights.grad.numpy().ravel()
+
+    start = np.zeros(features.shape[1] * classes)
+    options = {"maxiter": 20000, "maxfun": 40000, "ftol": 0, "gtol": 1e-13, "maxcor": 30}
+    return minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun
+
+
+def test_objective_and_gradient_are_autograds():
+    features, labels = problem()
+    weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    value = objective(features, labels, weights, 0.1)
+    value.backward()
+    point = logistic.Problem(features, labels, 0.1).at(weights.detach())
+    assert point.objective == pytest.approx(value.item(), rel=1e-12)
+    torch.testing.assert_close(point.gradient, weights.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_blocks_change_nothing(monkeypatch):
+    features, labels = problem()
+    weights = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = logistic.Problem(features, labels, 0.1).at(weights)
+    monkeypatch.setitem(logistic.BLOCK, "cpu", 28)  # 7 rows of 4 classes: 60 rows are no multiple
+    split = logistic.Problem(features, labels, 0.1).at(weights)
+    assert split.objective == pytest.approx(whole.objective, rel=1e-13)
+    torch.testing.assert_close(split.gradient, whole.gradient)
+    assert logistic.fit(features, labels, 4, 1e-3).gap <= 1e-6
+
+
+def test_derivatives_along_a_line():
+    features, labels = problem()
+    generator = torch.Generator().manual_seed(1)
+    weights, direction = torch.randn(2, 8, 4, dtype=torch.float64, generator=generator)
+    posed = logistic.Problem(features, labels, 0.1)
+    squares = [0.1 * float((one * other).sum()) for one in (weights, direction) for other in (weights, direction)]
+    penalty = logistic.Along(squares[0] / 2, squares[1], squares[3])
+    changes = posed.margins(direction, at_label=0.0)
+    here = posed.along(posed.margins(weights), changes, penalty, 0.3)
+    step = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    value = objective(features, labels, weights + step * direction, 0.1)
+    (slope,) = torch.autograd.grad(value, step, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope, step)
+    assert here == pytest.approx((value.item(), slope.item(), curvature.item()), rel=1e-12)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("skew", [0.0, 1.5])
+def test_the_optimum_is_scipys(penalty, skew):
+    features, labels = problem(skew=skew)
+    best = best_of_scipy(features, labels, 4, penalty)
+    for tolerance in (1e-2, 1e-6, 1e-10):
+        fit = logistic.fit(features, labels, 4, penalty, tolerance=tolerance)
+        assert fit.gap <= tolerance
+        assert -1e-9 < fit.objective / best - 1 <= fit.gap + 1e-9
+        assert fit.objective == pytest.approx(objective(features, labels, fit.weights, penalty).item(), rel=1e-12)
+
+
+def test_two_classes_in_one_dimension_have_a_closed_form():
+    """x = +-1 with labels 0, 1: by symmetry W = (w, -w), and 2 sigmoid(-2w) = 2 lambda w at the optimum."""
+    features, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
+    fit = logistic.fit(features, labels, 2, 0.1, tolerance=1e-14)
+    w = fit.weights[0, 0].item()
+    assert fit.weights[0, 1].item() == pytest.approx(-w)
+    assert 1 / (1 + math.exp(2 * w)) == pytest.approx(0.1 * w, rel=1e-6)
+
+
+def test_an_impossible_tolerance_ends_near_machine_precision():
+    features, labels = problem(skew=1.0)
+    fit = logistic.fit(features, labels, 4, 1e-4, tolerance=0.0, max_iterations=100_000)
+    assert fit.iterations < 1000 and 0 < fit.gap < 1e-14
+
+
+def test_too_few_iterations_show_in_the_gap():
+    features, labels = problem()
+    fit = logistic.fit(features, labels, 4, 1e-6, max_iterations=3)
+    best = logistic.fit(features, labels, 4, 1e-6).objective
+    assert fit.iterations == 3
+    assert 1e-3 < 1 - best / fit.objective <= fit.gap
+
+
+def test_a_start_saves_iterations_and_changes_nothing_else():
+    features, labels = problem(skew=1.0)
+    cold = logistic.fit(features, labels, 4, 1e-3)
+    near = logistic.fit(features, labels, 4, 2e-3).weights
+    warm = logistic.fit(features, labels, 4, 1e-3, start=near)
+    assert warm.iterations < cold.iterations
+    assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
+    assert logistic.fit(features, labels, 4, 1e-3, start=cold.weights).iterations == 0
+
+
+def test_fewer_rows_than_width():
+    features, labels = problem(rows=6, width=40, classes=3)
+    axes, variances = logistic.principal_axes(features)
+    assert axes.shape == (40, 6) and variances.shape == (6,)
+    fit = logistic.fit(features, labels, 3, 1e-2)
+    assert fit.objective == pytest.approx(best_of_scipy(features, labels, 3, 1e-2), rel=1e-6)
+
+
+def test_constant_features_leave_the_weights_at_zero():
+    fit = logistic.fit(torch.zeros(6, 5), torch.arange(6) % 3, 3, 0.1)
+    assert fit.objective == pytest.approx(math.log(3)) and fit.gap == 0 and not fit.weights.any()
+
+
+def test_confident_rows_keep_their_digits():
+    """At a margin of 60 the loss is exp(-60), far below what 1 - p or log(p) could show."""
+    margins = torch.tensor([[-torch.inf, -60.0, -70.0]], dtype=torch.float64)
+    losses, others = logistic.probabilities(margins)
+    assert losses.item() == pytest.approx(math.exp(-60) + math.exp(-70), rel=1e-12)
+    assert others[0].tolist() == pytest.approx([0, math.exp(-60), math.exp(-70)], rel=1e-12)
+
+
+@pytest.mark.parametrize("solve", [logistic.fit, cyanure_solver.fit])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": torch.tensor([0, 1, 3])}, "labels run from 0 to 3, expected 0 to 2"),
+        ({"labels": torch.tensor([0, -1, 2])}, "labels run from -1 to 2"),
+        ({"features": torch.tensor([[1.0], [math.nan], [2.0]])}, "features of row 1 are not finite"),
+        ({"classes": 1, "labels": torch.zeros(3, dtype=torch.int64)}, "1 classes"),
+        ({"penalty": 0.0}, "lambda=0"),
+        ({"penalty": math.nan}, "lambda=nan"),
+    ],
+)
+def test_what_has_no_solution(solve, change, message):
+    posed = {"features": torch.ones(3, 1), "labels": torch.arange(3), "classes": 3, "penalty": 0.1} | change
+    with pytest.raises(ValueError, match=message) as error:
+        solve(**posed)
+    assert "\n" not in str(error.value)
+
+
+def test_cyanure_says_nothing_and_agrees(capfd):
+    features, labels = problem()
+    fit = cyanure_solver.fit(features, labels, 4, 1e-3)
+    ours = logistic.fit(features, labels, 4, 1e-3)
+    assert 1 - 1e-6 <= fit.objective / ours.objective <= 1 + 1e-3
+    too_short = cyanure_solver.fit(features, labels, 4, 1e-9, max_iterations=1)
+    assert too_short.gap > 1e-3
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+    print("still there")
+    assert capfd.readouterr().out == "still there\n"
+
+
+def test_cyanure_cannot_fit_a_class_without_rows():
+    features, labels = problem()
+    with pytest.raises(ValueError, match="class 4 has no training row"):
+        cyanure_solver.fit(features, labels, 5, 1e-3)
+    assert logistic.fit(features, labels, 5, 1e-3).gap <= 1e-6

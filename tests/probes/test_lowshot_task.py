@@ -1,0 +1,281 @@
+"""The low-shot task on image sets small enough to know the answer: draws, lists, metrics, warnings, bad input."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from engine.distributed import World
+from imagesets.sets import open_set
+from probes.fitting import preprocessed
+from probes.shots import places, rows_of, subsets, union
+from probes.tasks import lowshot
+from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
+
+SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
+FIELDS = ("lambda", "lambda_effective", "lambda_convention", "objective", "gap", "iterations", "images")
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+def write_set(root, classes=3, train=6, val=8, names="{label}_{number:04d}.png"):
+    """Images whose colour is their class, with a little noise; file names as in ImageNet."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for number in range(classes * count):
+            label = f"n{number % classes}"
+            pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
+            pixels[..., number % classes % 3] += 150
+            folder = root / split / label
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / names.format(label=label, number=number))
+    return f"folder:{root}"
+
+
+def write_lists(folder, train, counts=(1, 2, 5), misnamed=True):
+    """MSN's folders of lists for a set written by `write_set`, drawn at random and nested."""
+    for split in range(3):
+        place = folder / f"imagenet_subsets{split + 1}"
+        place.mkdir(parents=True)
+        order = np.random.default_rng(split).permutation(len(train))
+        for count in counts:
+            chosen = [i for label in range(3) for i in order[train.labels[order] == label][:count]]
+            name = "3imgs_class.txt" if misnamed and (split, count) == (2, 5) else f"{count}imgs_class.txt"
+            (place / name).write_text("".join(train.path(i).rpartition("/")[2] + "\n" for i in chosen))
+    shutil.copy(folder / "imagenet_subsets1" / "2imgs_class.txt", folder / "imagenet_subsets1" / "1percent.txt")
+    return str(folder)
+
+
+def paths(images):
+    return [images.path(i) for i in range(len(images))]
+
+
+def test_metrics_facts_and_per_image(export, tmp_path):
+    outcome = SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "set")))
+    assert list(outcome.metrics) == ["top1_1shot", "top1_1shot_std", "top1_2shot", "top1_2shot_std", "top1_50percent"]
+    assert outcome.metrics["top1_50percent"] == 100.0 and outcome.metrics["top1_2shot"] > 90
+    fits = outcome.facts["fits"]
+    assert [(fit["subset"], fit["split"]) for fit in fits] == [
+        *[("1shot", 0), ("1shot", 1), ("1shot", 2), ("2shot", 0), ("2shot", 1), ("2shot", 2), ("50percent", 0)]
+    ]
+    assert all(field in fit for field in FIELDS for fit in fits)
+    for fit in fits:
+        assert fit["lambda"] == 0.0025 and fit["lambda_convention"] == "divided by n"
+        assert fit["lambda_effective"] == 0.0025 / fit["images"] and fit["gap"] <= 1e-6
+    assert [fit["images"] for fit in fits] == [3, 3, 3, 6, 6, 6, 9]
+    for shot in ("1shot", "2shot"):
+        values = [fit["top1"] for fit in fits if fit["subset"] == shot]
+        assert outcome.metrics[f"top1_{shot}"] == pytest.approx(np.mean(values))
+        assert outcome.metrics[f"top1_{shot}_std"] == pytest.approx(np.std(values))
+        assert 100 * outcome.per_image[f"top1_{shot}"].mean() == pytest.approx(np.mean(values), abs=1e-4)
+        assert len(outcome.per_image[f"top1_{shot}"]) == 24
+    json.dumps(outcome.facts, allow_nan=False)
+    assert outcome.facts["warnings"] == []
+
+
+def test_both_solvers_agree_on_digits(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=600)
+    task = LowShot(shots=(5,), fractions=(0.1,), lambdas=(0.0025,))
+    ours, papers = (replace(task, solver=solver).run(export, space) for solver in ("lbfgs", "cyanure"))
+    for one, other in zip(ours.facts["fits"], papers.facts["fits"], strict=True):
+        assert one["objective"] == pytest.approx(other["objective"], rel=1e-3)
+        assert other["gap"] <= 1e-3 and one["gap"] <= 1e-6
+        assert one["fingerprint"] == other["fingerprint"]
+    for name in ("top1_5shot", "top1_10percent"):
+        assert ours.metrics[name] == pytest.approx(papers.metrics[name], abs=1.0)
+
+
+def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
+    train = open_set("digits:", "train")
+    parts = {(part.name, part.split): part.images for part in subsets(train, (1, 2, 5), (0.01,), 3, seed=0)}
+    for split in range(3):
+        one, two, five = (set(paths(parts[f"{count}shot", split])) for count in (1, 2, 5))
+        assert one < two < five and len(five) == 50
+        assert np.bincount(parts["5shot", split].labels).tolist() == [5] * 10
+    drawn = [frozenset(paths(parts["5shot", split])) for split in range(3)]
+    drawn += [frozenset(paths(part.images)) for part in subsets(train, (5,), (), 3, seed=1)]
+    assert len(set(drawn)) == 6
+
+
+def test_rows_are_found_whatever_was_extracted():
+    train = open_set("digits:", "train")
+    parts = subsets(train, (2, 5), (0.02,), 3, seed=0)
+    gathered = union(train, parts)
+    assert len(set(paths(gathered))) == len(gathered) < sum(len(part.images) for part in parts)
+    for images in (train, gathered):
+        kept = np.arange(1, len(images))  # image 0 was unreadable
+        found = places(images, kept)
+        for part in parts:
+            wanted = [path for path in paths(part.images) if path != images.path(0)]
+            assert [images.path(kept[row]) for row in rows_of(part, found)] == wanted
+
+
+def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):
+    task = LowShot(shots=(1, 2), fractions=(), lambdas=(0.0025,), splits=2)
+    whole = task.run(export, workspace(tmp_path / "a", "digits:"))
+    monkeypatch.setattr(lowshot, "SMALL", 100)
+    part = task.run(export, workspace(tmp_path / "b", "digits:"))
+    assert whole.facts["train"]["images"] == 1297 and part.facts["train"]["images"] < 41
+    assert part.metrics == pytest.approx(whole.metrics, abs=0.5)
+    again = task.run(export, workspace(tmp_path / "a", "digits:"))
+    assert again.facts["train"]["images"] == 1297 and again.facts["cost"]["forwards"] == 0
+
+
+def test_msns_lists_are_read_with_the_misnamed_one(export, tmp_path):
+    url = write_set(tmp_path / "set")
+    train = open_set(url, "train")
+    lists = write_lists(tmp_path / "lists", train)
+    parts = {(part.name, part.split): part.images for part in subsets(train, (1, 2, 5), (0.01,), 3, 0, lists)}
+    named = (tmp_path / "lists" / "imagenet_subsets3" / "3imgs_class.txt").read_text().split()
+    assert [path.rpartition("/")[2] for path in paths(parts["5shot", 2])] == named
+    assert len(parts["1percent", 0]) == 6
+    outcome = replace(SMALL, fractions=(0.01,), lists=lists).run(export, workspace(tmp_path, url))
+    assert [fit["images"] for fit in outcome.facts["fits"]] == [3, 3, 3, 6, 6, 6, 6]
+
+
+def test_lists_that_are_absent_or_wrong(tmp_path):
+    train = open_set(write_set(tmp_path / "set"), "train")
+    lists = write_lists(tmp_path / "lists", train)
+    with pytest.raises(ValueError, match=r"imagenet_subsets1/3imgs_class\.txt: no such list"):
+        subsets(train, (3,), (), 3, 0, lists)
+    with pytest.raises(ValueError, match=r"imagenet_subsets1/10percent\.txt: no such list"):
+        subsets(train, (), (0.1,), 3, 0, lists)
+    with pytest.raises(ValueError, match=r"no such list.*facebookresearch/msn"):
+        subsets(train, (1,), (), 3, 0, str(tmp_path / "nowhere"))
+    path = tmp_path / "lists" / "imagenet_subsets2" / "1imgs_class.txt"
+    path.write_text("\n".join(path.read_text().split()[1:]))
+    with pytest.raises(ValueError, match="lists 0 images of class 'n0', 1 expected"):
+        subsets(train, (1,), (), 3, 0, lists)
+
+
+def test_an_undivided_lambda_is_doubted(export, tmp_path):
+    space = workspace(tmp_path, write_set(tmp_path / "set"))
+    outcome = replace(SMALL, lambda_convention="as is", lambdas=(10.0,)).run(export, space)
+    assert len(outcome.facts["warnings"]) == 3  # one a metric
+    assert "top1_1shot: nothing was fitted: the objective ends at 1.0" in outcome.facts["warnings"][0]
+    assert "ln 3 = 1.0986" in outcome.facts["warnings"][0] and "divide lambda by n" in outcome.facts["warnings"][0]
+    assert all(fit["lambda_effective"] == 10.0 for fit in outcome.facts["fits"])
+    assert replace(SMALL, lambdas=(0.0025,)).run(export, space).facts["warnings"] == []
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "cyanure"])
+def test_a_gap_above_tolerance_is_an_error(export, tmp_path, solver):
+    space = workspace(tmp_path, "digits:", limit=200)
+    task = LowShot(shots=(2,), fractions=(), lambdas=(1e-5,), solver=solver, max_iterations=1, tolerance=1e-9)
+    with pytest.raises(ValueError, match=r"2shot of split 0: the optimum for lambda 1e-05 .* was not reached: gap"):
+        task.run(export, space)
+
+
+def test_several_lambdas_have_their_own_metrics(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=300)
+    task = LowShot(shots=(2,), fractions=(), lambdas=(0.1, 0.001))
+    both = task.run(export, space)
+    assert list(both.metrics)[::2] == ["top1_2shot_lambda0.1", "top1_2shot_lambda0.001"]
+    alone = replace(task, lambdas=(0.001,)).run(export, space)
+    assert both.facts["fits"][1]["objective"] == pytest.approx(alone.facts["fits"][0]["objective"], rel=2e-6)
+
+
+def test_held_out_training_images_choose(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=500)
+    task = LowShot(shots=(), fractions=(1.0,), lambdas=(1e4, 1e-3, 1e-2), holdout=0.2, preprocess="none", norm=True)
+    outcome = task.run(export, space)
+    (fit,) = outcome.facts["fits"]
+    tops = {entry["lambda"]: entry["top1"] for entry in fit["holdout"]}
+    assert tops[fit["lambda"]] == max(tops.values()) > tops[1e4]
+    assert list(outcome.metrics) == ["top1_100percent"] and fit["images"] == 500
+    assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
+    with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images leaves a class none"):
+        replace(task, shots=(1,), fractions=()).run(export, space)
+
+
+def test_shares_of_the_subsets_cover_them(export, tmp_path):
+    """What two processes fit together is what one fits."""
+    space = workspace(tmp_path, "digits:", limit=200)
+    parts = list(range(5))
+    seen = []
+
+    class Told:
+        def fit(self, name, rows):
+            seen.append(name)
+            return []
+
+    made = subsets(open_set(space.data, "train"), (1,), (), 5, 0)
+    for rank in range(2):
+        SMALL.fit_share(Told(), made, parts, World(rank=rank, size=2))
+    assert sorted(seen) == [f"1shot of split {split}" for split in range(5)]
+
+
+def test_features_without_direction_are_zero_and_said(export, tmp_path):
+    rows = np.array([[3.3, 3.3, 3.3], [0, 0, 0], [1, 2, 4]], np.float32)
+    centred, count = preprocessed(rows, "centre_and_normalise")
+    assert count == 2 and not centred[:2].any()
+    np.testing.assert_allclose(np.linalg.norm(centred[2]), 1, rtol=1e-6)
+    assert abs(centred[2].mean()) < 1e-7
+    scaled, count = preprocessed(rows, "normalise")
+    assert count == 1 and not scaled[1].any() and np.allclose(scaled[0], 3**-0.5)
+    kept, count = preprocessed(rows, "none")
+    assert count == 0 and np.array_equal(kept, rows) and kept is not rows
+
+
+def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
+    url = write_set(tmp_path / "set", train=4)
+    with pytest.raises(ValueError, match="5 images per class asked, but class 'n0' has 4"):
+        replace(SMALL, shots=(5,)).run(export, workspace(tmp_path, url))
+    with pytest.raises(ValueError, match="class 'n0' has no training image"):
+        SMALL.run(export, workspace(tmp_path, url, limit=1))
+    for path in (tmp_path / "set" / "train" / "n1").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no image of class 'n1' can be read"):
+        SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
+    with pytest.raises(ValueError, match="only one class"):
+        SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "one", classes=1)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shots": (), "fractions": ()},
+        {"shots": (0,)},
+        {"shots": (1, 1)},
+        {"fractions": (0.0,)},
+        {"fractions": (1.5,)},
+        {"splits": 0},
+        {"lambdas": ()},
+        {"lambdas": (0.1, 0.0)},
+        {"lambda_convention": "per class"},
+        {"preprocess": "whiten"},
+        {"solver": "newton"},
+        {"holdout": 1.0},
+        {"tolerance": 0.0},
+        {"max_iterations": 0},
+    ],
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))}=") as error:
+        LowShot(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_protocols_are_those_of_the_sources(export, tmp_path):
+    assert all(set(names) <= set(PROTOCOLS) for names in SUITES.values())
+    moca, msn, ibot, dinov2 = (
+        PROTOCOLS[name].task for name in ("lowshot@moca", "lowshot@msn", "logreg@ibot", "logreg@dinov2")
+    )
+    assert (moca.pool, moca.norm, moca.lambdas, moca.lambda_convention) == ("avg", False, (0.1,), "divided by n")
+    assert (moca.shots, moca.splits, moca.fractions, moca.interpolation) == ((1, 2, 5), 3, (0.01,), "bilinear")
+    assert (msn.pool, msn.lambdas) == ("cls", (0.00025, 0.0025)) and replace(msn, pool="avg", lambdas=(0.1,)) == moca
+    assert (ibot.preprocess, ibot.lambda_convention, ibot.lambdas) == ("normalise", "as is", (0.01, 0.1, 1.0))
+    np.testing.assert_allclose(1 / np.array(dinov2.lambdas), 10 ** np.linspace(-6, 5, 45), rtol=1e-5)
+    assert (dinov2.holdout, dinov2.crop, dinov2.preprocess, dinov2.norm) == (0.1, 1.0, "none", True)
+    space = workspace(tmp_path, "digits:")
+    from probes.tasks.knn import Knn
+
+    ours = PROTOCOLS["lowshot@bench"].task
+    assert ours.transform(export, space) == Knn().transform(export, space) != moca.transform(export, space)
