@@ -40,7 +40,7 @@ class Board:
 
     rows: tuple[Row, ...]
     groups: Mapping[str, tuple[str, ...]]  # group -> metrics, in the task's own order
-    caveats: Mapping[str, tuple[str, ...]]  # group -> why it must not be compared with the plain protocol
+    caveats: Mapping[str, tuple[str, ...]]  # group -> why not to compare it with the plain protocol, or to doubt it
     problems: tuple[str, ...] = ()
 
 
@@ -51,7 +51,7 @@ def group_of(result: Result) -> str:
 
 
 def caveats_of(result: Result) -> tuple[str, ...]:
-    """Sentences for people on what `result.variant` says."""
+    """Sentences for people on what `result.variant` says, and the task's own warnings."""
     found = []
     if result.limit is not None:
         found.append(f"At most {result.limit} images of each split: a check that it runs, not a result.")
@@ -62,6 +62,7 @@ def caveats_of(result: Result) -> tuple[str, ...]:
         found.append(f"Computed in {result.precision}.")
     if result.decode != "exact":
         found.append(f"Images prepared by the {result.decode} decoder, which differs from PIL by a few grey levels.")
+    found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
 
 
@@ -80,15 +81,16 @@ def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
     """Group results by checkpoint, sorted by name and then digest."""
     by_checkpoint: dict[tuple[str, str], list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
-    caveats = {}
+    caveats: dict[str, dict[str, None]] = defaultdict(dict)
     for result in results:
         by_checkpoint[result.checkpoint.name, result.checkpoint.digest].append(result)
         if result.status == "ok":
             groups[group_of(result)].update(dict.fromkeys(result.metrics))
-            caveats[group_of(result)] = caveats_of(result)
+            caveats[group_of(result)] |= dict.fromkeys(caveats_of(result))
     rows = tuple(_row(by_checkpoint[key]) for key in sorted(by_checkpoint))
     ordered = {group: tuple(metrics) for group, metrics in sorted(groups.items())}
-    return Board(rows=rows, groups=ordered, caveats=caveats, problems=tuple(problems))
+    notes = {group: tuple(caveats[group]) for group in ordered}
+    return Board(rows=rows, groups=ordered, caveats=notes, problems=tuple(problems))
 
 
 def _row(results: list[Result]) -> Row:
@@ -113,8 +115,8 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
 
 
 def best(board: Board, group: str, metric: str) -> float | None:
-    """Best mean of a column; None where fewer than two checkpoints compete."""
+    """Best mean of a column; None where fewer than two checkpoints compete, and for deviations, which do not."""
     means = [row.cells[group, metric].mean for row in board.rows if (group, metric) in row.cells]
-    if len(means) < 2:
+    if len(means) < 2 or metric.endswith("_std"):
         return None
     return min(means) if metric.endswith(LOWER_IS_BETTER) else max(means)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.board import board_of, read_board
+from bench.board import best, board_of, read_board
 from bench.leaderboard import rewrite, to_csv
 from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
 from bench.tables import fitted, to_markdown, to_terminal
@@ -206,3 +206,16 @@ def test_a_table_shows_one_number_however_narrow():
 def test_an_empty_folder_is_an_empty_board(tmp_path):
     assert read_board(tmp_path).rows == ()
     assert to_terminal(read_board(tmp_path), 80) == "no results yet"
+
+
+def test_a_tasks_warnings_stand_beside_its_table():
+    doubted = result(A, facts={"warnings": ["top1_k1: nothing was fitted"]})
+    board = board_of([doubted, result(B), result(B, seed=1)])
+    assert board.caveats["digits/knn@dino"] == (f"{A.name}: top1_k1: nothing was fitted.",)
+    assert f"> {A.name}: top1_k1: nothing was fitted." in to_markdown(board)
+    assert "nothing was fitted" in to_terminal(board, width=80)
+
+
+def test_no_deviation_is_the_best():
+    board = board_of([result(A, metrics={"top1_std": 1.0}), result(B, metrics={"top1_std": 2.0})])
+    assert best(board, "digits/knn@dino", "top1_std") is None
