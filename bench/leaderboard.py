@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.board import Board, Cell, read_board
 from bench.results import result_files
 from bench.tables import to_markdown
+from bench.ties import level_with_best
 from engine.files import write_atomic
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
@@ -56,7 +57,7 @@ def rewrite(out: Path) -> Board:
         before = _state(out)
         board = read_board(out)
         write_atomic(out / "leaderboard.csv", to_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board))
+        write_atomic(out / "leaderboard.md", to_markdown(board, level_with_best(out, board)))
         if _state(out) == before:
             return board
 

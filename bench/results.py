@@ -164,6 +164,12 @@ def read_array(path: Path, name: str) -> np.ndarray:
         raise ValueError(f"{beside}: no array {name!r} can be read; make the result again with --rerun") from error
 
 
+def check_folder(out: Path) -> None:
+    """ValueError for a folder that no run wrote to."""
+    if not (out / "results").is_dir():
+        raise ValueError(f"{out} holds no results; give the folder that `bench run --out` wrote to")
+
+
 def result_files(out: Path) -> Iterator[Path]:
     """All result files of a folder, in a stable order."""
     return iter(sorted((out / "results").rglob("*.json")))

@@ -1,16 +1,24 @@
 """The leaderboard for people: one Markdown file, and a table that fits a terminal. One table per protocol."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.board import Board, Cell, Row, best
 from bench.results import CheckpointUsed
+from bench.ties import Key, key_of
+
+INTRODUCTION = """# Leaderboard
+
+Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
+Bold: the best of a column and all that a paired test on the same images cannot tell from it (5 %, Holm over the
+column; `bench compare` has the numbers). Without per-image results the best alone is bold.
+"""
 
 
-def to_markdown(board: Board) -> str:
-    """The board as Markdown; the best value of a column is bold where at least two checkpoints compete."""
+def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
+    """The board as Markdown; `level`: who of a column shares the first place, for the columns where that was tested."""
     names = row_names(board)
-    lines = ["# Leaderboard", "", "Rebuilt by `bench leaderboard`; every number is in leaderboard.csv.", ""]
+    lines = INTRODUCTION.split("\n")
     used = [row.checkpoint for row in board.rows]
     facts = [(names[each], each.method, each.architecture, each.parameters, each.digest[:12]) for each in used]
     lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
@@ -18,7 +26,10 @@ def to_markdown(board: Board) -> str:
         lines += ["", f"## {group}", ""]
         lines += [f"> {caveat}\n" for caveat in board.caveats[group]]
         rows = _in_group(board, group)
-        body = [(names[row.checkpoint], *(_bold(board, row, group, metric) for metric in metrics)) for row in rows]
+        body = [
+            (names[row.checkpoint], *(_bold(board, row, (group, metric), level or {}) for metric in metrics))
+            for row in rows
+        ]
         lines += _markdown_table(("checkpoint", *metrics), body, "---:")
     if notes := troubles(board):
         lines += ["", "## Failed or unreadable", ""] + [f"- {note}" for note in notes]
@@ -108,10 +119,10 @@ def _in_group(board: Board, group: str) -> list[Row]:
     return [row for row in board.rows if any(key[0] == group for key in row.cells)]
 
 
-def _bold(board: Board, row: Row, group: str, metric: str) -> str:
-    cell = row.cells.get((group, metric))
-    text = number(cell)
-    return f"**{text}**" if cell and cell.mean == best(board, group, metric) else text
+def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
+    cell = row.cells.get(column)
+    first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
+    return f"**{number(cell)}**" if first else number(cell)
 
 
 def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:

@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
     from bench.leaderboard import rewrite
+    from bench.results import check_folder
     from bench.tables import to_terminal
 
-    if not (arguments.out / "results").is_dir():
-        raise ValueError(f"{arguments.out} holds no results; give the folder that `bench run --out` wrote to")
+    check_folder(arguments.out)
     board = rewrite(arguments.out)
     print(to_terminal(board, width=shutil.get_terminal_size().columns))
     print(f"\nwritten: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", file=sys.stderr)

@@ -1,0 +1,226 @@
+"""`bench compare` and the shared first place: only like is compared with like, and the words say what the tests say."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.leaderboard import rewrite
+from bench.results import (
+    CheckpointUsed,
+    DataUsed,
+    ProtocolUsed,
+    Result,
+    read_result,
+    result_files,
+    result_path,
+    stem,
+    write_result,
+)
+from engine.files import digest
+from engine.tasks import Workspace
+
+IMAGES = 400
+KNN = ProtocolUsed(name="knn@dino", version=1)
+DIGITS = DataUsed(name="digits", url="digits:", fingerprints={"train": "aa", "val": "bb"}, images={"val": IMAGES})
+
+
+def save(out, name, top1, **others):
+    """A result whose first `top1` images are right; `values` gives other correctness, `metrics` more metrics."""
+    values = others.pop("values", (np.arange(IMAGES) < top1).astype(np.float32))
+    metrics = {"top1": float(100 * np.nanmean(values.astype(np.float64)))} | others.pop("metrics", {})
+    fields = dict(
+        status="ok",
+        task="knn",
+        protocol=KNN,
+        metrics=metrics,
+        checkpoint=CheckpointUsed(name=name, digest=others.pop("digest", digest(name))),
+        data=DIGITS,
+        seed=0,
+        settings={"k": [20]},
+        per_image=["top1"],
+    )
+    result = Result(**fields | others)
+    space = Workspace(cache=out, data="", seed=result.seed, limit=result.limit, decode=result.decode)
+    path = result_path(out, result.checkpoint, result.data.name, stem(result.protocol, result.settings, space))
+    write_result(path, result, {"top1": values})
+    return path
+
+
+def left_out(text: str) -> list[str]:
+    return [line.removeprefix("not compared: ") for line in text.splitlines() if line.startswith("not compared: ")]
+
+
+def test_a_difference_is_said_in_one_sentence(bench, tmp_path):
+    save(tmp_path, "low", 200)
+    save(tmp_path, "high", 260)
+    code, text, _ = bench("compare", "low", "high", "--out", tmp_path)
+    assert code == 0
+    (sentence,) = [line for line in text.splitlines() if " is better than " in line]
+    start, end = sentence.split("15.0 points [")
+    assert start == "high is better than low on digits/knn@dino top1 by "
+    low, high = map(float, end.split("]")[0].split(", "))
+    assert 11 < low < 12.5 and 17.5 < high < 19
+    assert end.endswith("p < 0.0001 after Holm over 1")
+    assert "400 images; McNemar, exact; effect: Cohen's g" in text
+
+
+def test_no_difference_is_said_too(bench, tmp_path):
+    save(tmp_path, "a", 200)
+    save(tmp_path, "b", 203)
+    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    assert "a and b cannot be told apart on digits/knn@dino top1: -0.8 points [" in text
+    assert "p = 0.2500 after Holm over 1" in text
+
+
+def test_the_lower_error_is_the_better_one(bench, tmp_path):
+    for name, right in (("a", 100), ("b", 200)):
+        values = (np.arange(IMAGES) < right).astype(np.float32)
+        path = save(tmp_path, name, right, metrics={"error": right / 4}, per_image=["error"])
+        np.savez(path.with_suffix(".npz"), error=values)
+    assert (
+        "a is better than b on digits/knn@dino error by 25.0 points" in bench("compare", "a", "b", "--out", tmp_path)[1]
+    )
+
+
+def test_three_checkpoints_are_three_pairs_under_one_correction(bench, tmp_path):
+    for name, right in (("a", 200), ("b", 203), ("c", 211)):
+        save(tmp_path, name, right)
+    json_file, csv_file = tmp_path / "pairs.json", tmp_path / "pairs.csv"
+    assert bench("compare", "a", "b", "c", "--out", tmp_path, "--json", json_file, "--csv", csv_file)[0] == 0
+    value = json.loads(json_file.read_text())
+    assert value["holm_over"] == 3 and value["not_compared"] == []
+    found = {(each["first"], each["second"]): each for each in value["comparisons"]}
+    assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert found["a", "c"]["p"] == pytest.approx(2**-10) and found["a", "c"]["p_holm"] == pytest.approx(3 * 2**-10)
+    assert [each["better"] for each in found.values()] == ["", "second", "second"]
+    with open(csv_file, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["better"] for row in rows] == ["", "second", "second"]
+    assert rows[1]["second_only"] == "11" and rows[1]["accuracy_first"] == "50.0"
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"limit": 100}, "digits/knn@dino: limit none against 100"),
+        ({"decode": "fast"}, "digits/knn@dino: decode exact against fast"),
+        ({"precision": "bfloat16"}, "digits/knn@dino: precision float32 against bfloat16"),
+        ({"settings": {"k": [5]}}, "digits/knn@dino: knn.k 20 against 5"),
+        ({"protocol": replace(KNN, version=2)}, "digits/knn@dino: protocol version 1 against 2"),
+        ({"seed": 3}, "digits/knn@dino: no seed in common (0 against 3)"),
+        (
+            {"data": replace(DIGITS, fingerprints={"train": "aa", "val": "cc"})},
+            "digits/knn@dino: val images bb against cc",
+        ),
+        ({"protocol": replace(KNN, name="knn@moca")}, "digits/knn@moca: no result of a"),
+        ({"status": "failed", "metrics": {}}, "digits/knn@dino: no result of b"),
+        ({"values": np.ones(7, np.float32)}, "digits/knn@dino: top1: 400 images against 7"),
+        ({"per_image": []}, "digits/knn@dino: kept as numbers alone, not for each image: top1"),
+        ({"metrics": {"top1": 12.0}}, "digits/knn@dino: top1: not the mean of its values for the images"),
+    ],
+)
+def test_what_is_not_alike_is_not_compared(bench, tmp_path, others, reason):
+    save(tmp_path, "a", 200)
+    save(tmp_path, "b", 250, **others)
+    code, text, _ = bench("compare", "a", "b", "--out", tmp_path)
+    assert code == 0 and " better " not in text
+    assert any(line.startswith(f"a and b: {reason}") for line in left_out(text))
+
+
+def test_damaged_arrays_and_results_are_named(bench, tmp_path):
+    save(tmp_path, "a", 200)
+    arrays = save(tmp_path, "b", 250).with_suffix(".npz")
+    arrays.write_bytes(b"PK")
+    damaged = tmp_path / "results" / "damaged.json"
+    damaged.write_text("{")
+    reasons = left_out(bench("compare", "a", "b", "--out", tmp_path)[1])
+    assert str(damaged) in reasons[0] and str(arrays) in reasons[1]
+
+
+def test_seeds_that_both_have_are_averaged(bench, tmp_path):
+    generator = np.random.default_rng(0)
+    for seed in range(3):
+        for name, rate in (("a", 0.6), ("b", 0.8)):
+            save(tmp_path, name, 0, seed=seed, values=(generator.random(IMAGES) < rate).astype(np.float32))
+    save(tmp_path, "a", 1, seed=7)
+    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    assert "400 images, mean of 3 seeds; paired bootstrap alone, as values are fractions" in text
+    assert "b is better than a on digits/knn@dino top1 by " in text and "after Holm over 1" in text
+
+
+def test_images_that_one_could_not_read_are_left_out_of_both(bench, tmp_path):
+    values = (np.arange(IMAGES) < 250).astype(np.float32)
+    values[:10] = np.nan
+    save(tmp_path, "a", 200)
+    save(tmp_path, "b", 0, values=values)
+    assert "390 images" in bench("compare", "a", "b", "--out", tmp_path)[1]
+
+
+def test_options_choose(bench, tmp_path):
+    for name, right in (("a", 200), ("b", 250)):
+        for data in ("digits", "cars"):
+            for protocol in ("knn@dino", "knn@moca"):
+                used = dict(data=replace(DIGITS, name=data), protocol=replace(KNN, name=protocol))
+                save(tmp_path, name, right, **used)
+    assert "Holm over 4" in bench("compare", "a", "b", "--out", tmp_path)[1]
+    assert "Holm over 4" in bench("compare", "a", "b", "--out", tmp_path, "--protocol", "knn")[1]
+    chosen = bench("compare", "a", "b", "--out", tmp_path, "--data", "cars", "--protocol", "knn@moca")[1]
+    assert "Holm over 1" in chosen and "cars/knn@moca" in chosen
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "x"], "has no results of a checkpoint 'x'; there are: a, twin (cccccccc), twin (dddddddd)"),
+        (["a", "twin"], "'twin' is the name of 2 checkpoints"),
+        (["a", "a"], "a is given twice"),
+        (["a"], "the following arguments are required: B"),
+        (["a", "twin-cccccccc", "--data", "cars"], "--data cars: these checkpoints have no such result"),
+        (["a", "twin-cccccccc", "--metric", "top5"], "did you mean 'top1'? there are: top1"),
+    ],
+)
+def test_wrong_words_are_one_line_with_the_choices(bench, tmp_path, words, message):
+    save(tmp_path, "a", 200)
+    for letter in "cd":
+        save(tmp_path, "twin", 210, digest=letter * 64)
+    code, out, error = bench("compare", *words, "--out", tmp_path)
+    assert code == 2 and not out and message in error and error.count("\n") == 1
+
+
+def test_twins_are_compared_by_digest(bench, tmp_path):
+    for letter, right in (("c", 210), ("d", 250)):
+        save(tmp_path, "twin", right, digest=letter * 64)
+    text = bench("compare", "twin (cccccccc)", "twin-dddddddd", "--out", tmp_path)[1]
+    assert "twin (dddddddd) is better than twin (cccccccc)" in text
+
+
+def test_the_first_place_is_shared_by_all_that_cannot_be_told_apart(tmp_path):
+    """b and c differ on one image, a and c on fifty."""
+    for name, right in (("a", 200), ("b", 249), ("c", 250)):
+        save(tmp_path, name, right)
+    rewrite(tmp_path)
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert "| a | 50.00 |" in text and "| b | **62.25** |" in text and "| c | **62.50** |" in text
+
+
+def test_without_images_in_common_the_best_stands_alone(tmp_path):
+    save(tmp_path, "a", 249)
+    save(tmp_path, "b", 250, per_image=[])
+    rewrite(tmp_path)
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert "| a | 62.25 |" in text and "| b | **62.50** |" in text
+
+
+def test_from_run_to_verdict(bench, tmp_path, exports):
+    """Real results of two random networks: every accuracy has an interval around it, and each is compared."""
+    words = ("--suite", "knn@dino", "--data", "digits=digits:", "--limit", 60, "--out", tmp_path)
+    assert bench("run", "--checkpoint", *exports, *words)[0] == 0
+    results = [read_result(path) for path in result_files(tmp_path)]
+    for result in results:
+        assert list(result.intervals) == list(result.metrics) and "mid-P" in result.interval_method
+        assert all(low <= result.metrics[name] <= high for name, (low, high) in result.intervals.items())
+    code, text, _ = bench("compare", "first", "second", "--out", tmp_path)
+    assert code == 0 and text.count(f"after Holm over {len(results[0].metrics)}\n") == len(results[0].metrics)

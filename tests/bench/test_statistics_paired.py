@@ -1,0 +1,130 @@
+"""Paired tests: equal models are called different no more often than promised, and real differences are found."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2
+
+from bench.paired import bootstrap_test, difference_interval, holm, mcnemar, p_value, paired
+
+DRAWS = 1000
+
+
+def equal_models(images: int, shared: float, seed: int, splits: int = 1) -> np.ndarray:
+    """(2, DRAWS, images): correctness of two equally good models (mean 0.8), averaged over splits.
+
+    shared: how much the two err on the same images, from 0 (independently) to 1 (always).
+    """
+    generator = np.random.default_rng(seed)
+    easy = generator.random((splits, 1, DRAWS, images)) < 0.8
+    own = generator.random((splits, 2, DRAWS, images)) < 0.8
+    return np.where(generator.random((splits, 1, DRAWS, images)) < shared, easy, own).mean(0)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("images", [100, 500])
+def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
+    first, second = equal_models(images, shared, seed=4)
+    ahead, behind = ((first > second).sum(1), (first < second).sum(1))
+    p = np.array([mcnemar(*map(int, counts)) for counts in zip(ahead, behind, strict=True)])
+    assert np.mean(p <= 0.05) <= 0.05
+    assert shared > 0.5 or np.mean(p <= 0.05) > 0.02, "a test that never rejects is no test"
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.7])
+def test_equal_models_averaged_over_splits(shared):
+    """3000 draws: their noise is 0.4 %, and the level is near 4 %."""
+    p = []
+    for seed in (5, 6, 7):
+        pairs = zip(*equal_models(100, shared, seed, splits=3), strict=True)
+        p += [p_value(*values, seed=draw, resamples=300) for draw, values in enumerate(pairs)]
+    assert 0.01 < np.mean(np.array(p) <= 0.05) <= 0.05
+
+
+def test_holm_over_many_equal_models_keeps_the_family_at_5_percent():
+    """Eight metrics of two equal models: any false difference at all in at most 5 % of the draws."""
+    counts = np.random.default_rng(6).multinomial(200, [0.16, 0.16, 0.68], size=(DRAWS, 8))
+    tested = cache(mcnemar)
+    families = [[tested(int(ahead), int(behind)) for ahead, behind, _ in family] for family in counts]
+    uncorrected, corrected = (np.mean([min(p) <= 0.05 for p in each]) for each in (families, map(holm, families)))
+    assert corrected <= 0.05 < 0.15 < uncorrected
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.1), (0.15, 0.05), (0.02, 0.02), (0.05, 0.0)])
+def test_the_interval_covers_the_difference(rates):
+    """At least 93 %; above 97 % where so few images are discordant that no interval can be exact."""
+    generator = np.random.default_rng(7)
+    ahead, behind = rates
+    covered = 0
+    for _ in range(DRAWS):
+        differences = generator.choice([1.0, -1.0, 0.0], 200, p=[ahead, behind, 1 - ahead - behind])
+        low, high = difference_interval(differences, generator, resamples=500)
+        covered += low <= ahead - behind <= high
+    assert covered / DRAWS >= 0.93
+    assert covered / DRAWS <= 0.97 or min(rates) * 200 < 5
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (5, 1), (12, 30), (700, 800)])
+def test_mcnemar_is_the_exact_binomial(counts):
+    expected = min(1.0, 2 * binom.cdf(min(counts), sum(counts), 0.5)) if sum(counts) else 1.0
+    assert mcnemar(*counts) == pytest.approx(expected)
+
+
+def test_mcnemar_nears_its_chi_square_form():
+    assert mcnemar(700, 800) == pytest.approx(chi2.sf((100 - 1) ** 2 / 1500, 1), rel=0.01)
+
+
+def test_bootstrap_and_mcnemar_agree_on_many_discordant_images():
+    differences = np.repeat([1.0, -1.0, 0.0], [140, 100, 760])
+    found = bootstrap_test(differences, np.random.default_rng(0), 20000)
+    assert found == pytest.approx(mcnemar(140, 100), abs=0.006)
+
+
+def test_a_difference_with_its_size():
+    first = np.repeat([1, 1, 0, 0], [300, 60, 20, 120]).astype(np.float32)
+    second = np.repeat([1, 0, 1, 0], [300, 60, 20, 120]).astype(np.float32)
+    found = paired(first, second, seed=0)
+    assert (found.images, found.first, found.second) == (500, 72.0, 64.0)
+    assert (found.first_only, found.second_only, found.test) == (60, 20, "McNemar, exact")
+    assert found.difference == pytest.approx(8.0)
+    assert found.effect == 0.25 and found.effect_name == "Cohen's g" and found.odds_ratio == 3.0
+    half = 196 * np.sqrt((80 / 500 - 0.08**2) / 500)  # normal interval, in points
+    assert (found.low, found.high) == pytest.approx((8 - half, 8 + half), abs=0.2)
+    assert found.p < 1e-4
+
+
+def test_fractions_use_the_bootstrap_alone():
+    generator = np.random.default_rng(8)
+    first = (generator.random((3, 400)) < 0.8).mean(0).astype(np.float32)
+    second = (generator.random((3, 400)) < 0.7).mean(0).astype(np.float32)
+    found = paired(first, second, seed=0)
+    assert found.test == "paired bootstrap" and found.effect_name == "Cohen's d_z"
+    assert found.first_only is found.second_only is found.odds_ratio is None
+    assert found.low < found.difference < found.high and found.p < 0.001
+
+
+def test_the_same_seed_gives_the_same_bits():
+    first, second = equal_models(50, 0.0, seed=9, splits=2)[:, 0]
+    assert paired(first, second, seed=3) == paired(first, second, seed=3)
+    assert paired(first, second, seed=3).p != paired(first, second, seed=4).p
+
+
+def test_no_difference_is_no_certainty():
+    same = np.ones(100)
+    found = paired(same, same, seed=0)
+    assert (found.difference, found.p, found.effect, found.odds_ratio) == (0.0, 1.0, None, None)
+    assert found.low < -1 and found.high > 1  # points: one image of 100
+
+
+def test_the_same_fractions_do_not_differ():
+    thirds = np.full(50, 1 / 3, np.float32)
+    found = paired(thirds, thirds, seed=0)
+    assert (found.test, found.p, found.effect) == ("paired bootstrap", 1.0, None)
+
+
+def test_holm():
+    """Four p values, worked by hand: 0.005 x 4, 0.01 x 3, 0.03 x 2, and 0.04 x 1 raised to the one before it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
