@@ -110,7 +110,7 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _correctness(measured: Measured, metric: str) -> np.ndarray:
     result = measured.result
-    if metric not in result.per_image:
+    if metric not in result.per_image or metric not in result.metrics:
         raise ValueError(f"{metric}: kept as a number alone, not for each image")
     values = read_array(measured.path, metric)
     if not averages_to(values, result.metrics[metric]):

@@ -24,9 +24,8 @@ HEADER = (
 def to_text(comparisons: Comparisons) -> str:
     """Tables, one for each pair and protocol, then the sentences, then what was not compared."""
     found, lines = comparisons.found, []
-    for (first, second, group), members in groupby(found, lambda each: (each.first, each.second, each.group)):
-        rows = list(members)
-        lines += [f"{group}: first {first}, second {second}; {basis(rows[0])}", *_table(rows), ""]
+    for title, rows in groupby(found, title_of):
+        lines += [title, *_table(list(rows)), ""]
     lines += [verdict(each, len(found)) for each in found]
     if found:
         lines += ["", "Differences in points. p: two-sided, on the same images. The intervals are not Holm-corrected."]
@@ -39,10 +38,10 @@ def verdict(each: Comparison, over: int) -> str:
     test, where = each.paired, f"on {each.group} {each.metric}"
     certainty = f"{p_text(each.p_holm, with_sign=True)} after Holm over {over}"
     if not better(each):
-        numbers = f"{test.difference:+.1f} points [{test.low:.1f}, {test.high:.1f}]"
+        numbers = f"{test.difference:+.1f} points {interval_text(test.low, test.high)}"
         return f"{each.first} and {each.second} cannot be told apart {where}: {numbers}, {certainty}"
     low, high = (test.low, test.high) if test.difference > 0 else (-test.high, -test.low)
-    numbers = f"{abs(test.difference):.1f} points [{low:.1f}, {high:.1f}]"
+    numbers = f"{abs(test.difference):.1f} points {interval_text(low, high)}"
     order = (each.first, each.second) if better(each) == "first" else (each.second, each.first)
     return f"{order[0]} is better than {order[1]} {where} by {numbers}, {certainty}"
 
@@ -54,11 +53,17 @@ def better(each: Comparison) -> Literal["first", "second", ""]:
     return "first" if (each.paired.difference > 0) != each.metric.endswith(LOWER_IS_BETTER) else "second"
 
 
-def basis(each: Comparison) -> str:
-    """What a comparison rests on: images, seeds and test."""
+def title_of(each: Comparison) -> str:
+    """What is compared, and what that rests on: images, seeds and test."""
     seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
     alone = " alone, as values are fractions" if each.paired.test == "paired bootstrap" else ""
-    return f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
+    basis = f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
+    return f"{each.group}: first {each.first}, second {each.second}; {basis}"
+
+
+def interval_text(low: float, high: float) -> str:
+    """`[28.6, 37.2]`, without a negative zero."""
+    return f"[{round(low, 1) + 0.0:.1f}, {round(high, 1) + 0.0:.1f}]"
 
 
 def p_text(p: float, with_sign: bool = False) -> str:
@@ -114,7 +119,7 @@ def _cells(each: Comparison) -> tuple[str, ...]:
         each.metric,
         f"{test.first:.2f}",
         f"{test.second:.2f}",
-        f"{test.difference:+.2f} [{test.low:.1f}, {test.high:.1f}]",
+        f"{test.difference:+.2f} {interval_text(test.low, test.high)}",
         *counts,
         p_text(test.p),
         p_text(each.p_holm),

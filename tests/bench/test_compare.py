@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.comparison import Comparison, Comparisons
 from bench.leaderboard import rewrite
+from bench.paired import paired
 from bench.results import (
     CheckpointUsed,
     DataUsed,
@@ -19,6 +21,7 @@ from bench.results import (
     stem,
     write_result,
 )
+from bench.verdicts import to_text
 from engine.files import digest
 from engine.tasks import Workspace
 
@@ -149,6 +152,17 @@ def test_seeds_that_both_have_are_averaged(bench, tmp_path):
     text = bench("compare", "a", "b", "--out", tmp_path)[1]
     assert "400 images, mean of 3 seeds; paired bootstrap alone, as values are fractions" in text
     assert "b is better than a on digits/knn@dino top1 by " in text and "after Holm over 1" in text
+
+
+def test_tables_say_which_test_their_rows_rest_on():
+    test = paired(np.repeat([1.0, 0.0], [60, 40]), np.repeat([1.0, 0.0], [58, 42]), seed=0)
+    fractions = replace(test, test="paired bootstrap", effect_name="Cohen's d_z", first_only=None, second_only=None)
+    place = dict(first="a", second="b", group="digits/lowshot@msn", seeds=(0,), p_holm=1.0)
+    rows = [Comparison(**place, metric=name, paired=each) for name, each in (("few", fractions), ("all", test))]
+    text = to_text(Comparisons(found=tuple(rows), left_out=()))
+    first, second = text.split("\n\n")[:2]
+    assert "paired bootstrap alone" in first and "first only" not in first and "few" in first
+    assert "McNemar, exact" in second and "first only" in second and "all" in second
 
 
 def test_images_that_one_could_not_read_are_left_out_of_both(bench, tmp_path):
