@@ -79,7 +79,8 @@ def extract(
     the model lacks, a precision that is not offered, an empty set and a full disk.
     """
     transform = transform or transform_of(export, space)
-    kinds = tuple(dict.fromkeys([*kinds, *space.wanted.get(transform.name, ())]))
+    others = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
+    kinds = tuple(dict.fromkeys([*kinds, *others]))
     order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
     order.check()
     with start_world(space.device) as world:

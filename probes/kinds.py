@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
+from checkpoints.spec import ViTSpec
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class FeatureKind:
     def name(self) -> str:
         """For file names and messages, e.g. cls-layer-1-norm."""
         return f"{self.pool}-layer{self.layer}-{'norm' if self.norm else 'raw'}"
+
+    def exists_in(self, spec: ViTSpec) -> bool:
+        """Whether a network of this architecture has such a vector."""
+        last = self.layer in (-1, spec.depth - 1)
+        has_class = spec.class_token or (spec.class_attention > 0 and last)
+        return -spec.depth <= self.layer < spec.depth and (self.pool == "avg" or has_class)
 
     def of(self, features: Features) -> Tensor:
         """(B, D). Raises ValueError where the model has no class token."""

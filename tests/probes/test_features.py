@@ -14,7 +14,7 @@ from toy_exports import export_of_size, workspace
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
-from checkpoints.spec import Preparation
+from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
@@ -199,3 +199,15 @@ def test_kinds_are_checked():
 def test_transform_is_the_exports_own(export, tmp_path):
     transform = transform_of(export, workspace(tmp_path, "digits:", decode="fast"))
     assert transform == EvalTransform(size=16, crop=export.crop, interpolation=export.interpolation, decode="fast")
+
+
+def test_what_others_want_and_the_model_lacks_is_passed_over(tmp_path, digits):
+    spec = dict(architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=16, depth=1, heads=2)
+    torch.manual_seed(0)
+    headless = ViTSpec(**spec, mlp_hidden=32, class_token=False, class_position=False, pool="avg")
+    export = ViTExport.from_vit(ViT(headless), Preparation())
+    space = workspace(tmp_path, "digits:", limit=20)
+    transform = transform_of(export, space)
+    space = replace(space, wanted={transform.name: (FeatureKind("cls"), FeatureKind("avg", norm=False))})
+    found = extract(export, digits, [FeatureKind("avg")], space, transform)
+    assert set(found.arrays) == {FeatureKind("avg"), FeatureKind("avg", norm=False)}
