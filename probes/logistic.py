@@ -3,8 +3,8 @@
     f(W) = (1/n) sum_i CE(x_i W, y_i) + (lambda/2) ||W||_F^2        the objective of MSN's logistic_eval.py:175-187
 
 The solver is L-BFGS (Nocedal and Wright 2006, algorithm 7.4) in three steps of its own:
-- In the features' principal axes, where dropping those without variance changes nothing, and where the Hessian is
-  nearly diagonal: an initial inverse Hessian from the spectrum takes down to a tenth of the steps on real features.
+- In the features' principal axes, of which min(n, D) hold the optimum, and in which the Hessian is nearly diagonal: an
+  initial inverse Hessian from the spectrum takes down to a tenth of the steps on real features.
 - Logits are carried along: a line search needs no matrix product, so that a step costs two, one with X, one with X^T.
 - float32 as far as it leads, then float64; the gap is certified in float64 on the features as given.
 f is lambda-strongly convex, so f(W) - f* <= ||grad f(W)||^2 / (2 lambda). With the probabilities as dual variables the
@@ -75,15 +75,14 @@ def fit(
     digits to give; the caller looks at `gap`. ValueError for features that are not finite and labels out of range.
     """
     check(features, labels, classes, penalty)
-    axes, variances = principal_axes(features)
     weights = features.new_zeros(features.shape[1], classes, dtype=torch.float64) if start is None else start
     iterations = 0
     for dtype in (torch.float32, torch.float64):
-        problem = Problem(features.to(dtype) @ axes.to(dtype), labels, penalty)
-        spectrum = variances[:, None].to(dtype)
-        left = max_iterations - iterations
-        found, spent = descend(problem, spectrum, (axes.T @ weights).to(dtype), 0.9 * tolerance, left)
-        weights, iterations = axes @ found.double(), iterations + spent
+        rows = features.to(dtype)
+        axes, spectrum = principal_axes(rows)
+        begin, left = axes.T @ weights.to(dtype), max_iterations - iterations
+        found, spent = descend(Problem(rows @ axes, labels, penalty), spectrum, begin, 0.9 * tolerance, left)
+        weights, iterations = axes.double() @ found.double(), iterations + spent
         objective, gap = certified(features, labels, weights, penalty)
         if gap <= tolerance:
             break
@@ -111,16 +110,15 @@ def check(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Non
 
 
 def principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthonormal axes (D, R) and the mean squares of features (n, D) along them (R,), float64, without empty ones."""
+    """Orthonormal axes (D, R) of features (n, D), R = min(n, D), and the mean squares along them (R, 1).
+
+    Beyond n axes there is nothing. Mean squares too small for the precision count as the smallest that it can tell.
+    """
     count, width = features.shape
-    second_moments = features.new_zeros(width, width, dtype=torch.float64)
-    for rows in spans(count, BLOCK["cpu"] // width):
-        block = features[rows].double()
-        second_moments += block.T @ block
-    variances, axes = torch.linalg.eigh(second_moments / count)  # ascending
-    kept = variances > variances[-1] * width * torch.finfo(torch.float64).eps
-    kept[-1] = True  # constant features: one axis, on which nothing happens
-    return axes[:, kept], variances[kept].clamp(min=0)
+    squares, axes = torch.linalg.eigh(features.T @ features / count)  # ascending
+    first = width - min(count, width)
+    floor = squares[-1] * torch.finfo(features.dtype).eps
+    return axes[:, first:], squares[first:, None].clamp(min=floor.item())
 
 
 def spans(count: int, size: int) -> Iterator[slice]:

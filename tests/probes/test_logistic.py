@@ -124,8 +124,8 @@ def test_a_start_saves_iterations_and_changes_nothing_else():
 
 def test_fewer_rows_than_width():
     features, labels = problem(rows=6, width=40, classes=3)
-    axes, variances = logistic.principal_axes(features)
-    assert axes.shape == (40, 6) and variances.shape == (6,)
+    axes, spectrum = logistic.principal_axes(features)
+    assert axes.shape == (40, 6) and spectrum.shape == (6, 1)
     fit = logistic.fit(features, labels, 3, 1e-2)
     assert fit.objective == pytest.approx(best_of_scipy(features, labels, 3, 1e-2), rel=1e-6)
 
