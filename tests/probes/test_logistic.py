@@ -175,6 +175,22 @@ def test_cyanure_says_nothing_and_agrees(capfd):
     assert capfd.readouterr().out == "still there\n"
 
 
+def test_cyanure_goes_on_in_float64_where_float32_stalls(capfd):
+    """Nearly parallel rows and a small lambda: its float32 ends above 1e-3 long before its 300 epochs."""
+    random = np.random.default_rng(0)
+    labels = np.arange(20) % 10
+    rows = 100 * np.eye(16)[0] + random.standard_normal((10, 16))[labels] + 0.5 * random.standard_normal((20, 16))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    posed = (torch.from_numpy(rows), torch.from_numpy(labels), 10, 1e-6)
+    best = logistic.fit(*posed).objective
+    _, dual, epochs = cyanure_solver.solved(rows, labels, 1e-6, 1e-3, 300, "auto")
+    assert 1 - dual / best > 1e-3 and epochs < 300
+    fit = cyanure_solver.fit(*posed)
+    assert fit.gap <= 1e-3 and fit.objective == pytest.approx(best, rel=1e-3)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")  # it warns of "numerical instability" here
+
+
 def test_cyanure_cannot_fit_a_class_without_rows():
     features, labels = problem()
     with pytest.raises(ValueError, match="class 4 has no training row"):
