@@ -1,0 +1,291 @@
+"""Many linear classifiers trained together on the same features, each as if it were alone.
+
+Heads that read the same features are laid side by side, so that one matrix product serves a group of them; a group's
+logits fit the cache, since one product for all heads is slower than a loop over them. The gradient of the cross-entropy
+is written out, and SGD's momentum takes it up in the same product.
+
+B rows of a batch, D width, C classes, G heads of a group, H heads in all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.lars import adapted
+
+Optimizer = Literal["sgd", "lars", "msn"]
+Entry = Literal["plain", "batch_norm", "layer_norm"]
+State = dict[str, Tensor]
+
+CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
+FEW = 64  # classes; torch's softmax over fewer is 10 times slower than its steps one by one
+SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away
+RUNNING = 0.1  # torch's share of a batch in BatchNorm's running statistics, which the sources leave as it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """One classifier. readout: what it reads. lr: at the schedule's top, for the batch that is really used."""
+
+    readout: str
+    lr: float
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What all heads share.
+
+    entry: what precedes the linear layer: nothing, BatchNorm without affine parameters, or a trained LayerNorm and L2
+    normalisation (MSN), which "msn" trains. eps: of the norm.
+    """
+
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.9
+    entry: Entry = "plain"
+    eps: float = 1e-5
+
+
+class Group:
+    """G heads on one readout, whose weights (D, G*C) and biases (G*C,) lie side by side."""
+
+    def __init__(self, heads: Sequence[Head], places: range, weight: Tensor, recipe: Recipe) -> None:
+        self.places, self.recipe, self.readout = places, recipe, heads[0].readout
+        self.size, self.classes = len(heads), weight.shape[1] // len(heads)
+        self.parameters = {"weight": weight, "bias": weight.new_zeros(weight.shape[1])}
+        self.add_parameters()
+        self.buffers = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        self.lr = self._each([head.lr for head in heads])
+        self.weight_decay = self._each([head.weight_decay for head in heads])
+        self.decays = any(head.weight_decay for head in heads)
+
+    def add_parameters(self) -> None:
+        """Parameters beside weight and bias."""
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """(B, D) -> (B, G, C)."""
+        return torch.addmm(self.parameters["bias"], inputs, self.parameters["weight"]).view(-1, self.size, self.classes)
+
+    def step(self, inputs: Tensor, labels: Tensor, factor: float) -> Tensor:
+        """One step on (B, D) and (B,) at `factor` of each head's rate -> the loss of each head before it (G,)."""
+        errors, losses = residuals(self.logits(inputs), labels)
+        if self.recipe.optimizer == "sgd":
+            self._accumulate(inputs, errors.flatten(1))
+        else:
+            self._accumulate_adapted(inputs, errors.flatten(1))
+        for name, buffer in self.buffers.items():
+            self.parameters[name].addcmul_(buffer, self.lr, value=-factor)
+        return losses
+
+    def _accumulate(self, inputs: Tensor, errors: Tensor) -> None:
+        # torch.optim.SGD: mu <- momentum mu + g + wd p, biases included
+        share, momentum = 1 / len(inputs), self.recipe.momentum
+        self.buffers["weight"].addmm_(inputs.T, errors, beta=momentum, alpha=share)
+        self.buffers["bias"].mul_(momentum).add_(errors.sum(dim=0), alpha=share)
+        for name, buffer in self.buffers.items() if self.decays else ():
+            buffer.addcmul_(self.parameters[name], self.weight_decay)
+
+    def _accumulate_adapted(self, inputs: Tensor, errors: Tensor) -> None:
+        # MAE util/lars.py:31-45: biases are neither decayed nor scaled
+        stacked = (-1, self.size, self.classes)
+        gradient = (inputs.T @ errors / len(inputs)).view(stacked)
+        decay = self.weight_decay.view(stacked)
+        direction = adapted(gradient, self.parameters["weight"].view(stacked), decay, heads=1)
+        self.buffers["weight"].mul_(self.recipe.momentum).add_(direction.flatten(1))
+        self.buffers["bias"].mul_(self.recipe.momentum).add_(errors.sum(dim=0), alpha=1 / len(inputs))
+
+    def _each(self, values: Sequence[float]) -> Tensor:
+        # one value a head -> (G*C,)
+        return self.parameters["weight"].new_tensor(values).repeat_interleave(self.classes)
+
+    def head(self, place: int) -> State:
+        """The parameters of one head, in memory of their own, named as a group of it alone would name them."""
+        at = self.places.index(place)
+        columns = slice(at * self.classes, (at + 1) * self.classes)
+        return {name: value[..., columns].clone() for name, value in self.parameters.items()}
+
+
+class NormedGroup(Group):
+    """One head of MSN (linear_eval.py:251-266): LayerNorm with trained gain and shift (D,), unit length, linear layer.
+
+    Trained by its own Nesterov SGD, which keeps the rate inside the buffer (src/sgd.py): mu <- momentum mu - lr d,
+    p <- p - lr d + momentum mu. Vectors are not decayed (linear_eval.py:367-374).
+    """
+
+    def add_parameters(self) -> None:
+        width = len(self.parameters["weight"])
+        bias = self.parameters["bias"]
+        self.parameters |= {"gain": bias.new_ones(width), "shift": bias.new_zeros(width)}
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        return super().logits(self._unit(inputs)[0])
+
+    def _unit(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # unit vectors (B, D), the lengths (B, 1) they had, and what gain is multiplied with (B, D)
+        normed = F.layer_norm(inputs, inputs.shape[1:], eps=self.recipe.eps)
+        moved = torch.addcmul(self.parameters["shift"], normed, self.parameters["gain"])
+        lengths = torch.linalg.vector_norm(moved, dim=1, keepdim=True).clamp_min(1e-12)
+        return moved / lengths, lengths, normed
+
+    def step(self, inputs: Tensor, labels: Tensor, factor: float) -> Tensor:
+        unit, lengths, normed = self._unit(inputs)
+        errors, losses = residuals(super().logits(unit), labels)
+        errors = errors.flatten(1) / len(inputs)
+        back = errors @ self.parameters["weight"].T
+        back = (back - unit * (back * unit).sum(dim=1, keepdim=True)) / lengths  # through the division by the length
+        gradients = {
+            "weight": torch.addcmul(unit.T @ errors, self.parameters["weight"], self.weight_decay),
+            "bias": errors.sum(dim=0),
+            "gain": (back * normed).sum(dim=0),
+            "shift": back.sum(dim=0),
+        }
+        rate, momentum = factor * float(self.lr[0]), self.recipe.momentum
+        for name, gradient in gradients.items():
+            self.buffers[name].mul_(momentum).sub_(gradient, alpha=rate)
+            self.parameters[name].sub_(gradient, alpha=rate).add_(self.buffers[name], alpha=momentum)
+        return losses
+
+    def head(self, place: int) -> State:
+        return {name: value.clone() for name, value in self.parameters.items()}
+
+
+class Heads:
+    """H heads, in groups, with what they share.
+
+    widths: D of every readout. batch: rows of a step, by which groups are sized. diverged: (H,) number of the step
+    whose loss was not finite, -1 where all were.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[Head],
+        widths: Mapping[str, int],
+        classes: int,
+        recipe: Recipe,
+        *,
+        batch: int,
+        seed: int = 0,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.heads, self.recipe, self.classes = tuple(heads), recipe, classes
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [
+            torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype).mul_(SCALE).to(device)
+            for head in heads
+        ]
+        kind = NormedGroup if recipe.entry == "layer_norm" else Group
+        self.groups = [
+            kind(
+                [heads[place] for place in places],
+                places,
+                torch.cat([drawn[place] for place in places]).T.contiguous(),
+                recipe,
+            )
+            for places in grouped([head.readout for head in heads], self._most(batch, dtype))
+        ]
+        self.running = {
+            readout: (torch.zeros(width, device=device, dtype=dtype), torch.ones(width, device=device, dtype=dtype))
+            for readout, width in widths.items()
+            if recipe.entry == "batch_norm"
+        }
+        self.steps = 0
+        self.diverged = torch.full((len(heads),), -1, dtype=torch.int64, device=device)
+
+    def _most(self, batch: int, dtype: torch.dtype) -> int:
+        if self.recipe.entry == "layer_norm":
+            return 1
+        return max(1, CACHE // (batch * self.classes * dtype.itemsize))
+
+    def step(self, features: Mapping[str, Tensor], labels: Tensor, factor: float) -> Tensor:
+        """One step of every head on features (B, D) of its readout and labels (B,) -> losses (H,) before the step."""
+        inputs = self._entered(features, training=True)
+        losses = torch.cat([group.step(inputs[group.readout], labels, factor) for group in self.groups])
+        self.diverged = torch.where(~losses.isfinite() & (self.diverged < 0), self.steps, self.diverged)
+        self.steps += 1
+        return losses
+
+    def logits(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Features (B, D) of every readout -> (B, H, C), by running statistics where there is a BatchNorm."""
+        inputs = self._entered(features, training=False)
+        return torch.cat([group.logits(inputs[group.readout]) for group in self.groups], dim=1)
+
+    def hits(self, features: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        """How many of the rows each head gets right (H,) int64."""
+        inputs = self._entered(features, training=False)
+        guesses = [group.logits(inputs[group.readout]).argmax(dim=2) for group in self.groups]
+        return (torch.cat(guesses, dim=1) == labels[:, None]).sum(dim=0)
+
+    def _entered(self, features: Mapping[str, Tensor], training: bool) -> Mapping[str, Tensor]:
+        # BatchNorm has no parameters here, so heads on one readout share it.
+        if self.recipe.entry != "batch_norm":
+            return features
+        return {
+            readout: F.batch_norm(
+                features[readout], mean, variance, training=training, momentum=RUNNING, eps=self.recipe.eps
+            )
+            for readout, (mean, variance) in self.running.items()
+        }
+
+    def alone(self, place: int) -> "Heads":
+        """A copy of one head, to keep while this one is trained on; it has no momentum."""
+        head = self.heads[place]
+        group = next(group for group in self.groups if place in group.places)
+        copied = Heads([head], {head.readout: len(group.parameters["weight"])}, self.classes, self.recipe, batch=1)
+        copied.groups[0].parameters = group.head(place)
+        if self.running:
+            copied.running = {head.readout: tuple(each.clone() for each in self.running[head.readout])}
+        return copied
+
+    def state(self) -> State:
+        """Every tensor that training changes, by name; the tensors themselves."""
+        found = {"diverged": self.diverged, "steps": torch.tensor(self.steps)}
+        for number, group in enumerate(self.groups):
+            for kind, tensors in (("parameter", group.parameters), ("buffer", group.buffers)):
+                found |= {f"{number}.{kind}.{name}": value for name, value in tensors.items()}
+        for number, (mean, variance) in enumerate(self.running.values()):
+            found |= {f"{number}.running.mean": mean, f"{number}.running.variance": variance}
+        return found
+
+    def load(self, state: State) -> None:
+        """Continue from what `state` gave of heads that were made in the same way."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+        self.steps = int(state["steps"])
+
+
+def grouped(readouts: Sequence[str], most: int) -> list[range]:
+    """Places of neighbours that read the same, in as few ranges of at most `most` as will do, of nearly one size."""
+    found, start = [], 0
+    for end in range(1, len(readouts) + 1):
+        if end == len(readouts) or readouts[end] != readouts[start]:
+            pieces = -(-(end - start) // most)
+            cuts = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
+            found += [range(*pair) for pair in pairwise(cuts)]
+            start = end
+    return found
+
+
+def residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, G, C), which may be overwritten, and labels (B,) -> softmax minus one-hot (B, G, C), mean losses (G,).
+
+    A row's loss counts at most -log of the smallest normal number, 87 in float32.
+    """
+    chances = softmax(logits)
+    places = labels[:, None, None].expand(-1, logits.shape[1], 1)
+    true = chances.gather(2, places)
+    losses = -true.clamp_min(torch.finfo(true.dtype).tiny).log().mean(dim=(0, 2))
+    return chances.scatter_(2, places, true - 1), losses
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Over the last dimension; `logits` may be overwritten."""
+    if logits.shape[-1] >= FEW:
+        return torch.softmax(logits, dim=-1)
+    chances = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+    return chances.div_(chances.sum(dim=-1, keepdim=True))

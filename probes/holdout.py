@@ -1,0 +1,31 @@
+"""The slice of the training images that chooses among heads and epochs, so that validation images choose nothing."""
+
+import numpy as np
+
+from imagesets.selection import drawn
+from imagesets.sets import ImageSet
+from imagesets.subsets import class_counts
+
+
+def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
+    """Images (n,) of the set, the same share of every class, at least one and never all; ascending.
+
+    Raises ValueError for a class of one image.
+    """
+    counts = class_counts(train)
+    if (counts == 1).any():
+        raise ValueError(
+            f"{train.url}: class {train.classes[int((counts == 1).argmax())]!r} has one training image, which cannot "
+            "be held out as well; add images, or set select=val"
+        )
+    shares = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)).astype(np.int64)
+    return drawn(train.labels, np.where(counts > 0, shares, 0), seed)
+
+
+def check_labels(trained: np.ndarray, judged: np.ndarray, train: ImageSet) -> None:
+    """ValueError when images are judged whose class is never trained on: they could never be right."""
+    if len(lacking := np.setdiff1d(judged, trained)):
+        raise ValueError(
+            f"{train.url}: {len(lacking)} classes of the validation images have no training image "
+            f"({train.classes[lacking[0]]}); add training images, or raise --limit"
+        )

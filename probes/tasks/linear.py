@@ -1,0 +1,367 @@
+"""Linear classifiers on frozen features: by SGD as in DINO, iBOT, MOCA, DINOv2 and MSN, by LARS as in MAE and ExtreMA.
+
+All heads of a sweep (learning rate x readout x weight decay) train together on the same batches. With `augment` the
+frozen backbone runs once on every augmented batch, as in the papers; without it the heads see one cached feature an
+image, which is a protocol of its own (`..._cached`).
+
+What chooses head and epoch: a slice of the training images that is then not trained on (`select` holdout; the chosen
+head is not fitted again to all of them), or, as in the papers, the validation images that are reported (`select` val).
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from engine.distributed import World, start_world
+from engine.files import digest
+from engine.schedules import Pace
+from engine.tasks import Outcome, Protocol, Workspace
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.augmented import AugmentedBatches, Rule
+from probes.batches import CachedBatches, Cut, Table
+from probes.features import BATCH, FeatureKind, FeatureSet, extract
+from probes.heads import Entry, Head, Heads, Optimizer, Recipe
+from probes.holdout import check_labels, held_out
+from probes.readouts import kinds_of
+from probes.splits import open_splits
+from probes.sweep import PER, Course, Sweep, ranked
+from probes.tasks.knn import cost, percent, spread_out
+
+COST = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
+VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Settings of one evaluation.
+
+    lrs: for 256 images; the rate is this times batch / 256. batch: the whole training set where that is smaller.
+    readouts: what heads read, see probes/readouts.py; norm: after the final norm. weight_decays: each with each rate.
+    optimizer, momentum, entry, eps: see probes/heads.py. warmup_epochs: linear, from 0. pace: how often the cosine is
+    asked. drop_last: leave out what does not fill a batch.
+    augment: train on random crops and mirror images, drawn by crop_rule and resized by train_interpolation.
+    select, holdout: what chooses head and epoch; the share of the training images that is held out for it.
+    crop, interpolation: of the evaluation transform; the side of the crop is the export's image size.
+    """
+
+    lrs: tuple[float, ...] = (0.001,)
+    readouts: tuple[str, ...] = ("cls1",)
+    weight_decays: tuple[float, ...] = (0.0,)
+    norm: bool = True
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.9
+    entry: Entry = "plain"
+    eps: float = 1e-5
+    augment: bool = True
+    crop_rule: Rule = "torchvision"
+    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    batch: int = 1024
+    epochs: int = 100
+    warmup_epochs: int = 0
+    pace: Pace = "epoch"
+    drop_last: bool = False
+    select: Literal["holdout", "val"] = "holdout"
+    holdout: float = 0.1
+    crop: float = 0.875
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+
+    def __post_init__(self) -> None:
+        for name in ("lrs", "readouts", "weight_decays"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name}={values}: a grid of heads needs one or more different values")
+        if min(self.lrs) <= 0 or min(self.weight_decays) < 0:
+            raise ValueError(
+                f"lrs={self.lrs}, weight_decays={self.weight_decays}: give rates above 0, decays from 0 on"
+            )
+        if self.batch < 2 or self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs:
+            raise ValueError(
+                f"batch={self.batch}, epochs={self.epochs}, warmup_epochs={self.warmup_epochs}: give a batch of 2 or "
+                "more, and fewer warm-up epochs than epochs"
+            )
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"holdout={self.holdout}: give a share between 0 and 1")
+        if (self.entry == "layer_norm") != (self.optimizer == "msn"):
+            raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
+        for readout in self.readouts:
+            kinds_of(readout, self.norm)
+
+    @property
+    def kinds(self) -> tuple[FeatureKind, ...]:
+        """Everything that a head reads, each once."""
+        return tuple(dict.fromkeys(kind for readout in self.readouts for kind in kinds_of(readout, self.norm)))
+
+    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+        """Transform name -> kinds that `run` will ask for of all images."""
+        return {} if self.augment else {self.transform(export, space).name: self.kinds}
+
+    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+        """How images are prepared that are judged, and those to train on where they are not augmented."""
+        return EvalTransform(
+            size=export.spec.image_size, crop=self.crop, interpolation=self.interpolation, decode=space.decode
+        )
+
+    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        self.check_depth(export)
+        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
+        with start_world(space.device) as world:
+            return self.run_in(world, export, space)
+
+    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` in processes that are connected."""
+        train, val = open_splits(space)
+        held = held_out(train, self.holdout, space.seed) if self.select == "holdout" else np.empty(0, np.int64)
+        transform = self.transform(export, space)
+        queries = extract(export, val, self.kinds, space, transform)
+        # Of images that are augmented, the plain features are only read of those that choose.
+        images = train.subset(held, f"held-out-{self.holdout:g}-seed{space.seed}") if self.augment else train
+        gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
+        check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
+        # Training is not divided: the first process trains, the others wait for what it finds.
+        found = world.together(
+            lambda: self.fit(export, train, held, gallery, queries, space) if world.is_first else None
+        )[0]
+        return self.outcome(found, gallery, queries, len(val))
+
+    def check_depth(self, export: ViTExport) -> None:
+        deepest = max(-kind.layer for kind in self.kinds)
+        if deepest > export.spec.depth:
+            raise ValueError(
+                f"readouts={self.readouts}: the model has {export.spec.depth} blocks, not {deepest}; set readouts to "
+                f"cls{export.spec.depth} or less"
+            )
+
+    def fit(
+        self,
+        export: ViTExport,
+        train: ImageSet,
+        held: np.ndarray,
+        gallery: FeatureSet,
+        queries: FeatureSet,
+        space: Workspace,
+    ) -> "Found":
+        """Train all heads, choose, and judge the chosen ones on the validation images."""
+        asked = self.table(queries, space)
+        if self.select == "val":
+            table, judged = asked, np.arange(len(queries))
+        else:
+            table, judged = self.table(gallery, space), np.arange(len(gallery))
+            judged = judged if self.augment else np.flatnonzero(np.isin(gallery.indices, held))
+        batches = self.augmented(export, train, held, space) if self.augment else self.cached(gallery, held, space)
+        key = self.key(export, train, gallery, queries, space)
+        sweep = Sweep(
+            heads=self.heads(export.spec.width, len(train.classes), batches.cut.size, space),
+            batches=batches,
+            judge=lambda heads: sum(heads.hits(*block) for block in table.blocks(judged)),
+            course=Course(
+                epochs=self.epochs,
+                warmup=self.warmup_epochs,
+                pace=self.pace,
+                path=space.cache / "linear" / f"{digest(key)[:32]}.safetensors",
+            ),
+        )
+        sweep.run(f"linear heads on {train.url}")
+        last = sweep.heads.alone(sweep.last_place)
+        return Found(
+            chosen={"top1": ranked(sweep.best, asked), "top1_last": ranked(last, asked)},
+            facts={"selection": self.select, **sweep.record(len(judged))}
+            | {"warnings": self.warnings(gallery, queries, train)},
+        )
+
+    def cached(self, gallery: FeatureSet, held: np.ndarray, space: Workspace) -> CachedBatches:
+        """Batches of features on disk, without the images held out."""
+        rows = np.flatnonzero(~np.isin(gallery.indices, held))
+        return CachedBatches(table=self.table(gallery, space), rows=rows, cut=self.cut(len(rows), space))
+
+    def augmented(self, export: ViTExport, train: ImageSet, held: np.ndarray, space: Workspace) -> AugmentedBatches:
+        """Batches of augmented images, without those held out."""
+        rows = np.setdiff1d(np.arange(len(train)), held)
+        return AugmentedBatches(
+            image_set=train,
+            rows=rows,
+            backbone=Backbone(export, space.device, space.precision),
+            readouts=self.kinds_by_readout,
+            cut=self.cut(len(rows), space),
+            interpolation=self.train_interpolation,
+            rule=self.crop_rule,
+            chunk=space.batch_size or BATCH[torch.device(space.device).type],
+            skip_bad=space.skip_bad,
+            workers=space.workers,
+        )
+
+    def cut(self, rows: int, space: Workspace) -> Cut:
+        return Cut(rows=rows, asked=self.batch, drop_last=self.drop_last, seed=space.seed)
+
+    @property
+    def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
+        return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
+
+    def table(self, features: FeatureSet, space: Workspace) -> Table:
+        return Table(
+            arrays=features.arrays, labels=features.labels, readouts=self.kinds_by_readout, device=space.device
+        )
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace) -> Heads:
+        """All heads of the grid, readout by readout, then weight decay by weight decay."""
+        grid = [
+            Head(readout=readout, lr=lr * batch / PER, weight_decay=weight_decay)
+            for readout in self.readouts
+            for weight_decay in self.weight_decays
+            for lr in self.lrs
+        ]
+        widths = {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+        recipe = Recipe(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
+        return Heads(grid, widths, classes, recipe, batch=batch, seed=space.seed, device=space.device)
+
+    def key(
+        self, export: ViTExport, train: ImageSet, gallery: FeatureSet, queries: FeatureSet, space: Workspace
+    ) -> dict[str, Any]:
+        """Everything that decides about the bits of a training."""
+        return {
+            "version": VERSION,
+            "export": export.digest,
+            "settings": asdict(self),
+            "train": train.fingerprint,
+            "plain": gallery.facts,
+            "val": queries.facts,
+            "skip_bad": space.skip_bad,
+            "seed": space.seed,
+            "device": torch.device(space.device).type,
+        }
+
+    def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet) -> list[str]:
+        """Why to doubt the numbers, a line each."""
+        found = []
+        if self.select == "val":
+            found.append("head and epoch were chosen on the validation images that are reported, as in the papers")
+        absent = np.setdiff1d(np.arange(len(train.classes)), queries.labels)
+        if len(absent):
+            first = train.classes[absent[0]]
+            found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
+        if constant := [kind.name for kind in self.kinds if (gallery[kind] == gallery[kind][0]).all()]:
+            found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
+        return found
+
+    def outcome(self, found: "Found", gallery: FeatureSet, queries: FeatureSet, images: int) -> Outcome:
+        """Percentages, correctness of each of `images` validation images (NaN if skipped), and what they rest on."""
+        metrics, correct = {}, {}
+        for name, hits in found.chosen.items():
+            for metric, right in ((name, hits[0]), (name.replace("top1", "top5"), hits[1])):
+                metrics[metric] = percent(right)
+                correct[metric] = spread_out(right, queries.indices, images)
+        facts = {"train": gallery.facts, "val": queries.facts, **found.facts}
+        return Outcome(metrics=metrics, per_image=correct, facts=facts | {"cost": cost(gallery, queries)})
+
+
+class Found(NamedTuple):
+    """A finished training. chosen: name of an accuracy -> the chosen head's hits among the first guess and the first
+    five (V,) bool. facts: JSON values."""
+
+    chosen: dict[str, tuple[np.ndarray, np.ndarray]]
+    facts: dict[str, Any]
+
+
+IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
+
+LARS = Linear(
+    lrs=(0.1,), optimizer="lars", entry="batch_norm", epochs=90, warmup_epochs=10, pace="iteration", batch=4096
+)
+EXTREMA = replace(LARS, norm=False, interpolation="bilinear")
+IBOT = Linear(lrs=IBOT_LRS, readouts=("cls4",))
+
+PAPERS = {
+    "linear_lars@mae": Protocol(
+        task=replace(LARS, batch=16384, eps=1e-6, drop_last=True, crop_rule="mae", train_interpolation="bicubic"),
+        version=1,
+        source="facebookresearch/mae main_linprobe.py:44-67, :132-141, :212-262, util/lars.py, FINETUNE.md (batch "
+        "512 x 32); 90 epochs are its ViT-B's, L and H train 50",
+    ),
+    "linear_lars@extrema": Protocol(
+        task=EXTREMA,
+        version=1,
+        source="ExtreMA table 14 (LARS, 0.1, batch 4096, 90 epochs); the released code has no LARS, so MAE's; head, "
+        "feature, warm-up and transforms as in the code, see linear_sgd@extrema_code",
+    ),
+    "linear_sgd@extrema_code": Protocol(
+        task=replace(EXTREMA, optimizer="sgd"),
+        version=1,
+        source="microsoft/ExtreMA main_lincls.py:176-247, :281-296, :522-530 and README: SGD, batch norm of eps 1e-5, "
+        "class token before the final norm, bilinear; use the momentum encoder",
+    ),
+    "linear@dino": Protocol(
+        task=replace(IBOT, lrs=(0.001,)),
+        version=1,
+        source="facebookresearch/dino eval_linear.py:65-129, :237-272, its setting for ViT-S: class tokens of the "
+        "last 4 blocks; 0.001 is its default, to be tuned for each checkpoint",
+    ),
+    "linear@dino_base": Protocol(
+        task=replace(IBOT, lrs=(0.001,), readouts=("cls1+avg",)),
+        version=1,
+        source="facebookresearch/dino eval_linear.py:256-260, its setting for ViT-B: class token and mean patch",
+    ),
+    "linear_sgd@ibot": Protocol(
+        task=IBOT,
+        version=1,
+        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-S: 45 rates at "
+        "once, class tokens of the last 4 blocks",
+    ),
+    "linear_sgd@ibot_base": Protocol(
+        task=replace(IBOT, readouts=("cls1+avg",)),
+        version=1,
+        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-B and L: class "
+        "token and mean patch",
+    ),
+    "linear_sgd@moca": Protocol(
+        task=replace(IBOT, readouts=("cls1+avg",)),
+        version=1,
+        source="valeoai/MOCA eval_linear.py:88-120, :217-230, util/data_utils.py:111-138: iBOT's 45 rates; class "
+        "token and mean patch, which its README gives for 79.5 (the paper states one rate, 0.04)",
+    ),
+    "linear_sgd@mst": Protocol(
+        task=Linear(lrs=(0.00024,)),
+        version=1,
+        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; that the "
+        "rate is for 256 images, as in DINO's code, is ours",
+    ),
+    "linear@msn": Protocol(
+        task=Linear(lrs=(0.2,), norm=False, optimizer="msn", entry="layer_norm", batch=8192, pace="iteration"),
+        version=1,
+        source="facebookresearch/msn linear_eval.py:90-110, :251-266, :343-382, src/sgd.py and "
+        "configs/eval/lineval_msn_vits16.yaml: rate 6.4 at batch 256 x 32, which is 0.2 for 256; its validation "
+        "images are augmented too, ours are not",
+    ),
+    "linear@dinov2": Protocol(
+        task=Linear(
+            lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
+            readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"),
+            epochs=10,
+            pace="iteration",
+            train_interpolation="bicubic",
+        ),
+        version=1,
+        source="facebookresearch/dinov2 eval/linear.py:135-151, :235-256, :503-533: 13 rates, batch 128 x 8; its "
+        "10 x 1250 iterations are 10 epochs of ImageNet, and so ours of any set",
+    ),
+}
+
+CACHED = {
+    f"{name}_cached": Protocol(
+        task=replace(paper.task, augment=False),
+        version=1,
+        source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
+    )
+    for name, paper in PAPERS.items()
+}
+
+PROTOCOLS = PAPERS | CACHED
+
+SUITES = {
+    "smoke": ("linear_sgd@ibot_base_cached",),
+    "frozen": ("linear_sgd@ibot_base_cached",),
+    "full": tuple(PROTOCOLS),
+}

@@ -1,0 +1,62 @@
+"""Run as a program: a linear probe on the digits, saved after every epoch, slowly enough to be killed on the way.
+
+linear_program.py FOLDER PROTOCOL         once; prints the metrics and the chosen head as JSON
+linear_program.py FOLDER PROTOCOL KILLS   start it KILLS times and kill each at a random moment after it saved
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from toy_exports import export_of_size, workspace
+
+from engine.tasks import Outcome
+from probes import sweep
+from probes.tasks.linear import PROTOCOLS
+
+EPOCHS = 40
+
+
+def evaluated(folder: Path, protocol: str) -> Outcome:
+    task = replace(PROTOCOLS[protocol].task, epochs=EPOCHS, batch=128, warmup_epochs=2)
+    return task.run(export_of_size(16), workspace(folder, "digits:", limit=400))
+
+
+def saved_at(folder: Path) -> list[int]:
+    return [path.stat().st_mtime_ns for path in (folder / "cache" / "linear").glob("*.safetensors")]
+
+
+def killed_once(folder: Path, protocol: str) -> None:
+    before = saved_at(folder)
+    child = os.fork()
+    if not child:
+        judge_epoch = sweep.Sweep.judge_epoch
+
+        def slowly(self):
+            time.sleep(0.02)
+            judge_epoch(self)
+
+        sweep.Sweep.judge_epoch = slowly
+        evaluated(folder, protocol)
+        os._exit(0)
+    while saved_at(folder) == before:
+        time.sleep(0.002)
+    time.sleep(random.uniform(0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    sweep.SAVE_EVERY = 0.0
+    place, name = Path(sys.argv[1]), sys.argv[2]
+    if len(sys.argv) > 3:
+        for _ in range(int(sys.argv[3])):
+            killed_once(place, name)
+    else:
+        outcome = evaluated(place, name)
+        sys.stdout.write(json.dumps({"metrics": outcome.metrics, "grid": outcome.facts["grid"]}) + "\n")

@@ -1,0 +1,210 @@
+"""Heads trained together against each head alone, through torch's own layers, autograd and optimisers."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from engine.lars import adapted
+from probes.heads import Head, Heads, Recipe, grouped, residuals
+
+RECORDED = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lars"
+WIDTHS = {"wide": 12, "narrow": 5}
+GRID = [
+    Head(readout=readout, lr=lr, weight_decay=weight_decay)
+    for readout in WIDTHS
+    for weight_decay in (0.0, 0.01)
+    for lr in (0.01, 0.3, 2.0)
+]
+STEPS = 25
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def problem(classes, dtype, rows=64):
+    generator = torch.Generator().manual_seed(classes)
+    features = {name: torch.randn(rows, width, generator=generator, dtype=dtype) for name, width in WIDTHS.items()}
+    return features, torch.randint(0, classes, (rows,), generator=generator)
+
+
+def factor(step):
+    return 0.2 + 0.8 * step / STEPS
+
+
+class Normalised(nn.Module):
+    """MSN's head, linear_eval.py:251-266."""
+
+    def __init__(self, width, classes):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, features):
+        return self.linear(F.normalize(self.norm(features)))
+
+
+def module_of(heads, place, dtype):
+    """The head at `place` as a module of torch, before training."""
+    head = heads.heads[place]
+    entries = {"plain": nn.Identity, "batch_norm": nn.BatchNorm1d}
+    parameters = heads.alone(place).groups[0].parameters
+    if heads.recipe.entry == "layer_norm":
+        module = Normalised(WIDTHS[head.readout], heads.classes)
+        linear = module.linear
+    else:
+        options = {"affine": False, "eps": heads.recipe.eps} if heads.recipe.entry == "batch_norm" else {}
+        linear = nn.Linear(WIDTHS[head.readout], heads.classes)
+        module = nn.Sequential(entries[heads.recipe.entry](WIDTHS[head.readout], **options), linear)
+    module.to(dtype)
+    with torch.no_grad():
+        linear.weight.copy_(parameters["weight"].T)
+        linear.bias.zero_()
+    return module
+
+
+def torch_sgd_step(parameters, buffers, head, lr):
+    for parameter, buffer in zip(parameters, buffers, strict=True):
+        buffer.mul_(0.9).add_(parameter.grad + head.weight_decay * parameter)
+        parameter.sub_(lr * buffer)
+
+
+def lars_step(parameters, buffers, head, lr):
+    for parameter, buffer in zip(parameters, buffers, strict=True):
+        matrix = parameter.ndim > 1
+        scaled = adapted(parameter.grad[None], parameter[None], head.weight_decay, heads=0)[0] if matrix else None
+        buffer.mul_(0.9).add_(scaled if matrix else parameter.grad)
+        parameter.sub_(lr * buffer)
+
+
+def msn_step(parameters, buffers, head, lr):
+    for parameter, buffer in zip(parameters, buffers, strict=True):
+        change = -lr * (parameter.grad + (head.weight_decay * parameter if parameter.ndim > 1 else 0))
+        buffer.mul_(0.9).add_(change)
+        parameter.add_(change + 0.9 * buffer)
+
+
+RECIPES = {
+    "sgd": (Recipe(), torch_sgd_step),
+    "sgd and batch norm": (Recipe(entry="batch_norm"), torch_sgd_step),
+    "lars and batch norm": (Recipe(optimizer="lars", entry="batch_norm", eps=1e-6), lars_step),
+    "msn": (Recipe(optimizer="msn", entry="layer_norm"), msn_step),
+}
+
+
+@pytest.mark.parametrize(("case", "step_alone"), [("msn_sgd_nesterov", msn_step), ("torch_sgd_mom0.9", torch_sgd_step)])
+@pytest.mark.parametrize("parameter", ["weight", "bias", "conv"])
+def test_the_reference_steps_are_the_recorded_ones(case, step_alone, parameter):
+    data, lrs = load_file(RECORDED / "data.safetensors"), json.loads((RECORDED / "meta.json").read_text())["cases"]
+    value = nn.Parameter(data[f"{case}/init/{parameter}"].clone())
+    buffer, head = torch.zeros_like(value), Head(readout="wide", lr=1.0)
+    for step, lr in enumerate(lrs[case]["lrs"]):
+        value.grad = data[f"{case}/grad{step}/{parameter}"]
+        with torch.no_grad():
+            step_alone([value], [buffer], head, lr)
+        torch.testing.assert_close(value.detach(), data[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("classes", [7, 70])
+@pytest.mark.parametrize("name", RECIPES)
+def test_together_as_alone(name, classes, dtype):
+    recipe, step_alone = RECIPES[name]
+    features, labels = problem(classes, dtype)
+    heads = Heads(GRID, WIDTHS, classes, recipe, batch=64, seed=3, dtype=dtype)
+    modules = [module_of(heads, place, dtype) for place in range(len(GRID))]
+    buffers = [[torch.zeros_like(p) for p in module.parameters()] for module in modules]
+    for step in range(STEPS):
+        losses = heads.step(features, labels, factor(step))
+        for place, (head, module) in enumerate(zip(GRID, modules, strict=True)):
+            loss = F.cross_entropy(module(features[head.readout]), labels)
+            torch.testing.assert_close(losses[place], loss.detach(), rtol=10 * TOLERANCE[dtype], atol=1e-6)
+            module.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                step_alone(list(module.parameters()), buffers[place], head, head.lr * factor(step))
+    logits = heads.logits(features)
+    for place, (head, module) in enumerate(zip(GRID, modules, strict=True)):
+        expected = module.eval()(features[head.readout]).detach()
+        scale = float(expected.abs().max())
+        assert float((logits[:, place] - expected).abs().max()) / scale < 10 * TOLERANCE[dtype], head
+        weight = list(module.parameters())[-2].detach().T
+        ours = heads.alone(place).groups[0].parameters["weight"]
+        assert float((ours - weight).norm() / weight.norm()) < TOLERANCE[dtype], head
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_sgd_is_torchs_own(weight_decay):
+    features, labels = problem(9, torch.float64)
+    head = Head(readout="wide", lr=0.5, weight_decay=weight_decay)
+    heads = Heads([head], {"wide": 12}, 9, Recipe(), batch=64, dtype=torch.float64)
+    module = module_of(heads, 0, torch.float64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=head.lr, momentum=0.9, weight_decay=weight_decay)
+    for step in range(STEPS):
+        heads.step(features, labels, factor(step))
+        optimizer.param_groups[0]["lr"] = head.lr * factor(step)
+        optimizer.zero_grad()
+        F.cross_entropy(module(features["wide"]), labels).backward()
+        optimizer.step()
+    difference = heads.groups[0].parameters["weight"] - module[1].weight.T
+    assert float(difference.detach().abs().max()) < 1e-12
+
+
+def test_hits_are_those_of_the_logits():
+    features, labels = problem(5, torch.float32)
+    heads = Heads(GRID, WIDTHS, 5, Recipe(), batch=64)
+    for step in range(5):
+        heads.step(features, labels, factor(step))
+    expected = (heads.logits(features).argmax(dim=2) == labels[:, None]).sum(dim=0)
+    assert torch.equal(heads.hits(features, labels), expected) and expected.max() > expected.min()
+
+
+def test_a_diverging_head_is_noted_and_leaves_the_others_alone():
+    features, labels = problem(5, torch.float32)
+    sane = [Head(readout="wide", lr=0.1), Head(readout="wide", lr=0.2)]
+    alone = Heads(sane, {"wide": 12}, 5, Recipe(), batch=64)
+    mixed = Heads([*sane, Head(readout="wide", lr=3e38)], {"wide": 12}, 5, Recipe(), batch=64)
+    for _ in range(10):
+        alone.step(features, labels, 1.0)
+        mixed.step(features, labels, 1.0)
+    assert mixed.diverged[:2].tolist() == [-1, -1] and 0 < mixed.diverged[2] < 10
+    for place in range(2):
+        weights = (heads.alone(place).groups[0].parameters["weight"] for heads in (alone, mixed))
+        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)
+
+
+def test_a_very_wrong_head_has_not_diverged():
+    logits = torch.tensor([[[0.0, 500.0]], [[500.0, 0.0]]])
+    _, losses = residuals(logits, torch.tensor([0, 0]))
+    assert losses.isfinite().all() and losses > 40
+
+
+def test_state_continues_bit_for_bit():
+    features, labels = problem(7, torch.float32)
+    recipe = Recipe(optimizer="lars", entry="batch_norm")
+    whole, begun, resumed = (Heads(GRID, WIDTHS, 7, recipe, batch=64) for _ in range(3))
+    for step in range(6):
+        whole.step(features, labels, factor(step))
+        (begun if step < 3 else resumed).step(features, labels, factor(step))
+        if step == 2:
+            resumed.load({name: value.clone() for name, value in begun.state().items()})
+    assert whole.state().keys() == resumed.state().keys()
+    assert all(torch.equal(value, resumed.state()[name]) for name, value in whole.state().items())
+
+
+def test_a_kept_head_does_not_change():
+    features, labels = problem(7, torch.float32)
+    heads = Heads(GRID, WIDTHS, 7, Recipe(entry="batch_norm"), batch=64)
+    heads.step(features, labels, 1.0)
+    kept, then = heads.alone(8), heads.logits(features)[:, 8]
+    heads.step(features, labels, 1.0)
+    torch.testing.assert_close(kept.logits(features)[:, 0], then)
+    assert not torch.allclose(heads.logits(features)[:, 8], then)
+
+
+def test_groups_hold_neighbours_of_one_readout():
+    assert grouped(["a"] * 5 + ["b"] * 2, 3) == [range(0, 2), range(2, 5), range(5, 7)]
+    assert grouped(["a"], 100) == [range(0, 1)]
+    assert [len(places) for places in grouped(["a"] * 45, 3)] == [3] * 15

@@ -1,0 +1,159 @@
+"""The linear task on image sets small enough to know the answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from probes.features import extract
+from probes.kinds import FeatureKind
+from probes.readouts import joined, kinds_of
+from probes.splits import open_splits
+from probes.tasks.linear import Linear
+
+SMALL = Linear(lrs=(0.1, 1.0, 10.0), readouts=("avg", "cls1+avg"), epochs=20, batch=64, augment=False)
+
+
+def write_folder(root, counts=((12, 8), (12, 8), (12, 8)), flat=False):
+    """Images whose colour is their class, with a little noise; counts: (train, val) of every class."""
+    random = np.random.default_rng(0)
+    for colour, pair in enumerate(counts):
+        for split, count in zip(("train", "val"), pair, strict=True):
+            folder = root / split / f"class{colour}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8) * (not flat)
+                pixels[..., colour % 3] += 150 * (not flat)
+                Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    return f"folder:{root}"
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+def test_a_separable_set_is_solved(export, tmp_path):
+    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
+    assert outcome.metrics == {"top1": 100.0, "top5": 100.0, "top1_last": 100.0, "top5_last": 100.0}
+    assert outcome.per_image["top1"].tolist() == [1.0] * 24
+    facts = outcome.facts
+    assert (facts["training_images"], facts["selection_images"], facts["selection"]) == (33, 3, "holdout")
+    assert (facts["batch"], facts["steps_per_epoch"]) == (33, 1)
+    assert [(row["readout"], row["lr"]) for row in facts["grid"]] == [
+        (readout, lr) for readout in SMALL.readouts for lr in SMALL.lrs
+    ]
+    assert facts["grid"][0]["lr_effective"] == pytest.approx(0.1 * 33 / 256)
+    assert facts["warnings"] == []
+
+
+def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
+    """By `val` the best number of the grid is reported; by `holdout` the validation images decide nothing."""
+    space = workspace(tmp_path, "digits:", limit=300)
+    by_val = replace(SMALL, select="val").run(export, space)
+    grid = by_val.facts["grid"]
+    assert by_val.metrics["top1"] == pytest.approx(max(row["best"] for row in grid))
+    assert by_val.metrics["top1_last"] == pytest.approx(max(row["last"] for row in grid))
+    assert (by_val.facts["training_images"], by_val.facts["selection_images"]) == (300, 300)
+    assert "validation images" in by_val.facts["warnings"][0]
+    held = SMALL.run(export, space)
+    assert (held.facts["training_images"], held.facts["selection_images"]) == (270, 30)
+    assert held.facts["chosen"]["best"] == max(row["best"] for row in held.facts["grid"])
+    assert held.facts["warnings"] == []
+    for outcome in (by_val, held):
+        for metric, value in outcome.metrics.items():
+            assert 100 * outcome.per_image[metric].mean() == pytest.approx(value)
+
+
+def test_one_head_of_a_sweep_is_as_if_it_were_alone(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=300)
+    grid = replace(SMALL, readouts=("avg",)).run(export, space).facts["grid"]
+    alone = replace(SMALL, readouts=("avg",), lrs=SMALL.lrs[:1]).run(export, space).facts["grid"]
+    assert alone == grid[:1]
+
+
+def test_the_seed_decides(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=300)
+    first, again, other = (SMALL.run(export, replace(space, seed=seed)) for seed in (0, 0, 1))
+    assert first.facts["grid"] == again.facts["grid"] != other.facts["grid"]
+    assert again.facts["cost"]["forwards"] == 0
+
+
+def test_readouts_lie_side_by_side(export, tmp_path):
+    space = workspace(tmp_path, "digits:", limit=20)
+    kinds = kinds_of("cls2+avg", norm=True)
+    assert kinds == (FeatureKind("cls", -2), FeatureKind("cls", -1), FeatureKind("avg", -1))
+    features = extract(export, open_splits(space)[1], kinds, space)
+    rows = joined(features.arrays, kinds, np.array([3, 1]))
+    assert rows.shape == (2, 3 * export.spec.width)
+    assert np.array_equal(rows[1, 32:64], features[kinds[1]][1])
+    assert [kind.name for kind in kinds_of("cls2", norm=False)] == ["cls-layer-2-raw", "cls-layer-1-raw"]
+
+
+def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    outcome = replace(SMALL, lrs=(1e38, 1.0), readouts=("avg",)).run(export, space)
+    assert outcome.metrics["top1"] == 100.0 and outcome.facts["chosen"]["lr"] == 1.0
+    assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
+    with pytest.raises(ValueError, match=r"no finite number from step \d+ on, with learning rate \S+ on avg"):
+        replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
+
+
+def test_one_class_is_refused(export, tmp_path):
+    with pytest.raises(ValueError, match="only one class"):
+        SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8),))))
+
+
+def test_a_class_that_cannot_be_held_out_is_refused(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8), (1, 8))))
+    with pytest.raises(ValueError, match="class 'class1' has one training image"):
+        SMALL.run(export, space)
+    assert replace(SMALL, select="val").run(export, space).facts["training_images"] == 13
+
+
+def test_a_class_without_training_images_is_refused(export, tmp_path):
+    url = write_folder(tmp_path / "set")
+    for path in (tmp_path / "set" / "train" / "class1").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no training image \(class1\)"):
+        SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
+
+
+def test_a_class_without_validation_images_is_said(export, tmp_path):
+    url = write_folder(tmp_path / "set")
+    for path in (tmp_path / "set" / "val" / "class1").iterdir():
+        path.write_bytes(b"")
+    outcome = SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
+    assert outcome.facts["warnings"] == ["1 of 3 classes have no validation image, class1 first"]
+    assert np.isnan(outcome.per_image["top1"]).sum() == 8
+
+
+def test_constant_features_are_said(export, tmp_path):
+    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", flat=True)))
+    assert "the same for all" in outcome.facts["warnings"][0]
+    assert outcome.metrics["top1"] == pytest.approx(100 / 3)
+
+
+def test_too_many_blocks_are_refused(export, tmp_path):
+    with pytest.raises(ValueError, match="the model has 2 blocks, not 4"):
+        replace(SMALL, readouts=("cls4",)).run(export, workspace(tmp_path, "digits:"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lrs": ()}, "a grid of heads needs"),
+        ({"lrs": (0.1, 0.1)}, "a grid of heads needs"),
+        ({"lrs": (0.0,)}, "rates above 0"),
+        ({"weight_decays": ()}, "a grid of heads needs"),
+        ({"readouts": ("cls",)}, "write clsN, avg or clsN\\+avg"),
+        ({"epochs": 5, "warmup_epochs": 5}, "fewer warm-up epochs"),
+        ({"holdout": 1.0}, "holdout="),
+        ({"entry": "layer_norm"}, "go together"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Linear(**settings)
