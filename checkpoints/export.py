@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoints.fingerprint import Fingerprint, differences, fingerprint
+from checkpoints.fingerprint import PROBES, Fingerprint, differences, fingerprint
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.files import digest, folder_atomic, write_atomic
 
 FORMAT = 1
+FILES = {"config.json", "model.safetensors", "extra.safetensors"}
 CLASS_ATTENTION = ("class_query", "class_attention.")
 
 
@@ -94,12 +95,8 @@ class ViTExport:
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 over spec, preparation and every tensor: equal digests compute equal features."""
-        total = hashlib.sha256(digest([self.spec.to_json(), asdict(self.preparation)]).encode())
-        for part in (self.tensors, self.extra):
-            for name in sorted(part):
-                total.update(f"{name} {tuple(part[name].shape)} ".encode())
-                total.update(memoryview(part[name].numpy().reshape(-1)).cast("B"))
-        return total.hexdigest()
+        facts = digest([self.spec.to_json(), asdict(self.preparation)])
+        return digest([facts, digest_of_tensors(self.tensors), digest_of_tensors(self.extra)])
 
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
@@ -140,8 +137,8 @@ class ViTExport:
     def save(self, folder: Path | str) -> Path:
         """Write the folder in one step; an older export there is replaced, anything else is not."""
         folder = Path(folder)
-        if folder.exists() and not (folder / "config.json").exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder} is not empty and not an export: choose a new folder")
+        if folder.exists() and not _is_replaceable(folder):
+            raise ValueError(f"{folder} holds something that is not an export: choose a new folder")
         with folder_atomic(folder) as temporary:
             save_file(dict(self.tensors), temporary / "model.safetensors", metadata={"format": "pt"})
             if self.extra:
@@ -189,14 +186,14 @@ class ViTExport:
         holds other weights or settings than were written."""
         folder = Path(folder)
         try:
-            own = dict(json.loads((folder / "config.json").read_text())["vit_export"])
+            own = dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vit_export"])
             if own.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
             spec = ViTSpec(**own.pop("spec"))
             given = own.pop("preparation")
             preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
-            recorded, stored = own.pop("digest"), own.pop("fingerprint")
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            recorded, stored = own.pop("digest"), _checked_fingerprint(own.pop("fingerprint"))
+        except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
         tensors = _read(folder / "model.safetensors")
         extra = _read(folder / "extra.safetensors") if (folder / "extra.safetensors").exists() else {}
@@ -208,6 +205,41 @@ class ViTExport:
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
         return differences(self.fingerprint, fingerprint(self.build(), self.preparation))
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Hex SHA-256 over names, shapes and values."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        total.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return total.hexdigest()
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Whether a folder is empty, or holds an export and nothing beside it."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"a file"}
+    return not names or (names <= FILES and is_export(folder))
+
+
+def is_export(folder: Path | str) -> bool:
+    """Whether a folder is in this format, whatever its version."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "vit_export" in config
+
+
+def _checked_fingerprint(stored: Any) -> Fingerprint:
+    """ValueError unless `stored` has the form that fingerprint() gives."""
+    points = stored.values() if isinstance(stored, dict) else [None]
+    for point in points:
+        numbers = [point["mean"], point["std"], *point["probes"]] if isinstance(point, dict) else []
+        if len(numbers) != 2 + PROBES or not all(isinstance(number, float) for number in numbers):
+            raise TypeError("malformed fingerprint")
+    return stored
 
 
 def _read(path: Path) -> dict[str, Tensor]:

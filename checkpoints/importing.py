@@ -6,6 +6,7 @@ An importer (one file in importers/) defines
     DROPPED          pattern of full tensor names -> why they are not part of an export
     recognise(file)  is this a file of that code?
     convert(branch)  -> Conversion
+    check(export, file)   optional: a last comparison with the source, ValueError if it fails
 No tensor of the network may be missing: no source needs an exception, so there is no list of them.
 """
 
@@ -17,11 +18,13 @@ from math import isqrt
 from types import ModuleType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from checkpoints.export import ViTExport
+from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
-from checkpoints.spec import HALF, Preparation, ViTSpec
+from checkpoints.spec import HALF, PositionTable, Preparation, ViTSpec
 
 # What training leaves in a checkpoint beside weights; never part of a network.
 TRAINING_STATE = {
@@ -41,6 +44,7 @@ BLOCK = r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)"
 LAYER = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
 # width -> the timm name whose other defaults an export builds on; every size is overridden
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
+TABLE_DRIFT = 1e-2  # of a fixed table through years of averaging: 2.2e-4 of its values in 187 500 steps of ExtreMA
 SHOWN = 6  # names listed in an error before "and N more"
 
 
@@ -74,6 +78,7 @@ class Branch:
     """The tensors under one prefix of a file. `take` and `take_trunk` note what was used."""
 
     file: ForeignFile
+    importer: str
     name: str
     prefix: str
     options: ImportOptions
@@ -130,8 +135,10 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
     """
     sizes = _sizes(branch, tensors)
     rows = _need(branch, tensors, "pos_embed").shape[1] - int(facts.get("class_position", True))
-    if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
+    fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    if fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
+    _check_table(branch, tensors["pos_embed"], rows, facts.get("position", "learned"), fine_tuned)
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
         image_size=_square(branch, rows, "pos_embed") * sizes["patch_size"],
@@ -190,6 +197,39 @@ def _square(branch: Branch, rows: int, name: str) -> int:
     return side
 
 
+def _check_table(branch: Branch, table: Tensor, rows: int, position: str, fine_tuned: bool) -> None:
+    """ValueError when the position table is of another kind than the source's: the file is of another source.
+
+    Sources differ in the order of the sine-cosine channels, or learn the table; fine-tuning trains either.
+    """
+    kind = table_kind(table, rows)
+    if kind != position and not fine_tuned:
+        raise ValueError(
+            f"{branch.file.path}: its position table is {kind}, that of {branch.importer} is {position}; "
+            "it is a file of another method"
+        )
+
+
+def table_kind(table: Tensor, rows: int) -> PositionTable:
+    """What a table (1, P + rows, D) of a square grid holds: one of the two sine-cosine orders, or learned values."""
+    side, prefix = isqrt(rows), table.shape[1] - rows
+    for first in ("column", "row") if table.shape[2] % 4 == 0 else ():
+        expected = sincos_positions((side, side), table.shape[2], first, prefix, torch.float64)
+        if (table - expected).abs().max() < TABLE_DRIFT:
+            return f"sincos_{first}_first"
+    return "learned"
+
+
+def is_bare_vit(file: ForeignFile) -> bool:
+    """Whether a file holds the trunk of a plain ViT with a learned table, at its root or under `state_dict`."""
+    for prefix in ("", "state_dict."):
+        names = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
+        if "pos_embed" in names and all(TRUNK.fullmatch(name) or name == "masked_embed" for name in names):
+            table = file.tensors[f"{prefix}pos_embed"]
+            return table_kind(table, isqrt(table.shape[1] - 1) ** 2) == "learned"
+    return False
+
+
 def own_vit(branch: Branch) -> ViTSpec:
     """Spec that this project's own training files carry under `spec`."""
     stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
@@ -202,7 +242,7 @@ def own_vit(branch: Branch) -> ViTSpec:
 def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> ViTExport:
     """Run one importer over a file and prove that nothing was lost. ValueError names what does not add up."""
     key = importer.__name__.rpartition(".")[2].rstrip("_")
-    branch = _branch(importer, file, options)
+    branch = _branch(key, importer, file, options)
     conversion = importer.convert(branch)
     dropped = _account(key, branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
     facts = {
@@ -226,17 +266,19 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         export = ViTExport.make(conversion.spec, preparation, conversion.tensors, conversion.extra, facts)
     except ValueError as error:
         raise ValueError(f"{file.path} as {key}: {error}") from error
+    if hasattr(importer, "check"):
+        importer.check(export, file)
     size = options.image_size
     return export if size in (None, conversion.spec.image_size) else export.at_size(size)
 
 
-def _branch(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> Branch:
+def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> Branch:
     name = options.branch or next(iter(importer.BRANCHES))
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     for prefix in importer.BRANCHES[name]:
         if f"{prefix}patch_embed.proj.weight" in file.tensors:
-            return Branch(file=file, name=name, prefix=prefix, options=options)
+            return Branch(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
     advice = f"it holds the branches: {', '.join(found)}" if found else "it is not a file of that code"

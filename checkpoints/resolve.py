@@ -6,9 +6,10 @@ IMPORTER:PATH     a foreign file, read by the importer of that name
 PATH              a foreign file whose format is found from its keys
 """
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from checkpoints.export import ViTExport
+from checkpoints.export import ViTExport, is_export
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
 from engine.extensions import load_extension, load_extensions, source_files
@@ -23,20 +24,24 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     scheme, colon, rest = reference.partition(":")
     if colon and scheme in TIMM_SCHEMES:
         return _from_timm(rest if scheme == "timm" else reference, options)
-    if colon and scheme in source_files("importers"):
-        return import_file(load_extension("importers", scheme), read_foreign(rest), options)
-    path = Path(reference)
+    if colon and scheme in file_importers():
+        return import_file(load_extension("importers", scheme), read_foreign(Path(rest).expanduser()), options)
+    path = Path(reference).expanduser()
     if path.is_dir() and (path / "config.json").exists():
-        if "vit_export" in (path / "config.json").read_text():
-            return _own(path, options)
-        return _from_timm(f"local-dir:{path.resolve()}", options)
+        return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
+        near = get_close_matches(scheme, [*file_importers(), *TIMM_SCHEMES], n=1) if colon else []
+        meant = f"did you mean {near[0]}:{rest}?" if near else f"importers: {', '.join(file_importers())}"
         raise ValueError(
-            f"no checkpoint {reference!r}: give an export folder, a file, timm:NAME, hf-hub:ID or IMPORTER:PATH "
-            f"(importers: {', '.join(source_files('importers'))})"
+            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
         )
     file = read_foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def file_importers() -> list[str]:
+    """Keys of the importers that read a file; timm's models come by name."""
+    return [key for key in source_files("importers") if key != "timm"]
 
 
 def detect(file: ForeignFile) -> str:
@@ -46,7 +51,7 @@ def detect(file: ForeignFile) -> str:
         examples = ", ".join(list(file.tensors)[:3])
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
-            f"say IMPORTER:{file.path} with one of {', '.join(source_files('importers'))}"
+            f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
         )
     if len(found) > 1:
         choices = " or ".join(f"{key}:{file.path}" for key in found)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 DEEPEST = 100  # levels; the files of the supported methods stay under 20
 LARGEST = 1_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
+LONGEST = 10_000_000  # instructions; about ten for each value of a checkpoint
 CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"})
 CHANGES = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
 READS_MEMO = frozenset({"GET", "BINGET", "LONG_BINGET"})
@@ -109,7 +110,9 @@ def scan_pickle(stream: BinaryIO) -> Scan:
     and for nesting beyond the limits."""
     machine, protocol, number = _Machine(), 0, None
     try:
-        for opcode, argument, _ in pickletools.genops(stream):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+            if count > LONGEST:
+                raise ValueError(f"it has more than {LONGEST} instructions")
             protocol = max(protocol, argument if opcode.name == "PROTO" else opcode.proto)
             if number is None and isinstance(argument, int) and opcode.name != "PROTO":
                 number = argument

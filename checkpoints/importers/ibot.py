@@ -6,13 +6,13 @@ layer (evaluation/semi_supervised/eval_cls.py:207-256).
 
 from dataclasses import replace
 
-from checkpoints.importing import LAYER, Branch, Conversion, plain_vit
+from checkpoints.importing import LAYER, Branch, Conversion, is_bare_vit, plain_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "bytedance/ibot da316d8, main_ibot.py, extract_backbone_weights.py:27-41"
-BRANCHES = {"teacher": ("teacher.backbone.", "state_dict."), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", "state_dict.", ""), "student": ("student.backbone.",)}
 DROPPED = {
-    r"(student\.backbone|state_dict)\.masked_embed": "mask token",
+    r"((student\.backbone|state_dict)\.)?masked_embed": "mask token",
     rf"(student|teacher)\.head\.mlp\.\d\.{LAYER}": "projection head",
     r"(student|teacher)\.head\.last_layer2?\.(weight_g|weight_v)": "prototypes",
     r"(student|teacher)\.head\.last_layer2?\.parametrizations\.weight\.original[01]": "prototypes",
@@ -23,7 +23,7 @@ DROPPED = {
 
 def recognise(file: ForeignFile) -> bool:
     full = "student.backbone.masked_embed" in file.tensors or "ibot_loss.center2" in file.tensors
-    return full or "state_dict.cls_token" in file.tensors
+    return full or is_bare_vit(file)
 
 
 def convert(branch: Branch) -> Conversion:

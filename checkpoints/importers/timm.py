@@ -1,18 +1,22 @@
 """timm: any VisionTransformer or Beit by name (`timm:NAME`, `hf-hub:ID`, `local-dir:FOLDER`).
 
-Nothing is downloaded unless the reference names the hub or a pretrained timm model.
+Nothing is downloaded unless the reference names the hub or a pretrained timm model. Weights of folders and hub
+repositories go through reading.py like every foreign file; those of timm's own names are fetched and read by timm.
 """
 
-import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import timm
 import torch
+from huggingface_hub import hf_hub_download, list_repo_files
 from timm.models.beit import Beit
 from timm.models.vision_transformer import VisionTransformer
 
+from checkpoints.export import ViTExport, digest_of_tensors
+from checkpoints.fingerprint import synthetic_image
 from checkpoints.importing import Branch, Conversion
-from checkpoints.reading import ForeignFile
+from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.spec import Preparation, ViTSpec
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
@@ -21,32 +25,86 @@ DROPPED = {
     r"head\.(weight|bias)": "classifier",
     r"attn_pool\..*": "pooling head",
 }
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
+AGREEMENT = 1e-5  # of the largest value, in float32
+
+
+@dataclass(frozen=True)
+class TimmModel(ForeignFile):
+    """A timm model laid out like a file, with the facts that timm knows of it and what it computes."""
+
+    spec: ViTSpec
+    preparation: Preparation
+    tokens: torch.Tensor  # forward_features of the synthetic image, (1, P+L, D)
 
 
 def recognise(file: ForeignFile) -> bool:
     return False  # timm models come by name, never as a bare file
 
 
-def open_model(reference: str) -> ForeignFile:
-    """Create the pretrained model that timm calls `reference` and lay out its tensors and facts like a file's."""
+def open_model(reference: str) -> TimmModel:
+    """The model that timm calls `reference`, with its pretrained weights. ValueError says what cannot be had."""
+    kind, _, place = reference.partition(":")
     try:
-        model = timm.create_model(reference, pretrained=True)
-    except (RuntimeError, ValueError, OSError, TypeError) as error:
-        raise ValueError(f"timm cannot load {reference!r}: {str(error).splitlines()[0]}") from error
+        if kind in ("local-dir", "hf-hub"):
+            file = read_foreign(Path(place) / _in_folder(place) if kind == "local-dir" else _from_hub(place))
+            model = timm.create_model(reference, pretrained=False).eval()
+            model.load_state_dict(file.tensors, strict=True)
+        else:
+            model = timm.create_model(reference, pretrained=True).eval()
+    except (RuntimeError, OSError, TypeError, KeyError, AttributeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
     if type(model) not in (VisionTransformer, Beit):
         raise ValueError(f"{reference} is a {type(model).__name__}; timm's VisionTransformer and Beit can be imported")
     tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(name.encode() + tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    facts = {"spec": _spec(model, reference), "preparation": _preparation(model)}
-    facts |= {"licence": model.pretrained_cfg.get("license")}
-    return ForeignFile(path=Path(reference), sha256=total.hexdigest(), tensors=tensors, facts=facts)
+    spec = _spec(model, reference)
+    with torch.inference_mode():
+        tokens = model.forward_features(synthetic_image(spec.image_size).float())
+    return TimmModel(
+        path=Path(reference),
+        sha256=digest_of_tensors(tensors),
+        tensors=tensors,
+        facts={"licence": model.pretrained_cfg.get("license")},
+        spec=spec,
+        preparation=_preparation(model),
+        tokens=tokens.clone(),
+    )
+
+
+def _in_folder(folder: str) -> str:
+    found = next((name for name in WEIGHTS if (Path(folder) / name).exists()), None)
+    if found is None:
+        raise ValueError(f"there is no {' or '.join(WEIGHTS)} in {folder}")
+    return found
+
+
+def _from_hub(repository: str) -> Path:
+    """Download the weights of a hub repository, `user/name` or `user/name@revision`."""
+    name, _, revision = repository.partition("@")
+    files = list_repo_files(name, revision=revision or None)
+    found = next((weights for weights in WEIGHTS if weights in files), None)
+    if found is None:
+        raise ValueError(f"there is no {' or '.join(WEIGHTS)} in the repository")
+    return Path(hf_hub_download(name, found, revision=revision or None))
 
 
 def convert(branch: Branch) -> Conversion:
-    facts = branch.file.facts
-    return Conversion(spec=facts["spec"], tensors=branch.take_trunk(), preparation=facts["preparation"])
+    assert isinstance(branch.file, TimmModel)
+    return Conversion(spec=branch.file.spec, tensors=branch.take_trunk(), preparation=branch.file.preparation)
+
+
+def check(export: ViTExport, file: ForeignFile) -> None:
+    """ValueError unless our network computes what timm's did: a model may have settings that no tensor shows."""
+    assert isinstance(file, TimmModel)
+    with torch.inference_mode():
+        ours = export.build()(synthetic_image(export.spec.image_size).float())[0]
+    worst = (ours - file.tokens).abs().max() / file.tokens.abs().max()
+    if not worst < AGREEMENT:
+        raise ValueError(
+            f"{file.path}: features differ from timm's by {worst:.2g}: it has settings beyond those of "
+            f"{export.spec.architecture} (another activation, say), which an export cannot carry"
+        )
 
 
 def _spec(model: VisionTransformer | Beit, reference: str) -> ViTSpec:

@@ -54,11 +54,18 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path):
     export().save(tmp_path / "a")
     export("no class token").save(tmp_path / "a")
     assert load(tmp_path / "a").spec == SPECS["no class token"]
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="not empty and not an export"):
-        export().save(tmp_path / "b")
-    assert (tmp_path / "b" / "thesis.tex").read_text() == "years of work"
+    for name, beside in (("b", []), ("c", ["config.json"]), ("d", ["config.json", "model.safetensors"])):
+        (tmp_path / name).mkdir()
+        for other in beside:  # another tool's model, with one of our file names
+            (tmp_path / name / other).write_text('{"architecture": "vit_base_patch16_224"}')
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+        with pytest.raises(ValueError, match="holds something that is not an export"):
+            export().save(tmp_path / name)
+        assert (tmp_path / name / "thesis.tex").read_text() == "years of work"
+    export().save(tmp_path / "a")
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something"):
+        export().save(tmp_path / "a")
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -80,6 +87,11 @@ def edit_config(folder, change) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def edit_root(folder, change) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(change(config)))
+
+
 BROKEN = {
     "a changed weight": (lambda f: edit_tensors(f, lambda t: t["norm.weight"].add_(1e-6)), "changed since"),
     "a missing tensor": (lambda f: edit_tensors(f, lambda t: t.pop("norm.weight")), "changed since"),
@@ -89,7 +101,11 @@ BROKEN = {
     "another version": (lambda f: edit_config(f, lambda c: c.update(format=99)), "another version of the format"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
     "truncated weights": (lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0"), "cannot be read"),
-    "broken config": (lambda f: (f / "config.json").write_text('{"vit_export": '), "not a ViT-export"),
+    "broken config": (lambda f: (f / "config.json").write_text('{"vit_export": '), "timm cannot load.*Expecting value"),
+    "no object": (lambda f: edit_root(f, lambda c: 5), "timm cannot load"),
+    "no bytes of a text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "timm cannot load"),
+    "a list of facts": (lambda f: edit_root(f, lambda c: c | {"vit_export": []}), "not a ViT-export"),
+    "no fingerprint": (lambda f: edit_config(f, lambda c: c.update(fingerprint={"block 0": {}})), "not a ViT-export"),
 }
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import zipfile
 
 import pytest
 import timm
@@ -78,6 +80,43 @@ def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     assert (expected - model.forward_features(images)).abs().max() < 1e-6
     assert (features.patches.flatten(1, 2) - expected[:, 1:]).abs().max() < 1e-6
     assert (features.cls - expected[:, 0]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("activation", ["relu", "quick_gelu"])
+def test_settings_that_no_tensor_shows_are_found_out(activation, tmp_path):
+    saved(tmp_path / "source", "vit_base_patch16_224", TINY | dict(act_layer=activation))
+    with pytest.raises(ValueError, match="settings beyond those of vit_base_patch16_224"):
+        load(tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: {"x": [os.system]}, lambda: deep(2_000_000)], ids=["os.system", "nested tuples"]
+)
+def test_malicious_weights_in_a_folder_are_refused(make, tmp_path):
+    """The weights of a folder take the same guarded way as a file of their own."""
+    saved(tmp_path, *MODELS["plain"])
+    (tmp_path / "model.safetensors").unlink()
+    payload = make()
+    if isinstance(payload, bytes):
+        with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+            archive.writestr("archive/data.pkl", payload)
+            archive.writestr("archive/version", "3\n")
+    else:
+        torch.save(payload, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="timm cannot load") as error:
+        load(tmp_path)
+    assert "weights_only=False" not in str(error.value) and "\n" not in str(error.value)
+
+
+def deep(levels: int) -> bytes:
+    """A pickle of one tuple in another, `levels` deep, used as a dictionary's key: Python crashes when it hashes it."""
+    return b"\x80\x02}" + b")" + b"\x85" * levels + b"K\x01s."
+
+
+def test_a_plain_folder_without_weights_or_facts(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"timm cannot load .*there is no model.safetensors or pytorch_model.bin"):
+        load(tmp_path)
 
 
 def test_our_statistics_reach_timm_and_not_its_default(tmp_path):

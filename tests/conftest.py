@@ -1,0 +1,5 @@
+"""For all tests: no network, whatever a test asks for."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
