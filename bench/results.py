@@ -81,6 +81,7 @@ class Result:
     device: str = ""
     processes: int = 1
     seconds: float = 0.0
+    cost: Mapping[str, float] = field(default_factory=dict)
     images_per_second: float | None = None
     date: str = ""
     versions: Mapping[str, Any] = field(default_factory=dict)

@@ -212,6 +212,7 @@ def _checked(outcome: Outcome) -> Outcome:
 
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> None:
     outcome = attempt.outcome
+    facts, cost = _facts_and_cost(outcome)
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
     intervals = intervals_of(outcome.metrics, arrays)
     result = Result(
@@ -230,12 +231,13 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         decode=space.decode,
         skip_bad=space.skip_bad,
         settings=job.settings,
-        facts=dict(outcome.facts),
+        facts=facts,
         per_image=list(outcome.per_image),
         device=space.device,
         processes=world.size,
         seconds=round(attempt.seconds, 3),
-        images_per_second=None if attempt.error else round(_images(job.data, space.limit) / attempt.seconds, 1),
+        cost=cost,
+        images_per_second=_rate(cost),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
         hardware=hardware(),
@@ -244,8 +246,16 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
     write_result(job.path, result, arrays, log)
 
 
-def _images(data: DataUsed, limit: int | None) -> int:
-    return sum(min(count, limit or count) for count in data.images.values())
+def _facts_and_cost(outcome: Outcome) -> tuple[dict[str, Any], dict[str, float]]:
+    # A task may leave its cost among its facts; a result keeps apart what differs between a run and its repetition.
+    facts = dict(outcome.facts)
+    cost = facts.pop("cost", {})
+    return facts, dict(outcome.cost or cost)
+
+
+def _rate(cost: Mapping[str, float]) -> float | None:
+    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
+    return round(forwards / seconds, 1) if forwards and seconds else None
 
 
 def title_of(candidate: Candidate) -> str:

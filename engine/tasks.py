@@ -38,12 +38,19 @@ class Outcome:
 
     metrics: name -> value; accuracies in percent.
     per_image: name -> array over the validation images in their order, for intervals and paired tests.
-    facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes).
+    facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes); the
+    same however often the task was killed and begun again. facts["train"] and facts["val"], where given, hold
+    "skipped": path -> reason of every unreadable image that was left out.
+    cost: what this very run spent, which depends on what was on disk: "forwards" (images through the backbone) and
+    "extraction_seconds" (what these took).
+    random: whether another seed could give other numbers.
     """
 
     metrics: Mapping[str, float]
     per_image: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)
+    random: bool = True
 
 
 class Task(Structural):

@@ -116,7 +116,8 @@ class Knn:
             facts["per_temperature"] = sweep
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
-        return Outcome(metrics=metrics, per_image=correct, facts=facts | {"cost": cost(gallery, queries)})
+        spent, drawn = cost(gallery, queries), self.fraction < 1
+        return Outcome(metrics=metrics, per_image=correct, facts=facts, cost=spent, random=drawn)
 
 
 def check_labels(gallery: FeatureSet, queries: FeatureSet, classes: Sequence[str]) -> None:
@@ -150,7 +151,7 @@ def spread_out(correct: np.ndarray, indices: np.ndarray, images: int) -> np.ndar
 def cost(*sets: FeatureSet) -> dict[str, float]:
     """What this very run spent: nothing where the features were on disk already."""
     forwards, seconds = sum(one.forwards for one in sets), sum(one.seconds for one in sets)
-    return {"forwards": forwards, "images_per_second": round(forwards / seconds, 1) if seconds else 0.0}
+    return {"forwards": forwards, "extraction_seconds": round(seconds, 3)}
 
 
 SWEEP = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)  # MOCA eval_knn.py:62-65

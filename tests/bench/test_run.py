@@ -57,7 +57,7 @@ def test_one_command_gives_a_result_and_a_leaderboard(run, out, exports):
     assert found.settings == {"k": [1, 2], "rate": 0.5, "depth": None, "mode": "plain"}
     assert found.versions["torch"] and found.versions["numpy"] and found.versions["ssl-vit-bench"]
     assert found.hardware["cores"] >= 1 and found.hardware["memory_gib"] > 0
-    assert found.images_per_second > 0
+    assert found.cost == {} and found.images_per_second is None  # nothing was forwarded
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
     assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == found.metrics["top1_k1"]
     assert "toy@one on tiny ..." in said and "top1_k1 " in said and "2 done, 0 skipped, 0 failed" in said
@@ -272,3 +272,17 @@ def test_out_that_is_a_file_is_one_line(bench, exports, tmp_path):
     path.write_text("")
     code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "toy", *DATA, "--out", path)
     assert code == 2 and err.splitlines()[-1] == f"bench: error: File exists: {path}; choose another path"
+
+
+def test_a_run_and_its_repetition_differ_in_time_and_cost_alone(bench, exports, out):
+    """With features on disk the repetition forwards nothing, as a resumed run forwards fewer images."""
+    words = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:", "--out", out)
+    found = []
+    for more in ((), ("--rerun",)):
+        assert bench("run", "--checkpoint", exports[0], *words, *more)[0] == 0
+        found.append([json.loads(path.read_text()) for path in result_paths(out)])
+    assert [sum(result["cost"]["forwards"] for result in run) for run in found] == [96, 0]
+    assert {result["images_per_second"] for result in found[1]} == {None}
+    for first, again in zip(*found, strict=True):
+        assert first.keys() == again.keys()
+        assert {key for key in first if first[key] != again[key]} <= {"seconds", "cost", "images_per_second", "date"}
