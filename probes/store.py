@@ -5,7 +5,7 @@ A folder belongs to one backbone, image set, transform and way of computing; its
     key.json        what the folder belongs to, for people
     KIND.f32        (N, D) float32, row-major: image i is row i
     KIND.journal    while being filled: one JSON line for every batch whose rows are safely on disk
-    KIND.json       once complete: width and unreadable images; the journal is gone
+    KIND.json       once complete: width, checksum and unreadable images; the journal is gone
     lock            held (flock) by the run that fills the folder; the kernel frees it if the run is killed
 
 Batches are fixed by N and the batch size alone, so a continued or divided extraction computes what one run would have.
@@ -19,9 +19,11 @@ import shutil
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +86,17 @@ class Store:
         return [n for n in range(self.batches) if n not in state or (state[n] and not skip_bad)]
 
     def is_finished(self, kind: str) -> bool:
+        """Whether every row is on disk and the bytes are still those that were written."""
         whole = self._is_whole(kind) and self.path(kind, "json").exists()
-        return whole and not self.path(kind, "journal").exists()
+        return whole and not self.path(kind, "journal").exists() and self._is_intact(kind)
+
+    def _is_intact(self, kind: str) -> bool:
+        status = self.path(kind, "f32").stat()
+        found = _checksum(self.path(kind, "f32"), status.st_mtime_ns, status.st_size)
+        if found == json.loads(self.path(kind, "json").read_text()).get("crc32"):
+            return True
+        self.path(kind, "json").unlink(missing_ok=True)  # damaged: to be filled again
+        return False
 
     @property
     def size(self) -> int:
@@ -118,7 +129,9 @@ class Store:
         state = self.state(kind)
         assert len(state) == self.batches
         bad = {str(i): why for number in sorted(state) for i, why in sorted(state[number].items())}
-        summary = {"images": self.count, "width": self.width, "unreadable": bad}
+        status = self.path(kind, "f32").stat()
+        checksum = _checksum(self.path(kind, "f32"), status.st_mtime_ns, status.st_size)
+        summary = {"images": self.count, "width": self.width, "crc32": checksum, "unreadable": bad}
         write_atomic(self.path(kind, "json"), json.dumps(summary, indent=1) + "\n")
         self.path(kind, "journal").unlink(missing_ok=True)
 
@@ -140,6 +153,16 @@ class Store:
                 print(f"waiting for another run that extracts the same features ({self.folder})", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+@lru_cache(maxsize=256)
+def _checksum(path: Path, modified: int, size: int) -> int:
+    """CRC-32 of a file, computed once for each state (`modified`, in ns, and `size`) of it in a process."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def _images(entry: Mapping[str, str]) -> dict[int, str]:

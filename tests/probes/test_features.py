@@ -181,11 +181,20 @@ def test_settings_that_cannot_work(export, digits, tmp_path, settings, message):
         extract(export, digits, [CLS], workspace(tmp_path, "digits:", **settings))
 
 
-def test_a_damaged_store_is_filled_again(export, digits, tmp_path):
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: os.truncate(path, 100), flip_a_bit], ids=["truncated", "a flipped bit"]
+)
+def test_a_damaged_store_is_filled_again(export, digits, tmp_path, damage):
     space = workspace(tmp_path, "digits:")
     before = extract(export, digits, [CLS], space)[CLS].copy()
     (path,) = tmp_path.rglob("*.f32")
-    os.truncate(path, 100)
+    damage(path)
     again = extract(export, digits, [CLS], space)
     assert again.forwards == 50
     np.testing.assert_array_equal(again[CLS], before)
