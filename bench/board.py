@@ -13,11 +13,15 @@ from pathlib import Path
 from bench.results import CheckpointUsed, Result, read_result, result_files
 
 LOWER_IS_BETTER = ("loss", "error")  # metric names that end so; every other metric is better when higher
+CHOSEN_ON_VAL = "_bestT"  # likewise: the best of several on the images that are reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number of the board: the mean over seeds. `interval`: of the validation images, where every seed has one."""
+    """One number of the board: the mean over seeds. `interval`: of the validation images, where every seed has one.
+
+    seeds: 1 also where several gave the same number because nothing was drawn at random.
+    """
 
     mean: float
     std: float
@@ -62,6 +66,11 @@ def caveats_of(result: Result) -> tuple[str, ...]:
         found.append(f"Computed in {result.precision}.")
     if result.decode != "exact":
         found.append(f"Images prepared by the {result.decode} decoder, which differs from PIL by a few grey levels.")
+    if result.skipped:
+        number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
+        found.append(f"{number} left out (--skip-bad): not comparable with numbers on all images.")
+    if chosen := [metric for metric in result.metrics if metric.endswith(CHOSEN_ON_VAL)]:
+        found.append(f"{', '.join(chosen)}: chosen on the validation images, so number and interval are too high.")
     found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
 
@@ -95,10 +104,12 @@ def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
 
 def _row(results: list[Result]) -> Row:
     found: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    good = {(group_of(result), result.seed) for result in results if result.status == "ok"}
     failed = {}
     for result in results:
         if result.status == "failed":
-            failed[f"{group_of(result)} seed {result.seed}"] = result.message
+            again = "; the number shown is of an earlier run" if (group_of(result), result.seed) in good else ""
+            failed[f"{group_of(result)} seed {result.seed}"] = result.message + again
         for metric in result.metrics if result.status == "ok" else ():
             found[group_of(result), metric].append(result)
     cells = {(group, metric): _cell(seeds, metric) for (group, metric), seeds in found.items()}
@@ -111,7 +122,13 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
     ends = [result.intervals[metric] for result in seeds if metric in result.intervals]
     lows, highs = zip(*ends, strict=True) if len(ends) == len(seeds) else ((), ())
     interval = (statistics.fmean(lows), statistics.fmean(highs)) if lows else None
-    return Cell(mean=statistics.fmean(values), std=statistics.pstdev(values), seeds=len(seeds), interval=interval)
+    drawn = any(result.random for result in seeds) or len(set(values)) > 1
+    return Cell(
+        mean=statistics.fmean(values) if drawn else values[0],
+        std=statistics.pstdev(values),
+        seeds=len(seeds) if drawn else 1,
+        interval=interval,
+    )
 
 
 def best(board: Board, group: str, metric: str) -> float | None:

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.candidates import checked_name
-from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, read_result, result_path, short, stem
+from bench.results import (
+    CheckpointUsed,
+    DataUsed,
+    NewerSchema,
+    ProtocolUsed,
+    Result,
+    failure_beside,
+    read_result,
+    result_path,
+    short,
+    stem,
+)
 from bench.settings import settings_of
 from bench.suites import Chosen
 from engine.tasks import Workspace
@@ -88,22 +99,24 @@ def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, 
         changes=chosen.changes,
     )
     path = result_path(out, checkpoint, data.name, stem(protocol, settings, space))
-    state: State = "new" if rerun else _state(path, data)
+    state: State = "new" if rerun else _state(path, data, space.skip_bad)
     return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
 
 
-def _state(path: Path, data: DataUsed) -> State:
+def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
     try:
         result = read_result(path)
     except FileNotFoundError:
         return "new"
-    except ValueError as error:
-        if "result schema" in str(error):
-            raise
+    except NewerSchema:
+        raise
+    except ValueError:
         return "new"  # damaged: worth nothing, so it is made again
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
+    if result.skipped and not skip_bad:  # all images were asked for
+        return "failed before" if failure_beside(path).exists() else "new"
     return "done"
 
 

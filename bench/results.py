@@ -1,7 +1,8 @@
 """Result: what one protocol found about one checkpoint on one image set, as a JSON file. Schema: docs/results.md.
 
-The path of a result says everything that tells it from another one, so that a result is looked up by asking whether
-its file exists, and two runs that share a folder never write different things to one file.
+The path of a result says everything that is asked for, so that a result is looked up by asking whether its file exists,
+and two runs that share a folder never write different things to one file. A good result is only replaced by another
+good one: when it was made again and that failed, the failure is `<stem>.failed.json` beside it.
 """
 
 import io
@@ -19,6 +20,10 @@ from engine.files import digest, write_atomic
 from engine.tasks import Workspace
 
 SCHEMA = 1
+
+
+class NewerSchema(ValueError):
+    """A file that a later version of this tool wrote: to be left alone, unlike a damaged one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class Result:
     checkpoint: CheckpointUsed
     data: DataUsed
     seed: int
+    random: bool = True
     limit: int | None = None
     precision: str = "float32"
     decode: str = "exact"
@@ -95,7 +101,17 @@ class Result:
         found += [f"limit={self.limit}"] if self.limit is not None else []
         found += [self.precision] if self.precision != "float32" else []
         found += [self.decode] if self.decode != "exact" else []
+        found += [f"skipped={self.skipped}"] if self.skipped else []
         return tuple(found)
+
+    @property
+    def skipped(self) -> int:
+        """How many unreadable images were left out, of both splits together."""
+        paths: set[str] = set()
+        for split in ("train", "val"):
+            facts = self.facts.get(split)
+            paths |= set(facts.get("skipped") or ()) if isinstance(facts, Mapping) else set()
+        return len(paths)
 
     def to_json(self) -> str:
         """The file's text. ValueError for a value that JSON does not have (NaN, infinity, an object)."""
@@ -126,6 +142,31 @@ def stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) 
     return "-".join([*parts, f"seed{space.seed}"])
 
 
+def failure_beside(path: Path) -> Path:
+    """Where the failure to make a good result again is kept."""
+    return path.with_suffix(".failed.json")
+
+
+def record(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> Path:
+    """Write the result to `path`, or a failure beside the good result that is there; returns the path written to."""
+    beside = failure_beside(path)
+    if result.status == "failed" and is_good(path):
+        write_result(beside, result, arrays, log)
+        return beside
+    write_result(path, result, arrays, log)
+    for leftover in (beside, beside.with_suffix(".log")):
+        leftover.unlink(missing_ok=True)
+    return path
+
+
+def is_good(path: Path) -> bool:
+    """Whether a result is there, undamaged, that did not fail."""
+    try:
+        return read_result(path).status == "ok"
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], log: str = "") -> None:
     """Write the result, its arrays before it and its log; whatever an earlier run left beside it goes."""
     text = result.to_json()
@@ -148,7 +189,7 @@ def read_result(path: Path) -> Result:
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
         raise ValueError(f"{path}: not a result file: it states no schema version")
     if value["schema"] > SCHEMA:
-        raise ValueError(
+        raise NewerSchema(
             f"{path}: written with result schema {value['schema']}, this version reads up to {SCHEMA}; "
             "upgrade with: pip install --upgrade ssl-vit-bench"
         )

@@ -24,7 +24,7 @@ from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
 from bench.plan import Job, named_urls, open_data, plan
-from bench.results import DataUsed, Result, write_result
+from bench.results import DataUsed, Result, failure_beside, record
 from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
 from bench.tables import to_terminal
 from checkpoints.export import ViTExport
@@ -154,8 +154,9 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_first:
-            _record(job, candidate, request.space, attempt, world)
-        say(f"  [{count}/{len(jobs)}] {_ending(attempt)}", flush=True)
+            path = _record(job, candidate, request.space, attempt, world)
+            kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
+            print(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}", flush=True)
         tally.done += attempt.error is None
         tally.failed += attempt.error is not None
 
@@ -210,7 +211,7 @@ def _checked(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> None:
+def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> Path:
     outcome = attempt.outcome
     facts, cost = _facts_and_cost(outcome)
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
@@ -226,6 +227,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         checkpoint=candidate.used,
         data=job.data,
         seed=space.seed,
+        random=outcome.random,
         limit=space.limit,
         precision=space.precision,
         decode=space.decode,
@@ -243,7 +245,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         hardware=hardware(),
     )
     log = "".join(traceback.format_exception(attempt.error)) if attempt.error else ""
-    write_result(job.path, result, arrays, log)
+    return record(job.path, result, arrays, log)
 
 
 def _facts_and_cost(outcome: Outcome) -> tuple[dict[str, Any], dict[str, float]]:

@@ -219,3 +219,25 @@ def test_a_tasks_warnings_stand_beside_its_table():
 def test_no_deviation_is_the_best():
     board = board_of([result(A, metrics={"top1_std": 1.0}), result(B, metrics={"top1_std": 2.0})])
     assert best(board, "digits/knn@dino", "top1_std") is None
+
+
+def test_seeds_of_a_task_that_draws_nothing_show_no_spread():
+    same = [result(A, seed=seed, random=False) for seed in range(3)]
+    (row,) = rows_of(same)
+    assert not [column for column in row if column.endswith((":std", ":n"))]
+    assert "+-" not in to_terminal(board_of(same), 80)
+    assert "(n=2)" in to_terminal(board_of([*same[:1], result(A, 91.0, seed=1, random=False)]), 80)  # other rounding
+
+
+def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
+    facts = {"train": {"skipped": {"a.png": "no image"}}, "val": {"skipped": {"b.png": "no image"}}}
+    board = board_of([result(A, skip_bad=True, facts=facts), result(B, skip_bad=True)])
+    assert list(board.groups) == ["digits/knn@dino", "digits/knn@dino[skipped=2]"]
+    assert "2 unreadable images left out" in board.caveats["digits/knn@dino[skipped=2]"][0]
+    assert board.caveats["digits/knn@dino"] == ()
+
+
+def test_a_number_chosen_on_the_validation_images_says_so():
+    board = board_of([result(A, metrics={"top1_k20_bestT": 90.0, "top1_k20": 89.0})])
+    (caveat,) = board.caveats["digits/knn@dino"]
+    assert caveat.startswith("top1_k20_bestT: chosen on the validation images")

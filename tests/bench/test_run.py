@@ -286,3 +286,46 @@ def test_a_run_and_its_repetition_differ_in_time_and_cost_alone(bench, exports, 
     for first, again in zip(*found, strict=True):
         assert first.keys() == again.keys()
         assert {key for key in first if first[key] != again[key]} <= {"seconds", "cost", "images_per_second", "date"}
+
+
+def with_a_broken_image(folder: Path) -> str:
+    """Two classes of plain colours; one training image cannot be read."""
+    from PIL import Image
+
+    for number in range(24):
+        split, label = ("train", "val")[number % 2], "ab"[number // 2 % 2]
+        (folder / split / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(folder / split / label / f"{number}.png")
+    (folder / "train" / "a" / "0.png").write_bytes(b"no image")
+    return f"folder:{folder}"
+
+
+def test_a_result_without_the_unreadable_images_does_not_stand_for_all(bench, exports, out, tmp_path):
+    url = with_a_broken_image(tmp_path / "images")
+    words = ("run", "--checkpoint", exports[0], "--suite", "knn@dino", "--data", f"x={url}", "--out", out)
+    assert bench(*words, "--skip-bad")[0] == 0
+    assert "x/knn@dino[skipped=1]:top1_k10" in board(out)[0] and "x/knn@dino:top1_k10" not in board(out)[0]
+    assert "exists, skipped" in bench(*words, "--skip-bad")[1]
+    code, said, _ = bench(*words)
+    assert code == 1 and "0.png" in said and "exists" not in said and "the earlier result is kept" in said
+    assert board(out)[0]["failed"] == "x/knn@dino seed 0" and board(out)[0]["x/knn@dino[skipped=1]:top1_k10"]
+
+
+def test_a_rerun_that_fails_keeps_the_good_result(run, out):
+    run("--suite", "toy@one")
+    (path,) = result_paths(out)
+    before = {file: file.read_bytes() for file in (path, path.with_suffix(".npz"))}
+    flag = out / "cache" / "fail toy"
+    flag.touch()
+    code, said, _ = run("--suite", "toy@one", "--rerun")
+    assert code == 1 and "FAILED after" in said and "the earlier result is kept" in said
+    assert {file: file.read_bytes() for file in before} == before
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        *("toy@one-seed0.failed.json", "toy@one-seed0.failed.log", "toy@one-seed0.json", "toy@one-seed0.npz"),
+    ]
+    (row,) = board(out)
+    assert row["tiny/toy@one:top1_k1"] and row["failed"] == "tiny/toy@one seed 0"
+    assert "the number shown is of an earlier run" in (out / "leaderboard.md").read_text()
+    flag.unlink()
+    assert run("--suite", "toy@one", "--rerun")[0] == 0
+    assert len(list(path.parent.iterdir())) == 2 and board(out)[0]["failed"] == ""
