@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from bench.board import group_of
 from bench.intervals import averages_to
-from bench.results import Result, read_array, read_result, result_files, short
+from bench.results import Result, read_arrays, read_result, result_files, short
 from bench.settings import meant
 from engine.files import digest
 
@@ -21,6 +22,11 @@ class Measured:
 
     path: Path
     result: Result
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Name -> values for every image, read once. ValueError, one line, when they cannot be had."""
+        return read_arrays(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +118,9 @@ def _correctness(measured: Measured, metric: str) -> np.ndarray:
     result = measured.result
     if metric not in result.per_image or metric not in result.metrics:
         raise ValueError(f"{metric}: kept as a number alone, not for each image")
-    values = read_array(measured.path, metric)
+    if metric not in measured.arrays:
+        raise ValueError(f"{measured.path}: no array {metric!r} beside it; make the result again with --rerun")
+    values = measured.arrays[metric]
     if not averages_to(values, result.metrics[metric]):
         raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
     return values.astype(np.float64)

@@ -196,14 +196,14 @@ def read_result(path: Path) -> Result:
     return _from_json(Result, value, str(path))
 
 
-def read_array(path: Path, name: str) -> np.ndarray:
-    """One array of the `.npz` file beside a result file; ValueError, one line, when it cannot be had."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of the `.npz` file beside a result file; ValueError, one line, when they cannot be had."""
     beside = path.with_suffix(".npz")
     try:
         with np.load(beside) as arrays:
-            return arrays[name]
+            return dict(arrays)
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
-        raise ValueError(f"{beside}: no array {name!r} can be read; make the result again with --rerun") from error
+        raise ValueError(f"{beside}: its arrays cannot be read; make the result again with --rerun") from error
 
 
 def check_folder(out: Path) -> None:

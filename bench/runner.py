@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from bench import leaderboard
+from bench.board import group_of
 from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
 from bench.plan import Job, named_urls, open_data, plan
-from bench.results import DataUsed, Result, failure_beside, record
+from bench.results import DataUsed, Result, failure_beside, is_good, read_result, record
 from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
 from bench.tables import to_terminal
 from checkpoints.export import ViTExport
@@ -123,7 +124,7 @@ def _run_all(
             _run_one(request, world, candidate, jobs, tally)
     finally:
         if world.is_first:
-            _rewrite_leaderboard(request.out)
+            _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_first:
         print(
             f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}"
@@ -133,11 +134,10 @@ def _run_all(
     return 1 if tally.failed else 0
 
 
-def _rewrite_leaderboard(out: Path) -> None:
+def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
     board = leaderboard.rewrite(out)
-    print(f"\n{to_terminal(board, width=get_terminal_size().columns)}\n")
-    for problem in board.problems:
-        print(f"left out of the leaderboard: {problem}")
+    shown = {group_of(read_result(job.path)) for job in jobs if is_good(job.path)}
+    print(f"\n{to_terminal(board, get_terminal_size().columns, shown)}\n")
 
 
 def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> None:

@@ -1,7 +1,7 @@
 """The leaderboard for people: one Markdown file, and a table that fits a terminal. One table per protocol."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bench.board import Board, Cell, Row, best
 from bench.results import CheckpointUsed
@@ -36,17 +36,22 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
     return "\n".join(lines) + "\n"
 
 
-def to_terminal(board: Board, width: int) -> str:
+def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) -> str:
     """Tables of at most `width` characters: as many metrics as fit, and how many more there are.
 
-    All metrics with their intervals where that fits, otherwise the first one alone.
+    All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone.
     """
     lines = []
+    shown = board.groups if shown is None else shown
     for group, metrics in board.groups.items():
+        if group not in shown:
+            continue
         header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
         if _width(header, body) > width:
             body = _body(board, group, with_interval=1)
         lines += [group, *fitted(header, body, width), *board.caveats[group], ""]
+    if others := len(board.groups.keys() - set(shown)):
+        lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
     lines += troubles(board)
     return "\n".join(lines).rstrip() or "no results yet"
 

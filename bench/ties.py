@@ -1,5 +1,6 @@
 """Which checkpoints of a leaderboard column cannot be told from its best one: paired tests, Holm over the column."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +14,15 @@ Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of
 
 def level_with_best(out: Path, board: Board) -> dict[Key, frozenset[Key]]:
     """(group, metric) -> (name, digest) of all that are level with the best one, which is among them."""
-    measured: dict[tuple[Key, str], list[Measured]] = {}
+    measured: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in read_measured(out)[0]:
-        measured.setdefault((key_of(each.result.checkpoint), group_of(each.result)), []).append(each)
-    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    return {column: _level(board, column, measured) for column in columns if best(board, *column) is not None}
+        measured[group_of(each.result)][key_of(each.result.checkpoint)].append(each)
+    found = {}
+    for group, metrics in board.groups.items():
+        of_group = measured.pop(group, {})  # with its arrays, which are in memory for one group at a time
+        columns = [(group, metric) for metric in metrics if best(board, group, metric) is not None]
+        found |= {column: _level(board, column, of_group) for column in columns}
+    return found
 
 
 def key_of(used: CheckpointUsed) -> Key:
@@ -25,22 +30,21 @@ def key_of(used: CheckpointUsed) -> Key:
     return used.name, used.digest
 
 
-def _level(board: Board, column: Key, measured: Mapping[tuple[Key, str], list[Measured]]) -> frozenset[Key]:
+def _level(board: Board, column: Key, measured: Mapping[Key, list[Measured]]) -> frozenset[Key]:
     top = best(board, *column)
     means = {key_of(row.checkpoint): row.cells[column].mean for row in board.rows if column in row.cells}
     leader = next(key for key, mean in means.items() if mean == top)
     p = {}
     for other in means:
-        if other != leader and (found := _p(measured, column, leader, other)) is not None:
+        if other != leader and (found := _p(measured, column[1], leader, other)) is not None:
             p[other] = found
     corrected = dict(zip(p, holm(list(p.values())), strict=True))
     return frozenset(key for key in means if means[key] == top or corrected.get(key, 0.0) > LEVEL)
 
 
-def _p(measured: Mapping[tuple[Key, str], list[Measured]], column: Key, leader: Key, other: Key) -> float | None:
+def _p(measured: Mapping[Key, list[Measured]], metric: str, leader: Key, other: Key) -> float | None:
     # None where no paired test is possible; such a checkpoint is never level by lack of evidence.
-    group, metric = column
-    one, another = (measured.get((key, group), ()) for key in (leader, other))
+    one, another = (measured.get(key, ()) for key in (leader, other))
     matches, _ = matched(one, another, (leader[0], other[0]))
     if len(matches) != 1:
         return None

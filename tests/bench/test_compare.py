@@ -238,3 +238,17 @@ def test_from_run_to_verdict(bench, tmp_path, exports):
         assert all(low <= result.metrics[name] <= high for name, (low, high) in result.intervals.items())
     code, text, _ = bench("compare", "first", "second", "--out", tmp_path)
     assert code == 0 and text.count(f"after Holm over {len(results[0].metrics)}\n") == len(results[0].metrics)
+
+
+def test_the_leaderboard_opens_every_file_of_arrays_once(tmp_path, monkeypatch):
+    from bench import matching
+
+    opened = []
+    read = matching.read_arrays
+    monkeypatch.setattr(matching, "read_arrays", lambda path: opened.append(path) or read(path))
+    for name, right in (("a", 200), ("b", 250), ("c", 249)):
+        values = (np.arange(IMAGES) < right).astype(np.float32)
+        path = save(tmp_path, name, right, metrics={"top5": right / 4}, per_image=["top1", "top5"])
+        np.savez(path.with_suffix(".npz"), top1=values, top5=values)
+    rewrite(tmp_path)
+    assert len(opened) == len(set(opened)) == 3

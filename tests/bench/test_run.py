@@ -329,3 +329,16 @@ def test_a_rerun_that_fails_keeps_the_good_result(run, out):
     flag.unlink()
     assert run("--suite", "toy@one", "--rerun")[0] == 0
     assert len(list(path.parent.iterdir())) == 2 and board(out)[0]["failed"] == ""
+
+
+def test_the_end_of_a_run_shows_its_own_tables(run, out):
+    run("--suite", "toy@one,dear@one")
+    said = run("--suite", "toy@one")[1]
+    assert "\ntiny/toy@one\n" in said and "\ntiny/dear@one\n" not in said
+    assert "\n1 more table in leaderboard.md\n" in said
+
+
+def test_a_damaged_result_is_said_once(run, out):
+    run("--suite", "toy@one")
+    (out / "results" / "broken.json").write_text("{")
+    assert run("--suite", "toy@one")[1].count("broken.json") == 1
