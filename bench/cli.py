@@ -3,7 +3,8 @@ can cause into one line.
 
 A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
 `run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
-Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage, 130 interrupted.
+Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
+memory, connection), 130 interrupted.
 """
 
 import argparse
@@ -52,10 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as error:
-        if "--debug" in argv:
-            traceback.print_exc()
-        print(f"bench: error: {in_one_line(error)}", file=sys.stderr)
+        tell(error, in_one_line(error), argv)
         return 2
+    except (RuntimeError, MemoryError) as error:  # as torch has it: no memory on the GPU, a process that is gone
+        tell(error, f"{in_one_line(error)}; --debug shows where", argv)
+        return 2
+
+
+def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
+    """Print `line`, after the traceback with --debug, unless another process of torchrun's shows the same error."""
+    rank = os.environ.get("RANK", "0")
+    if str(getattr(error, "told_by", rank)) != rank:
+        return
+    if "--debug" in argv:
+        traceback.print_exception(error)
+    print(f"bench: error: {line}", file=sys.stderr)
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:

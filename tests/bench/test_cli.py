@@ -171,3 +171,21 @@ def test_the_installed_command_and_the_module_are_one():
     ]
     assert len(set(outputs)) == 1
     assert outputs[0].startswith("ssl-vit-bench ")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory.\nTried to allocate"), MemoryError("8 GiB")])
+def test_a_machine_that_cannot_is_one_line(error, bench, monkeypatch):
+    command_that_raises(monkeypatch, error)
+    code, _, err = bench("list")
+    assert code == 2 and err.count("\n") == 1
+    assert err.startswith(f"bench: error: {type(error).__name__}: ") and err.endswith("; --debug shows where\n")
+    assert "Traceback" in bench("list", "--debug")[2]
+
+
+def test_what_another_process_shows_is_not_shown_again(bench, monkeypatch):
+    error = ValueError("all of us failed")
+    error.told_by = 1
+    command_that_raises(monkeypatch, error)
+    assert bench("list") == (2, "", "")
+    monkeypatch.setenv("RANK", "1")
+    assert bench("list")[2] == "bench: error: all of us failed\n"
