@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from shutil import get_terminal_size
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
+from bench.outputs import check_writable
 from bench.plan import Job, named_urls, open_data, plan
 from bench.results import DataUsed, Result, failure_beside, is_good, read_result, record
 from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
@@ -71,16 +71,10 @@ class Attempt:
 
 def run(request: Request) -> int:
     """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
-    if request.names and len(request.names) != len(request.checkpoints):
-        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
-    found = catalogue()
-    selected = with_changes(choose(request.suite, found), request.changes)
-    urls = named_urls(request.data, request.suite)
     with start_world(request.space.device) as world:
-        if world.is_first:
-            warn_of_broken(found)
-        data = [open_data(name, url) for name, url in urls.items()]
-        candidates = _prepare_all(request, world)
+        selected = world.each(lambda: _selected(request, world))
+        # The first process imports, proves and saves; the others load what it saved.
+        data, candidates = world.first(lambda: _prepared(request))
         if request.dry_run:
             if world.is_first:
                 _show_plan(request, candidates, data, selected)
@@ -88,23 +82,23 @@ def run(request: Request) -> int:
         return _run_all(request, world, candidates, data, selected)
 
 
-def _prepare_all(request: Request, world: World) -> list[Candidate]:
-    # The first process saves imports; the others then find the saved exports.
-    save = world.is_first and not request.dry_run
-    if save:
-        _check_writable(request.out)
+def _selected(request: Request, world: World) -> list[Chosen]:
+    found = catalogue()
+    if world.is_first:
+        warn_of_broken(found)
+    return with_changes(choose(request.suite, found), request.changes)
+
+
+def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
+    if request.names and len(request.names) != len(request.checkpoints):
+        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
+    data = [open_data(name, url) for name, url in named_urls(request.data, request.suite).items()]
+    if not request.dry_run:
+        check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
-    pairs = list(zip(request.checkpoints, names, strict=True))
-    found = [prepare(reference, name, request.out, save) for reference, name in pairs]
-    world.barrier()
-    return found
-
-
-def _check_writable(out: Path) -> None:
-    # Now, and not after the first task has run for hours.
-    out.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=out):
-        pass
+    pairs = dict.fromkeys(zip(request.checkpoints, names, strict=True))
+    found = [prepare(reference, name, request.out, save=not request.dry_run) for reference, name in pairs]
+    return data, list({(each.used.name, each.used.digest): each for each in found}.values())
 
 
 def _run_all(
@@ -114,10 +108,10 @@ def _run_all(
     data: Sequence[DataUsed],
     selected: Sequence[Chosen],
 ) -> int:
-    plans = [
-        plan(request.out, candidate.used, data, selected, request.space, request.rerun) for candidate in candidates
-    ]
-    plans = world.gather_objects(plans)[0]  # what the first process found undone is what all do
+    # What the first process found undone is what all do.
+    plans = world.first(
+        lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in candidates]
+    )
     tally = Tally()
     try:
         for candidate, jobs in zip(candidates, plans, strict=True):
@@ -143,7 +137,8 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
 def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> None:
     say = print if world.is_first else _say_nothing
     say(title_of(candidate))
-    export = load(candidate.reference) if any(job.state != "done" for job in jobs) else None
+    undone = any(job.state != "done" for job in jobs)
+    export = world.each(lambda: load(candidate.reference)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:

@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from bench.candidates import checked_name
     from bench.description import described
+    from bench.outputs import check_new_export
     from checkpoints.export import ViTExport
     from checkpoints.importing import ImportOptions
     from checkpoints.resolve import load
@@ -33,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         image_size=arguments.image_size,
         statistics=arguments.statistics,
     )
+    check_new_export(arguments.out)
     export = load(arguments.source, options)
     print(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
     print("\n".join(described(export)))

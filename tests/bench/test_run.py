@@ -271,7 +271,7 @@ def test_out_that_is_a_file_is_one_line(bench, exports, tmp_path):
     path = tmp_path / "file"
     path.write_text("")
     code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "toy", *DATA, "--out", path)
-    assert code == 2 and err.splitlines()[-1] == f"bench: error: File exists: {path}; choose another path"
+    assert code == 2 and err.splitlines()[-1] == f"bench: error: --out: File exists: {path}; choose another path"
 
 
 def test_a_run_and_its_repetition_differ_in_time_and_cost_alone(bench, exports, out):

@@ -85,20 +85,35 @@ def test_two_runs_share_a_folder(start, tmp_path):
     assert all(row["tiny/toy@one:top1_k1"] and row["tiny/dear@one:top1_k1"] for row in rows)
 
 
-def test_ranks_agree_and_the_first_one_writes(start, tmp_path):
-    cache = tmp_path / "out" / "cache"
-    cache.mkdir(parents=True)
-    (cache / "fail toy in process 1").touch()
+def two_ranks(start, *words: str) -> tuple[list[int], list[str]]:
+    """Exit code and output of both processes of one run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [start("--suite", "toy@one,dear@one", RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]
+    processes = [start(*words, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]
     said = [process.communicate(timeout=90)[0] for process in processes]
-    assert [process.returncode for process in processes] == [1, 1], said
+    return [process.returncode for process in processes], said
+
+
+def test_ranks_agree_and_the_first_one_writes(start, tmp_path):
+    cache = tmp_path / "out" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "fail toy in process 1").touch()
+    codes, said = two_ranks(start, "--suite", "toy@one,dear@one")
+    assert codes == [1, 1], said
     found = results(tmp_path / "out")
     assert found["toy@one-seed0.json"].message == "RuntimeError: in another process: RuntimeError: one process alone"
     assert found["dear@one-seed0.json"].status == "ok"
     assert found["dear@one-seed0.json"].processes == 2
     assert "1 done, 0 skipped, 1 failed" in said[0] and "done" not in said[1]
     assert len((cache / "runs.txt").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("words", [("--suite", "toy@one"), ("--suite", "nope")])
+def test_a_request_that_cannot_be_met_is_one_line_of_one_rank(words, start, tmp_path):
+    (tmp_path / "out").write_text("a file where the folder should be")
+    codes, said = two_ranks(start, *words)
+    assert codes == [2, 2], said
+    lines = [line for text in said for line in text.splitlines() if "warning" not in line]
+    assert len(lines) == 1 and lines[0].startswith("bench: error: --")

@@ -34,10 +34,20 @@ def member(rank: int, port: int, folder: str) -> None:
         assert world.together(lambda: rank * 10) == [0, 10]  # still connected
         with pytest.raises(ValueError, match="only the second one fails"):
             world.together(lambda: fail_in_the_second(world))
+        for work in (world.first, world.each):
+            own = work == world.each or world.is_first
+            with pytest.raises(OSError if own else RuntimeError) as failed:
+                work(fail)
+            assert failed.value.told_by == 0
+        assert world.first(lambda: rank) == 0 and world.each(lambda: object()) is not None
         world.barrier()
     assert current_world() == World()
     with open(f"{folder}/{rank}", "w") as file:
         file.write("ended well")
+
+
+def fail() -> int:
+    raise OSError("no such disk")
 
 
 def fail_in_the_second(world: World) -> int:
@@ -48,4 +58,19 @@ def fail_in_the_second(world: World) -> int:
 
 def test_two_processes_agree(tmp_path):
     torch.multiprocessing.spawn(member, args=(free_port(), str(tmp_path)), nprocs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def failing_member(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with pytest.raises(ValueError, match="only the second one fails") as failed, start_world("cpu") as world:
+        world.each(lambda: fail_in_the_second(world))
+    assert failed.value.told_by == 1
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write("ended well")
+
+
+def test_a_common_failure_ends_every_process_in_order(tmp_path):
+    torch.multiprocessing.spawn(failing_member, args=(free_port(), str(tmp_path)), nprocs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
