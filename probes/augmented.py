@@ -8,7 +8,7 @@ own, and whichever completes a batch makes the heads' step.
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -89,7 +89,7 @@ def mae_window(width: int, height: int, random: RandomState) -> Window:
 WINDOWS = {"torchvision": torchvision_window, "mae": mae_window}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AugmentedBatches:
     """Batches of features that are computed anew for every epoch.
 
@@ -106,6 +106,8 @@ class AugmentedBatches:
     chunk: int
     skip_bad: bool
     workers: int | None
+    skipped: dict[int, str] = field(default_factory=dict)
+    forwards: int = 0
 
     def run(self, epoch: int, step: Step) -> None:
         order = self.rows[self.cut.order(epoch)]
@@ -124,6 +126,8 @@ class AugmentedBatches:
         spans = dict(enumerate(span for spans in batches for span in spans))
         joiner = Joiner([len(spans) for spans in batches], spans, images.labels, self.readouts, step, self.device)
         run(Reader(images, transform, spans), extractor, joiner.take, self.workers)
+        self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
+        self.forwards += len(order)
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +146,7 @@ def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
 class Joiner:
     """Takes computed chunks in any order, from any thread, and makes the steps in theirs.
 
-    Images that could not be read are left out of their batch.
+    Images that could not be read are left out of their batch; `unreadable`: their places in the epoch -> why.
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class Joiner:
         self.spans, self.labels, self.readouts, self.step, self.device = spans, labels, readouts, step, device
         ends = np.cumsum(counts).tolist()
         self._numbers = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self.unreadable: dict[int, str] = {}
         self._next = 0
         self._waiting: dict[int, Computed] = {}
         self._lock = threading.Lock()
@@ -172,8 +177,9 @@ class Joiner:
 
     def _step(self, chunks: Sequence[Computed]) -> None:
         places = np.concatenate([np.arange(*self._bounds(chunk)) for chunk in chunks])
-        bad = np.array([index for chunk in chunks for index in chunk.unreadable], np.int64)
-        kept = ~np.isin(places, bad)
+        bad = {place: reason for chunk in chunks for place, reason in chunk.unreadable.items()}
+        self.unreadable |= bad
+        kept = ~np.isin(places, np.array(list(bad), np.int64))
         rows = {kind: np.concatenate([chunk.rows[kind] for chunk in chunks]) for kind in chunks[0].rows}
         features = {
             name: torch.from_numpy(joined(rows, kinds, kept)).to(self.device) for name, kinds in self.readouts.items()

@@ -5,7 +5,7 @@ B rows of a batch, n training rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,10 @@ class Batches(Protocol):
 
     @property
     def cut(self) -> "Cut": ...
+    @property
+    def skipped(self) -> dict[int, str]: ...  # images that could not be read so far, and why
+    @property
+    def forwards(self) -> int: ...  # images that went through the backbone, so far
     def run(self, epoch: int, step: Step) -> None: ...  # call `step` with every batch of an epoch, in order
 
 
@@ -91,6 +95,8 @@ class CachedBatches:
     table: Table
     rows: np.ndarray
     cut: Cut
+    skipped: dict[int, str] = field(default_factory=dict)
+    forwards: int = 0
 
     def run(self, epoch: int, step: Step) -> None:
         for places in self.cut.batches(epoch):

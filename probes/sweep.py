@@ -3,6 +3,7 @@
 The state of a training is one file, replaced in one step at the end of an epoch. H heads, E epochs, V rows.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from engine.files import write_atomic
@@ -155,12 +157,16 @@ class Sweep:
         tensors |= {f"best.{name}": value for name, value in self.best.state().items()}
         tensors["history"] = torch.from_numpy(self.history)
         tensors["progress"] = torch.tensor([self.epoch, self.best_place, self.best_epoch])
-        write_atomic(self.course.path, save({name: value.contiguous().cpu() for name, value in tensors.items()}))
+        tensors = {name: value.contiguous().cpu() for name, value in tensors.items()}
+        write_atomic(self.course.path, save(tensors, {"skipped": json.dumps(self.batches.skipped)}))
 
     def load(self) -> None:
-        tensors = load_file(self.course.path)
+        with safe_open(self.course.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            skipped = json.loads(file.metadata()["skipped"])
         self.heads.load(part(tensors, "heads."))
         self.epoch, self.best_place, self.best_epoch = tensors["progress"].tolist()
+        self.batches.skipped.update({int(index): reason for index, reason in skipped.items()})
         self.best = self.heads.alone(self.best_place)
         self.best.load(part(tensors, "best."))
         self.history = tensors["history"].numpy().copy()

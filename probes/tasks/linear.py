@@ -167,10 +167,17 @@ class Linear:
         )
         sweep.run(f"linear heads on {train.url}")
         last = sweep.heads.alone(sweep.last_place)
+        facts = {
+            "train": self.trained_on(train, batches, space) if self.augment else gallery.facts,
+            "val": queries.facts,
+            "selection": self.select,
+            **sweep.record(len(judged)),
+            "warnings": self.warnings(gallery, queries, train),
+        }
         return Found(
             chosen={"top1": ranked(sweep.best, asked), "top1_last": ranked(last, asked)},
-            facts={"selection": self.select, **sweep.record(len(judged))}
-            | {"warnings": self.warnings(gallery, queries, train)},
+            facts=facts,
+            forwards=batches.forwards,
         )
 
     def cached(self, gallery: FeatureSet, held: np.ndarray, space: Workspace) -> CachedBatches:
@@ -234,6 +241,19 @@ class Linear:
             "device": torch.device(space.device).type,
         }
 
+    def trained_on(self, train: ImageSet, batches: AugmentedBatches, space: Workspace) -> dict[str, Any]:
+        """As `FeatureSet.facts` says it of features that are kept."""
+        return {
+            "url": train.url,
+            "split": train.split,
+            "fingerprint": train.fingerprint,
+            "images": len(train),
+            "skipped": {train.path(index): batches.skipped[index] for index in sorted(batches.skipped)},
+            "transform": f"{self.crop_rule}-crop-{self.train_interpolation}-flip_exact",
+            "precision": space.precision,
+            "batch_size": batches.chunk,
+        }
+
     def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet) -> list[str]:
         """Why to doubt the numbers, a line each."""
         found = []
@@ -254,16 +274,17 @@ class Linear:
             for metric, right in ((name, hits[0]), (name.replace("top1", "top5"), hits[1])):
                 metrics[metric] = percent(right)
                 correct[metric] = spread_out(right, queries.indices, images)
-        facts = {"train": gallery.facts, "val": queries.facts, **found.facts}
-        return Outcome(metrics=metrics, per_image=correct, facts=facts | {"cost": cost(gallery, queries)})
+        spent = cost(gallery, queries) | ({"augmented_forwards": found.forwards} if self.augment else {})
+        return Outcome(metrics=metrics, per_image=correct, facts=found.facts, cost=spent)
 
 
 class Found(NamedTuple):
     """A finished training. chosen: name of an accuracy -> the chosen head's hits among the first guess and the first
-    five (V,) bool. facts: JSON values."""
+    five (V,) bool. facts: JSON values. forwards: augmented images that this very run put through the backbone."""
 
     chosen: dict[str, tuple[np.ndarray, np.ndarray]]
     facts: dict[str, Any]
+    forwards: int
 
 
 IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))

@@ -1,0 +1,173 @@
+"""Training on augmented images: the crops, their independence of workers, and what the heads are given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
+from toy_exports import export_of_size, workspace
+
+from checkpoints.backbone import Backbone
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import open_set
+from probes.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
+from probes.batches import Cut
+from probes.readouts import kinds_of
+from probes.tasks.linear import Linear
+
+SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)
+TORCHVISION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+def windows(rule, width, height, count=2000):
+    return np.array([WINDOWS[rule](width, height, np.random.RandomState([0, number])) for number in range(count)])
+
+
+@pytest.mark.parametrize("rule", WINDOWS)
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (40, 300), (8, 8)])
+def test_windows_lie_inside(rule, width, height):
+    left, top, right, bottom = windows(rule, width, height).T
+    assert left.min() >= 0 and top.min() >= 0 and right.max() <= width and bottom.max() <= height
+    assert (right > left).all() and (bottom > top).all()
+
+
+def test_windows_are_distributed_as_torchvisions():
+    ours = windows("torchvision", 500, 375)
+    torch.manual_seed(0)
+    image = Image.new("RGB", (500, 375))
+    theirs = np.array([RandomResizedCrop.get_params(image, AREA, (3 / 4, 4 / 3)) for _ in range(len(ours))])
+    wide, high = (ours[:, 2:] - ours[:, :2]).T
+    left, top = ours[:, :2].T
+    for mine, other in zip((top, left, high, wide), theirs.T, strict=True):
+        error = np.sqrt((mine.var() + other.var()) / len(mine))
+        assert abs(mine.mean() - other.mean()) < 4 * error
+        assert mine.std() == pytest.approx(other.std(), rel=0.1)
+
+
+def test_no_window_of_an_allowed_ratio_fits():
+    """torchvision then takes the largest central one, MAE one that is cut off at the image's border."""
+    assert WINDOWS["torchvision"](3, 400, np.random.RandomState(0)) == (0, 198, 3, 202)
+    assert WINDOWS["torchvision"](400, 3, np.random.RandomState(0)) == (198, 0, 202, 3)
+    left, top, right, bottom = windows("mae", 3, 400, 200).T
+    assert (right - left == 3).all() and (bottom - top > 4).all()
+
+
+@pytest.mark.parametrize("interpolation", TORCHVISION)
+def test_pixels_are_torchvisions_of_the_same_window(interpolation):
+    images = open_set("tiny:", "train")
+    names = np.arange(len(images))
+    transform = TrainTransform(size=16, interpolation=interpolation, rule="torchvision", seed=3, epoch=2, names=names)
+    flipped = 0
+    for index in range(20):
+        random = np.random.RandomState([3, 2, index])
+        image = images.image(index)
+        left, top, right, bottom = WINDOWS["torchvision"](*image.size, random)
+        expected = resized_crop(image, top, left, bottom - top, right - left, [16, 16], TORCHVISION[interpolation])
+        ours, plain, mirrored = transform(images, index), pil_to_tensor(expected), pil_to_tensor(hflip(expected))
+        assert torch.equal(ours, plain) or torch.equal(ours, mirrored)
+        flipped += not torch.equal(ours, plain)
+    assert 3 < flipped < 17
+
+
+def batches_of(export, images, rows, workers=1, skip_bad=False, seed=0):
+    return AugmentedBatches(
+        image_set=images,
+        rows=rows,
+        backbone=Backbone(export),
+        readouts={name: kinds_of(name, norm=True) for name in ("avg", "cls2")},
+        cut=Cut(rows=len(rows), asked=20, drop_last=False, seed=seed),
+        interpolation="bilinear",
+        rule="torchvision",
+        chunk=7,
+        skip_bad=skip_bad,
+        workers=workers,
+    )
+
+
+def seen(batches, epoch=0):
+    found = []
+    batches.run(epoch, lambda features, labels: found.append((features, labels)))
+    return found
+
+
+def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
+    images = open_set("digits:", "train")
+    rows = np.arange(0, 100, 2)
+    batches = batches_of(export, images, rows)
+    found = seen(batches, epoch=3)
+    order = rows[batches.cut.order(3)]
+    assert sorted(order) == list(rows) and list(order) != list(rows)
+    assert [len(labels) for _, labels in found] == [20, 20, 10]
+    assert torch.cat([labels for _, labels in found]).tolist() == images.labels[order].tolist()
+    transform = TrainTransform(
+        size=16, interpolation="bilinear", rule="torchvision", seed=0, epoch=3, names=np.arange(len(images))
+    )
+    pixels = torch.stack([transform(images, index) for index in order])
+    backbone = Backbone(export)
+    last, before = backbone(backbone.prepare(pixels), layers=(-1, -2))
+    torch.testing.assert_close(torch.cat([features["avg"] for features, _ in found]), last.avg, rtol=1e-4, atol=1e-5)
+    expected = torch.cat([before.cls, last.cls], dim=1)
+    torch.testing.assert_close(torch.cat([features["cls2"] for features, _ in found]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_workers_change_no_bit(export):
+    images, rows = open_set("digits:", "train"), np.arange(60)
+    one, three = (seen(batches_of(export, images, rows, workers)) for workers in (1, 3))
+    for (features, labels), (other, others_labels) in zip(one, three, strict=True):
+        assert torch.equal(labels, others_labels)
+        assert all(torch.equal(value, other[name]) for name, value in features.items())
+
+
+def test_epochs_and_seeds_differ(export):
+    images, rows = open_set("digits:", "train"), np.arange(20)
+    values = {
+        (seed, epoch): float(seen(batches_of(export, images, rows, seed=seed), epoch)[0][0]["avg"][0, 0])
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(set(values.values())) == 4
+
+
+def test_chunks_do_not_cross_batches():
+    assert chunked(10, 6, 4) == [[range(0, 4), range(4, 6)], [range(6, 10)]]
+
+
+def write_folder(root):
+    random = np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 8)):
+        for colour in range(3):
+            folder = root / split / f"class{colour}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 60, (16, 16, 3), dtype=np.uint8)
+                pixels[..., colour] += 150
+                Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    return f"folder:{root}"
+
+
+def test_a_separable_set_is_solved(export, tmp_path):
+    outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
+    assert outcome.metrics["top1"] == 100.0
+    assert (outcome.facts["training_images"], outcome.facts["selection_images"]) == (54, 6)
+    assert outcome.cost["augmented_forwards"] == 4 * 54
+
+
+def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set"))
+    task = replace(SMALL, select="val")
+    broken = sorted((tmp_path / "set" / "train").rglob("*.png"))[5]
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(UnreadableImage, match=broken.name):
+        task.run(export, space)
+    outcome = task.run(export, replace(space, skip_bad=True))
+    assert outcome.metrics["top1"] == 100.0
+    assert outcome.cost["augmented_forwards"] == 4 * 60
+    assert list(outcome.facts["train"]["skipped"]) == [str(broken)]
