@@ -84,6 +84,7 @@ def checked_name(name: str, option: str) -> str:
 def is_export(reference: str) -> bool:
     """Whether `reference` is a folder in the ViT-export format already."""
     try:
-        return "vit_export" in json.loads((Path(reference) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(reference) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    return isinstance(config, dict) and "vit_export" in config

@@ -59,8 +59,9 @@ def test_a_wrong_import_is_one_line_and_writes_nothing(words, message, bench, di
 
 def test_a_folder_of_somebody_else_is_not_overwritten(bench, dino_file, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
-    code, _, err = bench("import", dino_file, "--out", tmp_path, "--heads", "3")
-    assert code == 2 and "is not empty and not an export" in err
+    code, said, err = bench("import", dino_file, "--out", tmp_path, "--heads", "3")
+    assert code == 2 and err.startswith(f"bench: error: --out {tmp_path}: ") and "is not empty and not an export" in err
+    assert "recognised" not in said
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
@@ -160,3 +161,22 @@ def test_data_check_finds_what_to_fix(bench, tmp_path):
     assert code == 1 and "FIX: 4 unreadable images" in out
     code, out, _ = bench("data", "check", f"folder:{tmp_path}", "--list-only")
     assert code == 0 and "listed, not decoded" in out
+
+
+def test_an_export_below_a_file_is_refused_before_the_import(bench, dino_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, said, err = bench("import", dino_file, "--out", tmp_path / "file" / "export", "--heads", "3")
+    assert code == 2 and not said and err.count("\n") == 1
+    assert err.startswith(f"bench: error: --out: Not a directory: {tmp_path / 'file' / 'export'}; ")
+
+
+@pytest.mark.parametrize("content", [b"5", b"[]", b"\xff\xfe", b"{"])
+@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("import", "--out", "OUT"), ("run", "--suite", "knn")])
+def test_a_folder_with_a_strange_config_is_one_line_that_names_it(content, command, bench, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(content)
+    first, *more = [tmp_path / "o" if word == "OUT" else word for word in command]
+    given = ("--checkpoint", folder, "--data", "tiny=tiny:", "--out", tmp_path / "o") if first == "run" else (folder,)
+    code, _, err = bench(first, *given, *more)
+    assert code == 2 and err.count("\n") == 1 and str(folder) in err
