@@ -11,8 +11,10 @@ import argparse
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +23,7 @@ from bench.messages import in_one_line
 from engine.extensions import one_line
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parent / "commands").glob("[!_]*.py"))}
+PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
 EPILOG = """examples:
   bench demo                                                       no data, no network
   bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
@@ -34,6 +37,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (see {self.prog} --help)")
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Name a mistyped option, before argparse asks for the one that it stands for."""
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = list(self._option_string_actions)
+        for option in given[: given.index("--") if "--" in given else None]:
+            if option not in known:
+                near = [name for name in known if name.startswith(option)] or get_close_matches(option, known, n=1)
+                self.error(f"no option {option}{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +76,7 @@ def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
     """Print `line`, after the traceback with --debug, unless another process of torchrun's shows the same error."""
     rank = os.environ.get("RANK", "0")
     if str(getattr(error, "told_by", rank)) != rank:
+        time.sleep(PATIENCE)
         return
     if "--debug" in argv:
         traceback.print_exception(error)
@@ -96,6 +109,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if name == asked:
             command_module(name).add_arguments(command)
         add_shared_arguments(command)
+        if name == asked:
+            command.refuse_unknown(argv[argv.index(name) + 1 :])
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,6 @@
 """What a run has to do: one job for every image set and protocol, and which results exist already."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,21 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     for text in texts:
         name, equals, url = text.partition("=")
         if not (equals and name and url):
-            raise ValueError(f"--data {text}: write NAME=URL, for example digits=digits:")
+            raise ValueError(f"--data {text}: write NAME=URL, for example {example(text)}")
         if name in found:
             raise ValueError(f"--data {text}: the name {name!r} is given twice")
         found[checked_name(name, "--data")] = url
     return found
+
+
+def example(url: str) -> str:
+    """What somebody who wrote a URL or a path alone may have meant: `x=folder:/tmp/x`."""
+    scheme, colon, place = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(place).name) or scheme}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(url).name) or 'images'}=folder:{url}"
+    return "digits=digits:"
 
 
 def open_data(name: str, url: str) -> DataUsed:
@@ -67,7 +78,7 @@ def open_data(name: str, url: str) -> DataUsed:
     try:
         sets = {split: open_set(url, split) for split in SPLITS}
     except ValueError as error:
-        raise ValueError(f"--data {name}={url}: {error}") from error
+        raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(
         name=name,
         url=url,

@@ -42,8 +42,10 @@ WRONG = [
     (["rnu"], "invalid choice: 'rnu'"),
     (["run"], "the following arguments are required: --checkpoint, --suite, --out"),
     (["list", "models"], "invalid choice: 'models' (choose from"),
-    (["list", "--colour"], "unrecognized arguments: --colour"),
-    (["run", "--chec", "x"], "the following arguments are required"),
+    (["list", "--colour"], "no option --colour (see bench list --help)"),
+    (["run", "--chec", "x"], "no option --chec; did you mean --checkpoint?"),
+    (["run", "--chekpoint=x"], "no option --chekpoint; did you mean --checkpoint? (see bench run --help)"),
+    (["run", "--checkpoint", "x", "--rerum"], "no option --rerum; did you mean --rerun?"),
     (["list", "methods", "--protocols"], "methods have no protocols; use: bench list tasks --protocols"),
     (["verify", "/nowhere"], "/nowhere is not an export folder; make one with: bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere'"),
@@ -186,6 +188,7 @@ def test_what_another_process_shows_is_not_shown_again(bench, monkeypatch):
     error = ValueError("all of us failed")
     error.told_by = 1
     command_that_raises(monkeypatch, error)
+    monkeypatch.setattr("bench.cli.PATIENCE", 0)
     assert bench("list") == (2, "", "")
     monkeypatch.setenv("RANK", "1")
     assert bench("list")[2] == "bench: error: all of us failed\n"

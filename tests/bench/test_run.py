@@ -237,6 +237,9 @@ WRONG = [
     (["--suite", "toy", "--set", "dear.k=1"], "--set dear.k=1: 'dear' is not part of this run"),
     (["--suite", "toy", "--set", "toy.mode=fast"], "choose one of plain, nan"),
     (["--suite", "toy", "--data", "digits"], "--data digits: write NAME=URL, for example digits=digits:"),
+    (["--suite", "toy", "--data", "/tmp/x"], "--data /tmp/x: write NAME=URL, for example x=folder:/tmp/x"),
+    (["--suite", "toy", "--data", "tiny:"], "--data tiny:: write NAME=URL, for example tiny=tiny:"),
+    (["--suite", "toy", "--data", "c=folder:/no/X"], "--data c=folder:/no/X: no folder /no/X;"),
     (["--suite", "toy", "--data", "a/b=tiny:"], "use letters, digits and"),
     (["--suite", "toy", "--data", "tiny=tiny:"], "the name 'tiny' is given twice"),
     (["--suite", "toy", "--data", "x=folder:/nowhere"], "/nowhere"),
@@ -342,3 +345,8 @@ def test_a_damaged_result_is_said_once(run, out):
     run("--suite", "toy@one")
     (out / "results" / "broken.json").write_text("{")
     assert run("--suite", "toy@one")[1].count("broken.json") == 1
+
+
+def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
+    code, said, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
+    assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
