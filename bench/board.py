@@ -69,8 +69,10 @@ def caveats_of(result: Result) -> tuple[str, ...]:
     if result.skipped:
         number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
         found.append(f"{number} left out (--skip-bad): not comparable with numbers on all images.")
-    if chosen := [metric for metric in result.metrics if metric.endswith(CHOSEN_ON_VAL)]:
-        found.append(f"{', '.join(chosen)}: chosen on the validation images, so number and interval are too high.")
+    if any(metric.endswith(CHOSEN_ON_VAL) for metric in result.metrics):
+        found.append(
+            f"Metrics named *{CHOSEN_ON_VAL}: chosen on the validation images; number and interval are too high."
+        )
     found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
 

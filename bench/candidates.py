@@ -30,7 +30,7 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidat
     try:
         export = load(reference)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--checkpoint {reference}: {in_one_line(error)}") from error
+        raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
     if problems := export.verify():
         raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
