@@ -16,7 +16,7 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
     if (counts == 1).any():
         raise ValueError(
             f"{train.url}: class {train.classes[int((counts == 1).argmax())]!r} has one training image, which cannot "
-            "be held out as well; add images, or set select=val"
+            "be held out as well; add images, raise --limit, or set select=val"
         )
     shares = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)).astype(np.int64)
     return drawn(train.labels, np.where(counts > 0, shares, 0), seed)

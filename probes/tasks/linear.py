@@ -172,7 +172,7 @@ class Linear:
             "val": queries.facts,
             "selection": self.select,
             **sweep.record(len(judged)),
-            "warnings": self.warnings(gallery, queries, train),
+            "warnings": self.warnings(gallery, queries, train, batches.cut),
         }
         return Found(
             chosen={"top1": ranked(sweep.best, asked), "top1_last": ranked(last, asked)},
@@ -254,11 +254,15 @@ class Linear:
             "batch_size": batches.chunk,
         }
 
-    def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet) -> list[str]:
+    def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet, cut: Cut) -> list[str]:
         """Why to doubt the numbers, a line each."""
         found = []
         if self.select == "val":
             found.append("head and epoch were chosen on the validation images that are reported, as in the papers")
+        if cut.size < cut.asked:
+            found.append(
+                f"batches of {cut.size}, all there is to train on, and not of {cut.asked}; rates are scaled by it"
+            )
         absent = np.setdiff1d(np.arange(len(train.classes)), queries.labels)
         if len(absent):
             first = train.classes[absent[0]]
