@@ -208,7 +208,6 @@ def _checked(outcome: Outcome) -> Outcome:
 
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> Path:
     outcome = attempt.outcome
-    facts, cost = _facts_and_cost(outcome)
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
     intervals = intervals_of(outcome.metrics, arrays)
     result = Result(
@@ -228,26 +227,19 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         decode=space.decode,
         skip_bad=space.skip_bad,
         settings=job.settings,
-        facts=facts,
+        facts=dict(outcome.facts),
         per_image=list(outcome.per_image),
         device=space.device,
         processes=world.size,
         seconds=round(attempt.seconds, 3),
-        cost=cost,
-        images_per_second=_rate(cost),
+        cost=dict(outcome.cost),
+        images_per_second=_rate(outcome.cost),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
         hardware=hardware(),
     )
     log = "".join(traceback.format_exception(attempt.error)) if attempt.error else ""
     return record(job.path, result, arrays, log)
-
-
-def _facts_and_cost(outcome: Outcome) -> tuple[dict[str, Any], dict[str, float]]:
-    # A task may leave its cost among its facts; a result keeps apart what differs between a run and its repetition.
-    facts = dict(outcome.facts)
-    cost = facts.pop("cost", {})
-    return facts, dict(outcome.cost or cost)
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:

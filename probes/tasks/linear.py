@@ -165,7 +165,7 @@ class Linear:
                 path=space.cache / "linear" / f"{digest(key)[:32]}.safetensors",
             ),
         )
-        sweep.run(f"linear heads on {train.url}")
+        sweep.run(f"linear heads on {train.url} {train.split}")
         last = sweep.heads.alone(sweep.last_place)
         facts = {
             "train": self.trained_on(train, batches, space) if self.augment else gallery.facts,

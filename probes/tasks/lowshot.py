@@ -190,9 +190,8 @@ class LowShot:
             "solver": self.solver,
             "per_image": "share of the splits in which the image is right",
             "warnings": warnings,
-            "cost": cost(gallery, queries),
         }
-        return Outcome(metrics=metrics, per_image=per_image, facts=facts)
+        return Outcome(metrics=metrics, per_image=per_image, facts=facts, cost=cost(gallery, queries))
 
 
 def metric_of(part: Subset, fitted: Fitted, lambdas: int) -> str:

@@ -125,7 +125,7 @@ def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path
     assert whole.facts["train"]["images"] == 1297 and part.facts["train"]["images"] < 41
     assert part.metrics == pytest.approx(whole.metrics, abs=0.5)
     again = task.run(export, workspace(tmp_path / "a", "digits:"))
-    assert again.facts["train"]["images"] == 1297 and again.facts["cost"]["forwards"] == 0
+    assert again.facts["train"]["images"] == 1297 and again.cost["forwards"] == 0
 
 
 def test_msns_lists_are_read_with_the_misnamed_one(export, tmp_path):
