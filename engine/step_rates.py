@@ -1,0 +1,53 @@
+"""The learning rate of every optimiser group at every step of a fine-tuning, as three families of code compute it.
+
+All are a linear warm-up and half a cosine; they differ in where the warm-up ends, what the cosine runs over, and
+whether the floor is scaled by layer decay. Steps count optimiser updates from 0.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.schedules import half_cosine
+
+Family = Literal["mae", "beit", "simmim"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRates:
+    """lr: peak. epochs, warmup_epochs: lengths. floor: what the cosine falls to. start: of the warm-up, SimMIM only.
+
+    mae: the formula at fractional epochs, from 0 (MAE util/lr_sched.py:9-21; MOCA, LUT).
+    beit: a table, whose last warm-up value is `lr` itself (BEiT, ExtreMA finetune/utils.py:386-403; iBOT).
+    simmim: timm 0.4's CosineLRScheduler, stepped after the update, with its cosine over all steps: it drops where the
+    warm-up ends, and neither start nor floor is scaled by layer (SimMIM lr_scheduler.py, main_finetune.py:219-222).
+    """
+
+    family: Family
+    lr: float
+    epochs: int
+    warmup_epochs: float
+    steps_per_epoch: int
+    floor: float
+    start: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole training."""
+        return self.epochs * self.steps_per_epoch
+
+    def at(self, step: int, scale: float = 1.0) -> float:
+        """The rate of update `step` for a group whose layer decay is `scale`."""
+        warmup = int(self.warmup_epochs * self.steps_per_epoch)
+        if self.family == "simmim":
+            return self._simmim(max(0, step - 1), warmup, scale * self.lr)
+        if self.family == "mae":
+            epoch = step / self.steps_per_epoch
+            return scale * half_cosine(self.lr, epoch, self.epochs, self.warmup_epochs, self.floor)
+        if step < warmup:
+            return scale * self.lr * step / max(1, warmup - 1)
+        return scale * half_cosine(self.lr, step, self.steps, warmup, self.floor)
+
+    def _simmim(self, updates: int, warmup: int, lr: float) -> float:
+        if updates < warmup:
+            return self.start + updates * (lr - self.start) / warmup
+        return half_cosine(lr, updates, self.steps, 0.0, self.floor)

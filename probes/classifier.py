@@ -1,0 +1,93 @@
+"""An export with a classifier on top, to be trained end to end: which tokens and which norm the head reads.
+
+    avg   mean of the patches -> a fresh LayerNorm -> head; the pretrained final norm is thrown away
+          (MAE models_vit.py:23-53, MOCA --use_fc_norm, LUT; BEiT, SimMIM and ExtreMA modeling_finetune.py:204-276)
+    cls   class token behind the pretrained final norm -> head (iBOT --use_cls)
+
+Class-attention blocks (ExtreMA) are left out under "avg" and trained under "cls". Positions are trained along, sine
+tables too. B batch, D width, K classes.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints.export import CLASS_ATTENTION, ViTExport
+
+SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """pool: see above. std: of the truncated normal that weights are drawn from; scale: they are then multiplied by it.
+
+    tables: of models with a shared relative position table, copied "per_block" (SimMIM utils.py:209-221, BEiT) or left
+    "shared" (data2vec run_class_finetuning.py:324).
+    """
+
+    pool: Literal["avg", "cls"] = "avg"
+    std: float = 2e-5
+    scale: float = 1.0
+    tables: Literal["per_block", "shared"] = "per_block"
+
+
+class Classifier(nn.Module):
+    """(B, 3, H, W) prepared images -> logits (B, K). Raises ValueError where the export lacks what the recipe pools."""
+
+    def __init__(self, export: ViTExport, classes: int, recipe: HeadRecipe, drop_path: float, seed: int) -> None:
+        super().__init__()
+        export = with_tables(export, recipe.tables)
+        self.pool = recipe.pool
+        self.vit = (averaged(export) if recipe.pool == "avg" else with_class(export)).build(drop_path)
+        self.head = nn.Linear(export.spec.width, classes)
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.trunc_normal_(self.head.weight, std=recipe.std, generator=generator)
+        with torch.no_grad():
+            self.head.weight.mul_(recipe.scale)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, D) that the head reads."""
+        tokens = self.vit(images)[0]
+        if self.pool == "cls":
+            return tokens[:, 0]
+        return self.vit.trunk.fc_norm(tokens[:, self.vit.spec.prefix :].mean(dim=1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))
+
+    def timm_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters under timm's names."""
+        return [(name.removeprefix("vit.").removeprefix("trunk."), p) for name, p in self.named_parameters()]
+
+
+def averaged(export: ViTExport) -> ViTExport:
+    """The trunk alone, with a fresh norm (1, 0) that follows the mean over patches in place of its final one."""
+    spec = replace(export.spec, pool="avg", final_norm="pooled", class_attention=0)
+    tensors = {name: t for name, t in export.tensors.items() if not name.startswith(("norm.", "fc_norm."))}
+    tensors |= {"fc_norm.weight": torch.ones(spec.width), "fc_norm.bias": torch.zeros(spec.width)}
+    extra = {name: t for name, t in export.extra.items() if not name.startswith(CLASS_ATTENTION)}
+    return replace(export, spec=spec, tensors=tensors, extra=extra, fingerprint={})
+
+
+def with_class(export: ViTExport) -> ViTExport:
+    """The export, if it has a class token behind a norm."""
+    spec = export.spec
+    if not (spec.class_token or spec.class_attention):
+        raise ValueError("the model has no class token: fine-tune it with pool=avg")
+    if spec.final_norm == "pooled":
+        raise ValueError("the model's final norm is for the mean of its patches: fine-tune it with pool=avg")
+    return export
+
+
+def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> ViTExport:
+    """The same function with a shared relative position table copied into every block, where that is asked."""
+    if export.spec.relative_position != "shared" or tables == "shared":
+        return export
+    spec = replace(export.spec, relative_position="per_block")
+    tensors = {name: tensor for name, tensor in export.tensors.items() if name != SHARED_TABLE}
+    for block in range(spec.depth):
+        tensors[f"blocks.{block}.attn.relative_position_bias_table"] = export.tensors[SHARED_TABLE].clone()
+    return replace(export, spec=spec, tensors=tensors, fingerprint={})

@@ -1,0 +1,46 @@
+"""Layer-wise rate decay against the official rules on recorded models."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engine.layer_decay import is_decayed, layer_groups, layer_of
+
+GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
+RECORD = json.loads((GOLDEN / "layer_decay" / "layer_decay.json").read_text())
+MODELS = [name for name, entry in RECORD.items() if "groups" in entry]
+
+
+def parameter(name: str) -> nn.Parameter:
+    """Of the rank that timm's parameter of this name has."""
+    if name in ("cls_token", "pos_embed"):
+        return nn.Parameter(torch.zeros(1, 1, 2))
+    return nn.Parameter(torch.zeros(2) if name.endswith(".bias") or "norm" in name else torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_groups_are_those_of_the_official_code(model):
+    entry = RECORD[model]
+    recorded, official = entry["groups"], entry["params"]
+    depth = 1 + max(int(name.split(".")[1]) for name in official if name.startswith("blocks."))
+    decay = max(group["lr_scale"] for group in recorded if group["lr_scale"] < 1)  # the last block's scale
+    names = [name for group in recorded for name in group["params"]]
+    ours = layer_groups([(name, parameter(name)) for name in names], depth, decay, weight_decay=0.05)
+    assert [sorted(group["names"]) for group in ours] == [sorted(group["params"]) for group in recorded]
+    for group in ours:
+        for name in group["names"]:
+            assert layer_of(name, depth) == official[name]["layer_id"], name
+            assert group["lr_scale"] == pytest.approx(official[name]["lr_scale"], rel=1e-12)
+            assert group["weight_decay"] == official[name]["weight_decay"]
+
+
+def test_relative_tables_are_decayed_and_registers_are_not():
+    table = nn.Parameter(torch.zeros(9, 2))
+    assert is_decayed("blocks.0.attn.relative_position_bias_table", table)
+    assert layer_of("blocks.0.attn.relative_position_bias_table", 12) == 1
+    assert layer_of("rel_pos_bias.relative_position_bias_table", 12) == 13
+    assert layer_of("reg_token", 12) == 0 and not is_decayed("reg_token", nn.Parameter(torch.zeros(1, 4, 2)))
