@@ -1,0 +1,88 @@
+"""Which validation images a network under training gets right, with the work shared by processes, lanes or loaders.
+
+N images, B images of a batch, S side in pixels, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from engine.distributed import World
+from engine.lanes import run_in_lanes
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.extraction import Loaded, Reader
+
+BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
+
+Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, K)
+
+
+class Right(NamedTuple):
+    """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable."""
+
+    top1: np.ndarray
+    top5: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 in percent of the readable images."""
+        return 100.0 * float(np.nanmean(self.top1, dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Judges networks on some images. workers: loader processes for a GPU; on a CPU lanes, one a thread where 0."""
+
+    image_set: ImageSet
+    transform: EvalTransform
+    device: str
+    world: World
+    skip_bad: bool
+    workers: int
+
+    def __call__(self, network: Network) -> Right:
+        """Every process gets the whole result. Raises UnreadableImage unless `skip_bad`."""
+        count, size = len(self.image_set), BATCH.get(torch.device(self.device).type, BATCH["cpu"])
+        batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
+        mine = {number: batches[number] for number in range(self.world.rank, len(batches), self.world.size)}
+        places = np.full((2, count), np.nan, np.float32)
+        for found in self.world.together(lambda: self.share(network, mine)):
+            for number, hits in found.items():
+                places[:, batches[number]] = hits
+        return Right(*places)
+
+    def share(self, network: Network, batches: dict[int, range]) -> dict[int, np.ndarray]:
+        """Number of each of these batches -> hits (2, B), NaN where unreadable."""
+        reader = Reader(self.image_set, self.transform, batches)
+        found = {}
+
+        def judge(item: int, loaded: Loaded) -> None:
+            number, span = reader.spans[item]
+            found[number] = self.hits(network, Loaded(*loaded), span)
+
+        if torch.device(self.device).type == "cpu":
+            run_in_lanes(lambda item: judge(item, reader[item]), range(len(reader)), self.workers or None)
+        else:
+            loader = DataLoader(reader, batch_size=None, num_workers=self.workers, pin_memory=True)
+            for item, loaded in enumerate(loader):
+                judge(item, loaded)
+        return found
+
+    def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
+        if loaded.unreadable and not self.skip_bad:
+            index, reason = next(iter(loaded.unreadable.items()))
+            raise UnreadableImage(self.image_set.path(index), reason)
+        with torch.inference_mode():
+            logits = network(loaded.pixels)
+        labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
+        match = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        hits = torch.stack([match[:, 0], match.any(dim=1)]).cpu().numpy().astype(np.float32)
+        hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
+        return hits

@@ -1,0 +1,41 @@
+"""Random numbers that depend on what they are for, not on when they are drawn.
+
+timm's augmentations draw from the global generators of Python, NumPy and torch. `seeded` lends them a state made from
+a few numbers (seed, epoch, image, ...) for the length of a block, so that an image's crop is the same in whichever
+process, order or run it is made, and a training that goes on after a kill needs no generator's state.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+AUGMENT, MIX, DROP = range(3)  # what a stream is for: the same numbers give each an own one
+
+
+def stream(purpose: int, *numbers: int) -> np.ndarray:
+    """Three seeds (3,) uint32 of the stream that `purpose` and `numbers`, each from 0 on, name."""
+    return np.random.SeedSequence([purpose, *numbers]).generate_state(3)
+
+
+@contextmanager
+def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
+    """Python's, NumPy's and torch's global generators in a state of their own; on leaving, those on the CPU go back.
+
+    device: a CUDA device's generator is seeded too. For one thread at a time.
+    """
+    before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    seeds = [int(seed) for seed in stream(purpose, *numbers)]
+    random.seed(seeds[0])
+    np.random.seed(seeds[1])
+    torch.default_generator.manual_seed(seeds[2])  # torch.manual_seed would wake CUDA in every loader process
+    if torch.device(device).type == "cuda":
+        torch.cuda.manual_seed(seeds[2])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.random.set_rng_state(before[2])

@@ -1,0 +1,380 @@
+"""End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
+
+The recipes differ in what the head reads (probes/classifier.py), in how the rate falls (engine/step_rates.py) and in
+numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+"""
+
+import os
+from dataclasses import asdict, dataclass, replace
+from math import sqrt
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import SIZES
+from engine.distributed import World, start_world
+from engine.files import digest
+from engine.step_rates import Family, StepRates
+from engine.tasks import Outcome, Protocol, Workspace
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.choosing import TOO_HIGH, Chooser, Select
+from probes.classifier import Classifier, HeadRecipe
+from probes.holdout import check_labels, held_out
+from probes.judging import Judge
+from probes.splits import open_splits
+from probes.tasks.knn import percent
+from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
+from probes.tuning import Course, Training
+
+COST = 300.0  # a hundred epochs, each image forward and back
+VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
+PARTS = {"cpu": 32, "cuda": 128}  # images at once unless --batch-size says otherwise
+LOADERS = 8  # loader processes at most, for a GPU
+RULES = {
+    "batch/256": lambda batch: batch / 256,
+    "batch/512": lambda batch: batch / 512,
+    "sqrt(batch)/8": lambda batch: sqrt(batch) / 8,
+    "absolute": lambda batch: 1.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Settings of one training.
+
+    lr: peak, times `lr_rule` of the batch. schedule, floor, start: engine/step_rates.py. clip: of the gradient's norm.
+    pool, head_std, head_scale, tables: probes/classifier.py. average: decay of averaged weights, which are then judged.
+    policy to interpolation: probes/training_groups.py; interpolation and crop also of the evaluation transform.
+    mixed_together: images of one mix, in the source those of one GPU. image_size: another one than the export's own.
+    select: which epoch is reported, the last one, or the best on a held-out share of the training images (`holdout`),
+    or, as many papers do, the best on the validation images. judge_every: epochs.
+    size, branch: the network that the recipe is for, and which of a checkpoint's; another one is warned of.
+    """
+
+    lr: float = 1e-3
+    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"
+    batch: int = 1024
+    epochs: int = 100
+    warmup_epochs: float = 5.0
+    schedule: Family = "mae"
+    floor: float = 1e-6
+    start: float = 0.0
+    layer_decay: float = 0.65
+    weight_decay: float = 0.05
+    drop_path: float = 0.1
+    clip: float = 0.0
+    average: float = 0.0
+    pool: Literal["avg", "cls"] = "avg"
+    head_std: float = 2e-5
+    head_scale: float = 1.0
+    tables: Literal["per_block", "shared"] = "per_block"
+    policy: str = "rand-m9-mstd0.5-inc1"
+    crop_scale: float = 0.08
+    flip: float = 0.5
+    erase: float = 0.25
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    smoothing: float = 0.1
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mixed_together: int = 128
+    image_size: int | None = None
+    crop: float = 0.875
+    select: Select = "last"
+    holdout: float = 0.05
+    judge_every: int = 1
+    size: str = ""
+    branch: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or self.floor < 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0:
+            raise ValueError(
+                f"lr={self.lr}, floor={self.floor}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}: "
+                "give a rate above 0, a layer decay above 0 and up to 1, and neither floor nor weight decay below 0"
+            )
+        if self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs or self.judge_every < 1:
+            raise ValueError(
+                f"epochs={self.epochs}, warmup_epochs={self.warmup_epochs}, judge_every={self.judge_every}: give whole "
+                "numbers from 1 on, and less warm-up than epochs"
+            )
+        if self.policy and not self.policy.startswith("rand-"):
+            raise ValueError(
+                f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
+            )
+        if self.batch < 1 or self.mixed_together < 1:
+            raise ValueError(f"batch={self.batch}, mixed_together={self.mixed_together}: give 1 or more")
+        if not 0 < self.holdout < 1 or not 0 <= self.average < 1 or not 0 <= self.drop_path < 1:
+            raise ValueError(
+                f"holdout={self.holdout}, average={self.average}, drop_path={self.drop_path}: give a share between 0 "
+                "and 1 to hold out, and a decay and a chance from 0 to below 1"
+            )
+
+    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        train, val = open_splits(space)
+        held = None
+        if self.select == "holdout":
+            places, name = held_out(train, self.holdout, space.seed), f"{self.holdout:g}-seed{space.seed}"
+            held = train.subset(places, f"holdout-{name}")
+            train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
+        check_labels(train.labels, val.labels, train)
+        if len(train) < self.batch:
+            raise ValueError(
+                f"{train.url}: its {len(train)} images do not fill a batch of {self.batch}; set finetune.batch"
+            )
+        with start_world(space.device) as world:
+            return self.train(export, train, held, val, space, world)
+
+    def train(
+        self,
+        export: ViTExport,
+        train: ImageSet,
+        held: ImageSet | None,
+        val: ImageSet,
+        space: Workspace,
+        world: World,
+    ) -> Outcome:
+        """Train on `train`, report on `val`, choose the epoch by `held` where there is one."""
+        cut, part = self.cut(len(train), space, world)
+        sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
+        recipe = HeadRecipe(pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables)
+        classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
+        key = self.key(export, train, val, cut, part, space, world)
+        training = Training(classifier, self.course(cut, part, key, space, world), world)
+        training.resume()
+        groups = Groups(
+            image_set=train,
+            cut=cut,
+            steps=range(training.step, training.course.rates.steps),
+            groups=training.course.groups,
+            augmentation=self.augmentation,
+            transform=self.augmentation.transform(sized.spec.image_size, export.mean, export.std),
+        )
+        chooser = Chooser(
+            select=self.select,
+            val=self.judge_of(val, sized, space, world),
+            held=self.judge_of(held, sized, space, world) if held else None,
+            mean=export.mean,
+            std=export.std,
+        )
+        pinned = torch.device(space.device).type == "cuda"
+        batches = stream(groups, loaders(space), pinned, space.skip_bad)
+        training.run(batches, chooser, f"fine-tuning on {train.url}")
+        unreadable: dict[int, str] = {}
+        for found in world.gather_objects(training.standing.unreadable):
+            unreadable |= found
+        facts = chooser.facts(training.standing) | {
+            "learning_rate": training.course.rates.lr,
+            "steps": training.course.rates.steps,
+            "batch": {
+                "images": cut.batch,
+                "at_once": part,
+                "accumulated": cut.batch // (part * world.size),
+                "processes": world.size,
+                "mixed_together": cut.group,
+            },
+            "train": {"url": train.url, "fingerprint": train.fingerprint, "images": len(train)},
+            "val": {"url": val.url, "fingerprint": val.fingerprint, "images": len(val)},
+            "transform": chooser.val.transform.name,
+            "unreadable": {train.path(index): unreadable[index] for index in sorted(unreadable)},
+            "warnings": self.warnings(export, cut),
+        }
+        per_image = chooser.per_image(training.standing)
+        metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
+        return Outcome(metrics=metrics, per_image=per_image, facts=facts)
+
+    def judge_of(self, images: ImageSet, export: ViTExport, space: Workspace, world: World) -> Judge:
+        """Judges networks on the evaluation transform of some images."""
+        size = export.spec.image_size
+        return Judge(
+            image_set=images,
+            transform=EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode),
+            device=space.device,
+            world=world,
+            skip_bad=space.skip_bad,
+            workers=loaders(space),
+        )
+
+    def cut(self, images: int, space: Workspace, world: World) -> tuple[Cut, int]:
+        """How batches are cut into groups, and how many images of a group are worked on at once."""
+        if self.batch % world.size:
+            raise ValueError(
+                f"a batch of {self.batch} cannot be shared by {world.size} processes; start a divisor of it"
+            )
+        group = group_size(self.batch // world.size, self.mixed_together, even=self.augmentation.mixes)
+        most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
+        return Cut(count=images, batch=self.batch, group=group, seed=space.seed), group_size(group, most, even=False)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(
+            policy=self.policy,
+            crop_scale=self.crop_scale,
+            flip=self.flip,
+            erase=self.erase,
+            mixup=self.mixup,
+            cutmix=self.cutmix,
+            smoothing=self.smoothing,
+            interpolation=self.interpolation,
+        )
+
+    def course(self, cut: Cut, part: int, key: dict[str, Any], space: Workspace, world: World) -> Course:
+        """The settings of `Training`."""
+        share = cut.groups // world.size
+        return Course(
+            rates=StepRates(
+                family=self.schedule,
+                lr=self.lr * RULES[self.lr_rule](self.batch),
+                epochs=self.epochs,
+                warmup_epochs=self.warmup_epochs,
+                steps_per_epoch=cut.steps_per_epoch,
+                floor=self.floor,
+                start=self.start,
+            ),
+            layer_decay=self.layer_decay,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            average=self.average,
+            groups=range(world.rank * share, (world.rank + 1) * share),
+            group=cut.group,
+            part=part,
+            judge_every=self.judge_every,
+            device=space.device,
+            precision=space.precision,
+            seed=space.seed,
+            path=space.cache / "finetune" / f"{digest(key)[:32]}.safetensors",
+        )
+
+    def key(
+        self, export: ViTExport, train: ImageSet, val: ImageSet, cut: Cut, part: int, space: Workspace, world: World
+    ) -> dict[str, Any]:
+        """Everything that decides about the bits of a training."""
+        return {
+            "version": VERSION,
+            "export": export.digest,
+            "settings": asdict(self),
+            "train": train.fingerprint,
+            "val": val.fingerprint,
+            "cut": asdict(cut),
+            "part": part,
+            "processes": world.size,
+            "seed": space.seed,
+            "precision": space.precision,
+            "decode": space.decode,
+            "skip_bad": space.skip_bad,
+            "device": torch.device(space.device).type,
+            "threads": torch.get_num_threads(),
+        }
+
+    def warnings(self, export: ViTExport, cut: Cut) -> list[str]:
+        """Why a number may not be what the protocol's name suggests."""
+        found = []
+        if self.select == "val":
+            found.append(TOO_HIGH)
+        size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
+        if self.size and size != self.size:
+            found.append(f"the recipe is for ViT-{self.size}, the model is {export.spec.label}")
+        branch = export.facts.get("branch", self.branch)
+        if self.branch and branch != self.branch:
+            found.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
+        if self.augmentation.mixes and cut.group < self.mixed_together:
+            found.append(f"{cut.group} images were mixed with each other, not {self.mixed_together}")
+        return found
+
+
+def loaders(space: Workspace) -> int:
+    """Loader processes: as asked, else for a GPU only."""
+    if space.workers is not None:
+        return space.workers
+    return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
+
+
+MAE = Finetune(lr=5e-4, mixed_together=32, size="B")
+LUT = replace(MAE, lr=2.5e-4, lr_rule="sqrt(batch)/8")
+# BEiT's code, which ExtreMA and iBOT took over: its table of rates, its head.
+BEIT = Finetune(
+    lr=4e-3, lr_rule="absolute", warmup_epochs=20, schedule="beit", head_std=0.02, head_scale=1e-3, size="B"
+)
+EXTREMA = replace(BEIT, lr=1e-3, lr_rule="batch/256", warmup_epochs=5, layer_decay=0.75, branch="online")
+IBOT = replace(BEIT, drop_path=0.2, pool="cls")
+SMOKE = Finetune(
+    lr=2e-3,
+    lr_rule="absolute",
+    batch=32,
+    epochs=8,
+    warmup_epochs=1,
+    layer_decay=0.75,
+    drop_path=0.0,
+    policy="",
+    crop_scale=0.5,
+    flip=0.0,
+    erase=0.0,
+    mixup=0.0,
+    cutmix=0.0,
+)
+
+MAE_SOURCE = "facebookresearch/mae FINETUNE.md and main_finetune.py; it reports the best epoch on val: select=val"
+LUT_SOURCE = (
+    "LUT supplementary, table D, and naver-ai/lut main_finetune.py:332-334 (blr * sqrt(batch) / 8), mixed by 32 as in "
+    "docs/FINETUNE.md, whose blr 1e-3 and layer decay 0.75 for ViT-B differ; it reports the best epoch on val "
+    "(select=val)"
+)
+EXTREMA_SOURCE = (
+    "microsoft/ExtreMA finetune/run_class_finetuning.py, modeling_finetune.py:204-276; it reports the best epoch on "
+    "val (select=val); mixed by 128 is ours; "
+)
+IBOT_SOURCE = (
+    "bytedance/ibot run.sh imagenet_cls, evaluation/README.md, run_class_finetuning.py:92 (lr 4e-3; theirs is swept); "
+    "it reports the best epoch on val: select=val"
+)
+
+
+def protocol(task: Finetune, source: str) -> Protocol:
+    return Protocol(task=task, version=1, source=source)
+
+
+PROTOCOLS = {
+    "finetune@smoke": protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
+    "finetune@mae": protocol(MAE, MAE_SOURCE),
+    "finetune@mae_L": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE),
+    "finetune@mae_H": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, size="H"), MAE_SOURCE),
+    "finetune@lut_S": protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
+    "finetune@lut": protocol(LUT, LUT_SOURCE),
+    "finetune@lut_L": protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
+    "finetune@extrema_S": protocol(
+        replace(EXTREMA, epochs=200, size="S"), EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"
+    ),
+    "finetune@extrema": protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
+    "finetune@extrema_22k": protocol(
+        replace(EXTREMA, lr=5e-4, layer_decay=0.65, drop_path=0.2),
+        EXTREMA_SOURCE + "its README's command, for IN-22k weights; appendix E has drop path 0.1",
+    ),
+    "finetune@moca": protocol(
+        Finetune(lr=1e-3, drop_path=0.2, size="B"),
+        "valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
+    ),
+    "finetune@ibot_S": protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE),
+    "finetune@ibot": protocol(IBOT, IBOT_SOURCE),
+    "finetune@ibot_L": protocol(
+        replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, size="L"), IBOT_SOURCE
+    ),
+    "finetune@simmim": protocol(
+        # Start and floor are 2.5e-7 for 512 images, scaled like the rate (main_finetune.py:322-333).
+        replace(BEIT, lr=1.25e-3, lr_rule="batch/512", batch=2048, schedule="simmim", start=1e-6, floor=1e-6, clip=5.0),
+        "microsoft/SimMIM configs/vit_base__800ep/simmim_finetune*.yaml, utils.py:98-284, main_finetune.py:322-333; "
+        "batch 2048 is that of its README's Swin command, the yaml leaves the number of GPUs open; it reports the best "
+        "epoch on val: select=val",
+    ),
+    "finetune@beit": protocol(
+        BEIT,
+        "microsoft/unilm beit/README.md (ViT-B after self-supervision), run_class_finetuning.py; best epoch on val",
+    ),
+    "finetune@data2vec": protocol(
+        replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
+        "facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image statistics are "
+        "0.5 unless the export says otherwise (--statistics half on import); best epoch on val",
+    ),
+}
+
+SUITES = {"smoke": ("finetune@smoke",), "full": ("finetune@mae", "finetune@ibot")}

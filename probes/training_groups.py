@@ -1,0 +1,185 @@
+"""Training images for fine-tuning: timm's augmentation, mixed within a group, the same whoever makes them.
+
+A step's batch is made of groups, the images that are mixed with each other: in the sources, what one GPU held.
+Everything random about image i in epoch e comes from (seed, e, i), and about a mix from (seed, step, group), so that
+neither the number of loader processes nor a kill on the way changes a training.
+
+m images of a group, S side in pixels, K classes, n training images.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet
+from probes.seeding import AUGMENT, MIX, seeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """policy: timm's name of a RandAugment policy, or empty. crop_scale: least area of the random crop. flip: chance.
+
+    erase: chance of one rectangle of noise. mixup, cutmix: alpha of each, 0 for none; with both, either is as likely.
+    smoothing: of the labels.
+    """
+
+    policy: str
+    crop_scale: float
+    flip: float
+    erase: float
+    mixup: float
+    cutmix: float
+    smoothing: float
+    interpolation: str
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def transform(self, size: int, mean: Sequence[float], std: Sequence[float]) -> Callable[[Image.Image], Tensor]:
+        """RGB image -> (3, size, size) float32, normalised; draws from the global generators."""
+        from timm.data import create_transform
+
+        chain = create_transform(
+            input_size=size,
+            is_training=True,
+            scale=(self.crop_scale, 1.0),
+            hflip=self.flip,
+            color_jitter=None,  # BEiT's and ExtreMA's 0.4 is without effect beside a policy
+            auto_augment=self.policy or None,
+            interpolation=self.interpolation,
+            re_prob=self.erase,
+            re_mode="pixel",
+            re_count=1,
+            mean=tuple(mean),
+            std=tuple(std),
+        )
+        for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = posterized
+        return chain
+
+    def mixed(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, K)."""
+        from timm.data import Mixup
+        from timm.data.mixup import mixup_target
+
+        if not self.mixes:
+            return images, mixup_target(labels, classes, smoothing=self.smoothing)
+        return Mixup(self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes)(images, labels)
+
+
+def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
+    """The image with `bits` of each channel kept. At magnitude 10, which m9-mstd0.5 reaches, timm asks for none:
+    that was a black image when the published numbers were made, and is an error with Pillow 13.
+    """
+    if bits >= 8:
+        return image
+    return ImageOps.posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How `count` training images become steps of `batch` images and groups of `group`; the rest is left out, other
+    images in every epoch."""
+
+    count: int
+    batch: int
+    group: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.count // self.batch
+
+    @property
+    def groups(self) -> int:
+        """Of a step, over all processes."""
+        return self.batch // self.group
+
+    def images(self, step: int, group: int) -> np.ndarray:
+        """Places (m,) in the training set of one group of `step`."""
+        start = step % self.steps_per_epoch * self.batch + group * self.group
+        return shuffled(self.count, self.seed, step // self.steps_per_epoch)[start : start + self.group]
+
+
+@lru_cache(maxsize=1)
+def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order (count,) of an epoch."""
+    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
+    return np.random.RandomState([seed, epoch]).permutation(count)
+
+
+def group_size(share: int, most: int, even: bool) -> int:
+    """The largest size up to `most` that divides `share` images; even where asked. ValueError where there is none."""
+    sizes = [size for size in range(1, min(share, most) + 1) if share % size == 0 and not (even and size % 2)]
+    if not sizes:
+        raise ValueError(
+            f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, "
+            "or set mixup=0 and cutmix=0"
+        )
+    return sizes[-1]
+
+
+class Group(NamedTuple):
+    """images (m, 3, S, S) float32, targets (m, K) probabilities; unreadable: place -> why, replaced by the next."""
+
+    images: Tensor
+    targets: Tensor
+    unreadable: dict[int, str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Groups(Dataset):
+    """The given `groups` of every one of `steps`, step by step. transform: of `Augmentation`."""
+
+    image_set: ImageSet
+    cut: Cut
+    steps: range
+    groups: range
+    augmentation: Augmentation
+    transform: Callable[[Image.Image], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.steps) * len(self.groups)
+
+    def __getitem__(self, item: int) -> Group:
+        step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
+        epoch, seed, classes = step // self.cut.steps_per_epoch, self.cut.seed, len(self.image_set.classes)
+        unreadable: dict[int, str] = {}
+        images, labels = [], []
+        for index in self.cut.images(step, group).tolist():
+            image, place = self.readable(index, unreadable)
+            with seeded(AUGMENT, seed, epoch, index):
+                images.append(self.transform(image))
+            labels.append(int(self.image_set.labels[place]))
+        with seeded(MIX, seed, step, group):
+            mixed, targets = self.augmentation.mixed(torch.stack(images), torch.tensor(labels), classes)
+        return Group(mixed, targets, unreadable)
+
+    def readable(self, index: int, unreadable: dict[int, str]) -> tuple[Image.Image, int]:
+        """Image `index`, or the next one that can be read, and its place."""
+        for place in range(index, index + len(self.image_set)):
+            try:
+                return self.image_set.image(place % len(self.image_set)), place % len(self.image_set)
+            except UnreadableImage as error:
+                unreadable[place % len(self.image_set)] = error.reason
+        raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images of train can be read")
+
+
+def stream(groups: Groups, workers: int, pinned: bool, skip_bad: bool) -> Iterator[Group]:
+    """All groups in order, made by `workers` processes, in this one if 0. Raises UnreadableImage unless `skip_bad`."""
+    for found in DataLoader(groups, batch_size=None, num_workers=workers, pin_memory=pinned):
+        group = Group(*found)
+        if group.unreadable and not skip_bad:
+            index, reason = next(iter(group.unreadable.items()))
+            raise UnreadableImage(groups.image_set.path(index), reason)
+        yield group
