@@ -1,7 +1,7 @@
-"""Run as a program: fine-tune a toy export on digits, slowly enough to be killed on the way, and print the outcome.
+"""Run as a program: fine-tune a toy export on digits, and print the outcome.
 
-finetune_program.py FOLDER         once
-finetune_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment; prints the steps done
+finetune_program.py FOLDER           once
+finetune_program.py FOLDER STEP ...  start it and kill it at some moment after each STEP; prints the steps then saved
 """
 
 import json
@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import timm.data  # noqa: F401 (before any fork: importing it takes longer than a run)
 from safetensors import safe_open
 from toy_exports import export_of_size, workspace
 
@@ -38,12 +40,21 @@ def outcome(folder: Path, **settings) -> Outcome:
     return TASK.run(export_of_size(16), workspace(folder, "digits:", limit=LIMIT, **settings))
 
 
-def killed_once(folder: Path, seconds: float) -> None:
+def described(found: Outcome) -> dict:
+    """All of an outcome as JSON gives it back."""
+    per_image = {name: np.nan_to_num(values, nan=-1).tolist() for name, values in found.per_image.items()}
+    return json.loads(json.dumps({"metrics": found.metrics, "facts": found.facts, "per_image": per_image}))
+
+
+def killed_once(folder: Path, step: int) -> None:
+    """Start a run and kill it at some moment after it has saved `step`."""
     child = os.fork()
     if not child:
         outcome(folder)
         os._exit(0)
-    time.sleep(seconds)
+    while steps_done(folder) < step:
+        time.sleep(0.01)
+    time.sleep(random.uniform(0.0, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -60,18 +71,8 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if len(sys.argv) > 2:
         tuning.SAVE_EVERY, tuning.SAVE_SHARE = 0.0, 1.0
-        update = tuning.Training.update
-
-        def slow(training, batches):
-            time.sleep(0.05)
-            update(training, batches)
-
-        tuning.Training.update = slow
-        done = []
-        for _ in range(int(sys.argv[2])):
-            killed_once(folder, random.uniform(0.3, 0.6))
-            done.append(steps_done(folder))
-        print(json.dumps(done))
+        for step in map(int, sys.argv[2:]):
+            killed_once(folder, step)
+        sys.stdout.write(f"{steps_done(folder)}\n")
     else:
-        found = outcome(folder)
-        print(json.dumps({"metrics": dict(found.metrics), "facts": dict(found.facts)}))
+        sys.stdout.write(json.dumps(described(outcome(folder))) + "\n")

@@ -1,0 +1,49 @@
+"""Fine-tuning killed at several moments, and divided between processes: the numbers of one quiet run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from finetune_program import described, outcome
+
+from probes.tuning import Training
+
+PROGRAM = Path(__file__).with_name("finetune_program.py")
+
+
+def output_of(*arguments, launcher=()) -> str:
+    # As many threads as here: they are part of what a saved state belongs to.
+    settings = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": f"{PROGRAM.parents[2]}"}
+    command = [sys.executable, *launcher, str(PROGRAM), *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    return described(outcome(tmp_path_factory.mktemp("quiet")))
+
+
+def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch):
+    """History and losses to the last bit, and every image's correctness."""
+    saved = int(output_of(tmp_path, 2, 5, 10))
+    updates, update = [], Training.update
+    monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
+    assert described(outcome(tmp_path)) == quiet
+    assert saved >= 10 and updates == list(range(saved, quiet["facts"]["steps"]))
+
+
+def test_two_processes_of_torchrun_do_the_same_training(tmp_path, quiet):
+    """The same groups of images and the same draws of drop path, so that only rounding differs."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    first, second = (json.loads(line) for line in sorted(output_of(tmp_path, launcher=torchrun).split("\n"))[-2:])
+    assert first == second
+    found, alone = first["facts"], quiet["facts"]
+    assert found["batch"]["processes"] == 2 and found["batch"]["accumulated"] * 2 == alone["batch"]["accumulated"]
+    losses = [[entry["loss"] for entry in facts["history"]] for facts in (found, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

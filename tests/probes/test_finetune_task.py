@@ -1,0 +1,327 @@
+"""The fine-tuning task on image sets small enough to be trained on in a second."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine.distributed import World
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import open_set
+from probes import tuning
+from probes.classifier import Classifier, HeadRecipe
+from probes.tasks.finetune import PROTOCOLS, Finetune
+from probes.training_groups import Augmentation, Cut, Groups, group_size, posterized
+from probes.tuning import Training
+
+QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
+AUGMENTED = QUICK.augmentation
+
+
+@pytest.fixture(scope="module")
+def export():
+    return export_of_size(16)
+
+
+def relative_export() -> ViTExport:
+    """A random two-block Beit with a shared relative position table."""
+    spec = ViTSpec(
+        architecture="beit_base_patch16_224",
+        image_size=16,
+        patch_size=4,
+        width=32,
+        depth=2,
+        heads=2,
+        mlp_hidden=64,
+        position="none",
+        class_position=False,
+        relative_position="shared",
+        layer_scale=True,
+        position_resize="relative_spline",
+    )
+    torch.manual_seed(0)
+    vit = ViT(spec)
+    torch.nn.init.normal_(vit.trunk.rel_pos_bias.relative_position_bias_table)
+    return ViTExport.from_vit(vit, Preparation())
+
+
+def history(outcome) -> list[float]:
+    return [entry["loss"] for entry in outcome.facts["history"]]
+
+
+def groups_of(task: Finetune, images: int = 100, size: int = 16) -> Groups:
+    train = open_set("digits:", "train").limited(images)
+    return Groups(
+        image_set=train,
+        cut=Cut(count=len(train), batch=task.batch, group=task.mixed_together, seed=0),
+        steps=range(6),
+        groups=range(task.batch // task.mixed_together),
+        augmentation=task.augmentation,
+        transform=task.augmentation.transform(size, (0.5,) * 3, (0.5,) * 3),
+    )
+
+
+def test_an_epoch_shows_every_image_once_and_drops_the_rest():
+    cut = Cut(count=70, batch=32, group=8, seed=0)
+    assert (cut.steps_per_epoch, cut.groups) == (2, 4)
+    epochs = [
+        np.concatenate([cut.images(step, group) for step in steps for group in range(4)]) for steps in ((0, 1), (2, 3))
+    ]
+    assert all(len(np.unique(epoch)) == 64 for epoch in epochs) and (epochs[0] != epochs[1]).any()
+
+
+def test_images_do_not_depend_on_who_makes_them_or_when():
+    groups = groups_of(QUICK)
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    first, other = groups[3], groups[1]
+    again = groups_of(QUICK)[3]
+    assert torch.equal(first.images, again.images) and torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.images, other.images)
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's generators were moved"
+
+
+def test_mixed_targets_are_smoothed_probabilities():
+    found = groups_of(QUICK)[0]
+    assert found.images.shape == (16, 3, 16, 16) and found.targets.shape == (16, 10)
+    assert torch.allclose(found.targets.sum(dim=1), torch.ones(16)) and found.targets.min() >= 0.1 / 10 - 1e-6
+    plain = groups_of(replace(QUICK, mixup=0.0, cutmix=0.0, smoothing=0.0))[0]
+    assert sorted(plain.targets.unique().tolist()) == [0.0, 1.0]
+
+
+def test_randaugment_survives_magnitude_ten():
+    """Pillow 13 refuses to keep no bits, which the recipes' magnitude of 9 +- 0.5 asks for now and then."""
+    image = Image.new("RGB", (4, 4), (200, 100, 50))
+    assert posterized(image, 0).getpixel((0, 0)) == (0, 0, 0) and posterized(image, 1).getpixel((0, 0)) == (128, 0, 0)
+    strong = replace(AUGMENTED, policy="rand-m10-inc1-n8").transform(16, (0.5,) * 3, (0.5,) * 3)
+    for _ in range(20):
+        assert strong(image).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("share", "most", "even", "size"), [(1024, 128, True, 128), (96, 40, True, 32), (30, 8, False, 6)]
+)
+def test_groups_divide_the_batch(share, most, even, size):
+    assert group_size(share, most, even) == size
+
+
+def test_a_batch_in_parts_trains_as_a_whole_one(export, tmp_path):
+    whole = QUICK.run(export, workspace(tmp_path / "whole", "digits:", limit=100, batch_size=16))
+    parts = QUICK.run(export, workspace(tmp_path / "parts", "digits:", limit=100, batch_size=4))
+    assert [o.facts["batch"]["accumulated"] for o in (whole, parts)] == [2, 8]
+    assert history(parts) == pytest.approx(history(whole), rel=1e-5)
+
+
+def test_loader_processes_change_nothing(export, tmp_path):
+    alone, helped = (
+        QUICK.run(export, workspace(tmp_path / str(workers), "digits:", limit=100, workers=workers))
+        for workers in (0, 2)
+    )
+    assert history(alone) == history(helped) and alone.metrics == helped.metrics
+
+
+def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
+    space = workspace(tmp_path, "digits:", limit=100)
+    first = QUICK.run(export, space)
+    monkeypatch.setattr(Training, "update", lambda *arguments: pytest.fail("trained again"))
+    again = QUICK.run(export, space)
+    assert again.metrics == first.metrics and again.facts == first.facts
+    assert all(np.array_equal(again.per_image[name], first.per_image[name]) for name in first.per_image)
+
+
+@pytest.mark.parametrize("select", ["last", "holdout", "val"])
+def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
+    task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
+    outcome = task.run(export, workspace(tmp_path, "digits:", limit=400))
+    facts, chooser = outcome.facts, "holdout" if select == "holdout" else "val"
+    scores = [entry[chooser] for entry in facts["history"]]
+    assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 4
+    assert facts["epoch"] == (4 if select == "last" else facts["best_epoch"])
+    assert outcome.metrics["top1"] == pytest.approx(100 * outcome.per_image["top1"].mean())
+    assert set(outcome.metrics) == set(outcome.per_image) == {"top1", "top5", "top1_last", "top5_last"}
+    assert bool(facts["warnings"]) == (select == "val")
+    assert facts["train"]["images"] == (320 if select == "holdout" else 400)
+    if select != "holdout":
+        assert outcome.metrics["top1_last"] == pytest.approx(scores[-1])
+        assert outcome.metrics["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
+
+
+def test_averaged_weights_are_what_is_judged(export, tmp_path):
+    """With a decay of nearly one they stay where they began, whatever the training learns."""
+    task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=400)
+    plain, frozen = task.run(export, space), replace(task, average=1 - 1e-9).run(export, space)
+    assert history(plain) == history(frozen)
+    (start,) = {entry["val"] for entry in frozen.facts["history"]}
+    assert start < plain.metrics["top1"] - 10
+
+
+def test_bfloat16_trains(export, tmp_path):
+    rough = QUICK.run(export, workspace(tmp_path / "rough", "digits:", limit=100, precision="bfloat16"))
+    exact = QUICK.run(export, workspace(tmp_path / "exact", "digits:", limit=100))
+    assert history(rough) != history(exact) and history(rough) == pytest.approx(history(exact), rel=0.02)
+
+
+def test_rates_decay_by_layer(export):
+    cut, part = QUICK.cut(100, workspace_anywhere(), World())
+    training = Training(
+        Classifier(export, 10, HeadRecipe(), 0.0, seed=0),
+        QUICK.course(cut, part, {}, workspace_anywhere(), World()),
+        World(),
+    )
+    training.step = 3
+    training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
+    rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
+    peak = training.course.rates.at(3)
+    assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
+    assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
+    assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)
+
+
+def workspace_anywhere():
+    return workspace(Path("unused"), "digits:")
+
+
+def test_the_head_starts_as_its_source_says(export):
+    mae = Classifier(export, 1000, HeadRecipe(std=2e-5), 0.0, seed=0).head
+    beit = Classifier(export, 1000, HeadRecipe(std=0.02, scale=1e-3), 0.0, seed=0).head
+    for head in (mae, beit):
+        assert head.weight.std().item() == pytest.approx(2e-5, rel=0.03) and not head.bias.any()
+    again = Classifier(export, 1000, HeadRecipe(std=2e-5), 0.0, seed=1).head
+    assert not torch.equal(mae.weight, again.weight)
+
+
+def test_relative_tables_are_copied_or_stay_shared():
+    export, images = relative_export(), torch.randn(2, 3, 16, 16)
+    copied, shared = (
+        Classifier(export, 5, HeadRecipe(tables=tables), 0.0, seed=0).eval() for tables in ("per_block", "shared")
+    )
+    assert torch.allclose(copied.features(images), shared.features(images), atol=1e-5)
+    tables = [name for name, _ in copied.timm_parameters() if name.endswith("bias_table")]
+    assert tables == [f"blocks.{block}.attn.relative_position_bias_table" for block in range(2)]
+    assert [name for name, _ in shared.timm_parameters() if name.endswith("bias_table")] == [
+        "rel_pos_bias.relative_position_bias_table"
+    ]
+
+
+def test_another_image_size_resizes_the_positions(export, tmp_path):
+    outcome = replace(QUICK, image_size=24).run(export, workspace(tmp_path, "digits:", limit=100))
+    assert outcome.facts["transform"] == "resize27-bicubic_crop24_exact"
+
+
+def test_a_divergence_stops_with_step_and_losses_and_keeps_the_state(export, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(tuning, "SAVE_SHARE", 1e9)
+    forward = Classifier.forward
+    steps = iter(range(100))
+    monkeypatch.setattr(
+        Classifier, "forward", lambda self, x: forward(self, x) * (float("nan") if next(steps) > 7 else 1)
+    )
+    with pytest.raises(ValueError, match=r"the loss is nan in step 1 of 6 .*losses before: \d.*lower lr") as caught:
+        QUICK.run(export, workspace(tmp_path, "digits:", limit=100, batch_size=4))
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(Classifier, "forward", forward)
+    space = workspace(tmp_path, "digits:", limit=100, batch_size=4)
+    continued = QUICK.run(export, space)
+    untroubled = QUICK.run(export, replace(space, cache=tmp_path / "other"))
+    assert history(continued) == history(untroubled)
+
+
+def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
+    for split, count in (("train", 40), ("val", 12)):
+        for number in range(count):
+            folder = tmp_path / "set" / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (200 * (number % 2), 50, number)).save(folder / f"{number:03d}.png")
+    broken = [sorted((tmp_path / "set" / split).rglob("*.png"))[3] for split in ("train", "val")]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:50])
+    space, task = workspace(tmp_path, f"folder:{tmp_path / 'set'}"), replace(QUICK, batch=40, mixed_together=40)
+    with pytest.raises(UnreadableImage, match=broken[0].name):
+        task.run(export, space)
+    outcome = task.run(export, replace(space, skip_bad=True))
+    assert list(outcome.facts["unreadable"]) == [str(broken[0])]
+    assert np.flatnonzero(np.isnan(outcome.per_image["top1"])).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch": 128}, "its 100 images do not fill a batch of 128"),
+        ({"batch": 25, "mixed_together": 25}, "cannot be mixed in pairs"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(export, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        replace(QUICK, **settings).run(export, workspace(tmp_path, "digits:", limit=100))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_class_token_is_not_pooled_by_it(tmp_path):
+    spec = replace(export_of_size(16).spec, class_token=False, class_position=False, pool="avg")
+    export = ViTExport.from_vit(ViT(spec), Preparation())
+    with pytest.raises(ValueError, match="no class token: fine-tune it with pool=avg"):
+        replace(QUICK, pool="cls").run(export, workspace(tmp_path, "digits:", limit=100))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.0}, "lr="),
+        ({"layer_decay": 0.0}, "layer_decay="),
+        ({"epochs": 5}, "warmup_epochs="),
+        ({"holdout": 1.0}, "holdout="),
+        ({"average": 1.0}, "average="),
+        ({"policy": "augmix"}, "policy="),
+        ({"mixed_together": 0}, "mixed_together="),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Finetune(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "epochs", "decay", "drop_path", "pool"),
+    [
+        ("mae", 2e-3, 100, 0.65, 0.1, "avg"),
+        ("mae_L", 4e-3, 50, 0.75, 0.2, "avg"),
+        ("mae_H", 4e-3, 50, 0.75, 0.3, "avg"),
+        ("extrema_S", 4e-3, 200, 0.75, 0.1, "avg"),
+        ("extrema", 4e-3, 100, 0.75, 0.1, "avg"),
+        ("extrema_22k", 2e-3, 100, 0.65, 0.2, "avg"),
+        ("lut_S", 2e-3, 300, 0.75, 0.1, "avg"),
+        ("lut", 1e-3, 100, 0.65, 0.1, "avg"),
+        ("lut_L", 4e-3, 50, 0.65, 0.1, "avg"),
+        ("moca", 4e-3, 100, 0.65, 0.2, "avg"),
+        ("ibot_S", 4e-3, 200, 0.75, 0.1, "cls"),
+        ("ibot", 4e-3, 100, 0.65, 0.2, "cls"),
+        ("ibot_L", 4e-3, 50, 0.75, 0.4, "cls"),
+        ("simmim", 5e-3, 100, 0.65, 0.1, "avg"),
+        ("beit", 4e-3, 100, 0.65, 0.1, "avg"),
+        ("data2vec", 4e-3, 100, 0.65, 0.2, "avg"),
+    ],
+)
+def test_protocols_are_those_of_the_sources(name, lr, epochs, decay, drop_path, pool):
+    task = PROTOCOLS[f"finetune@{name}"].task
+    cut, part = task.cut(1_281_167, workspace_anywhere(), World())
+    rates = task.course(cut, part, {}, workspace_anywhere(), World()).rates
+    assert rates.lr == pytest.approx(lr)
+    assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
+    assert task.augmentation == Augmentation(
+        policy="rand-m9-mstd0.5-inc1",
+        crop_scale=0.08,
+        flip=0.5,
+        erase=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+        smoothing=0.1,
+        interpolation="bicubic",
+    )
+    assert task.batch == (2048 if name == "simmim" else 1024)
