@@ -5,7 +5,8 @@
     cls   class token behind the pretrained final norm -> head (iBOT --use_cls)
 
 Class-attention blocks (ExtreMA) are left out under "avg" and trained under "cls". Positions are trained along, sine
-tables too. B batch, D width, K classes.
+tables too. Between these features and the head may stand the first layer of the pretrained projector (SimCLR-v2's
+semi-supervised recipe). B batch, D width or the projector layer's, K classes.
 """
 
 from dataclasses import dataclass, replace
@@ -24,13 +25,14 @@ class HeadRecipe:
     """pool: see above. std: of the truncated normal that weights are drawn from; scale: they are then multiplied by it.
 
     tables: of models with a shared relative position table, copied "per_block" (SimMIM utils.py:209-221, BEiT) or left
-    "shared" (data2vec run_class_finetuning.py:324).
+    "shared" (data2vec run_class_finetuning.py:324). projector: the head reads the projector's first layer.
     """
 
     pool: Literal["avg", "cls"] = "avg"
     std: float = 2e-5
     scale: float = 1.0
     tables: Literal["per_block", "shared"] = "per_block"
+    projector: bool = False
 
 
 class Classifier(nn.Module):
@@ -41,7 +43,8 @@ class Classifier(nn.Module):
         export = with_tables(export, recipe.tables)
         self.pool = recipe.pool
         self.vit = (averaged(export) if recipe.pool == "avg" else with_class(export)).build(drop_path)
-        self.head = nn.Linear(export.spec.width, classes)
+        self.entry = projector_layer(export) if recipe.projector else nn.Identity()
+        self.head = nn.Linear(self.entry[0].out_features if recipe.projector else export.spec.width, classes)
         generator = torch.Generator().manual_seed(seed)
         nn.init.trunc_normal_(self.head.weight, std=recipe.std, generator=generator)
         with torch.no_grad():
@@ -52,8 +55,8 @@ class Classifier(nn.Module):
         """(B, D) that the head reads."""
         tokens = self.vit(images)[0]
         if self.pool == "cls":
-            return tokens[:, 0]
-        return self.vit.trunk.fc_norm(tokens[:, self.vit.spec.prefix :].mean(dim=1))
+            return self.entry(tokens[:, 0])
+        return self.entry(self.vit.trunk.fc_norm(tokens[:, self.vit.spec.prefix :].mean(dim=1)))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))
@@ -91,3 +94,24 @@ def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> Vi
     for block in range(spec.depth):
         tensors[f"blocks.{block}.attn.relative_position_bias_table"] = export.tensors[SHARED_TABLE].clone()
     return replace(export, spec=spec, tensors=tensors, fingerprint={})
+
+
+def projector_layer(export: ViTExport) -> nn.Sequential:
+    """The pretrained projector's first linear layer with its norm, if any, and GELU (ExtreMA builder.py:31-73, iBOT
+    eval_cls.py:207-256). Raises ValueError for an export without a projector."""
+    for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA
+        if f"{linear}.weight" in export.extra:
+            weight = export.extra[f"{linear}.weight"]
+            layers: list[nn.Module] = [loaded(nn.Linear(*reversed(weight.shape)), export, linear)]
+            layers += [loaded(nn.LayerNorm(len(weight)), export, norm)] if norm else []
+            return nn.Sequential(*layers, nn.GELU())
+    raise ValueError(
+        "the export carries no projector, whose first layer the head is to read: import a full ExtreMA or iBOT "
+        "training checkpoint, or set projector=false"
+    )
+
+
+def loaded(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
+    """The layer with the tensors `name`.weight and `name`.bias of the export."""
+    layer.load_state_dict({kind: export.extra[f"{name}.{kind}"] for kind in ("weight", "bias")})
+    return layer

@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader
 
 from engine.distributed import World
 from engine.lanes import run_in_lanes
+from engine.tasks import Workspace
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.extraction import Loaded, Reader
+from probes.training_groups import loaders
 
 BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
 
@@ -38,18 +40,16 @@ class Right(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Judges networks on some images. workers: loader processes for a GPU; on a CPU lanes, one a thread where 0."""
+    """Judges networks on some images. `space.workers`: lanes on a CPU, loader processes otherwise."""
 
     image_set: ImageSet
     transform: EvalTransform
-    device: str
+    space: Workspace
     world: World
-    skip_bad: bool
-    workers: int
 
     def __call__(self, network: Network) -> Right:
-        """Every process gets the whole result. Raises UnreadableImage unless `skip_bad`."""
-        count, size = len(self.image_set), BATCH.get(torch.device(self.device).type, BATCH["cpu"])
+        """Every process gets the whole result. Raises UnreadableImage unless `space.skip_bad`."""
+        count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         mine = {number: batches[number] for number in range(self.world.rank, len(batches), self.world.size)}
         places = np.full((2, count), np.nan, np.float32)
@@ -67,16 +67,16 @@ class Judge:
             number, span = reader.spans[item]
             found[number] = self.hits(network, Loaded(*loaded), span)
 
-        if torch.device(self.device).type == "cpu":
-            run_in_lanes(lambda item: judge(item, reader[item]), range(len(reader)), self.workers or None)
+        if torch.device(self.space.device).type == "cpu":
+            run_in_lanes(lambda item: judge(item, reader[item]), range(len(reader)), self.space.workers)
         else:
-            loader = DataLoader(reader, batch_size=None, num_workers=self.workers, pin_memory=True)
+            loader = DataLoader(reader, batch_size=None, num_workers=loaders(self.space), pin_memory=True)
             for item, loaded in enumerate(loader):
                 judge(item, loaded)
         return found
 
     def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
-        if loaded.unreadable and not self.skip_bad:
+        if loaded.unreadable and not self.space.skip_bad:
             index, reason = next(iter(loaded.unreadable.items()))
             raise UnreadableImage(self.image_set.path(index), reason)
         with torch.inference_mode():

@@ -1,12 +1,13 @@
 """Training images for fine-tuning: timm's augmentation, mixed within a group, the same whoever makes them.
 
 A step's batch is made of groups, the images that are mixed with each other: in the sources, what one GPU held.
-Everything random about image i in epoch e comes from (seed, e, i), and about a mix from (seed, step, group), so that
-neither the number of loader processes nor a kill on the way changes a training.
+Everything random about image i in epoch e comes from (seed, e, i, repeat), and about a mix from (seed, step, group), so
+that neither the number of loader processes nor a kill on the way changes a training.
 
 m images of a group, S side in pixels, K classes, n training images.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +19,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from engine.tasks import Workspace
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from probes.seeding import AUGMENT, MIX, seeded
+
+LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +93,17 @@ def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How `count` training images become steps of `batch` images and groups of `group`; the rest is left out, other
-    images in every epoch."""
+    images in every epoch.
+
+    repeats: how often an image occurs in an epoch, which then shows fewer images (DeiT's RASampler): one after the
+    other, in other groups where there are as many.
+    """
 
     count: int
     batch: int
     group: int
     seed: int
+    repeats: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -105,10 +114,13 @@ class Cut:
         """Of a step, over all processes."""
         return self.batch // self.group
 
-    def images(self, step: int, group: int) -> np.ndarray:
-        """Places (m,) in the training set of one group of `step`."""
-        start = step % self.steps_per_epoch * self.batch + group * self.group
-        return shuffled(self.count, self.seed, step // self.steps_per_epoch)[start : start + self.group]
+    def images(self, step: int, group: int) -> list[tuple[int, int]]:
+        """Place in the training set, and number of the repeat, of each image of one group of `step`."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        order = shuffled(self.count, self.seed, epoch)
+        first = within * self.batch + group
+        positions = range(first, first + self.groups * self.group, self.groups)
+        return [(int(order[position // self.repeats]), position % self.repeats) for position in positions]
 
 
 @lru_cache(maxsize=1)
@@ -156,9 +168,9 @@ class Groups(Dataset):
         epoch, seed, classes = step // self.cut.steps_per_epoch, self.cut.seed, len(self.image_set.classes)
         unreadable: dict[int, str] = {}
         images, labels = [], []
-        for index in self.cut.images(step, group).tolist():
+        for index, repeat in self.cut.images(step, group):
             image, place = self.readable(index, unreadable)
-            with seeded(AUGMENT, seed, epoch, index):
+            with seeded(AUGMENT, seed, epoch, index, repeat):
                 images.append(self.transform(image))
             labels.append(int(self.image_set.labels[place]))
         with seeded(MIX, seed, step, group):
@@ -175,11 +187,19 @@ class Groups(Dataset):
         raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images of train can be read")
 
 
-def stream(groups: Groups, workers: int, pinned: bool, skip_bad: bool) -> Iterator[Group]:
-    """All groups in order, made by `workers` processes, in this one if 0. Raises UnreadableImage unless `skip_bad`."""
-    for found in DataLoader(groups, batch_size=None, num_workers=workers, pin_memory=pinned):
+def loaders(space: Workspace) -> int:
+    """Loader processes: as asked, else some for a GPU, none for a CPU, which they would take from the training."""
+    if space.workers is not None:
+        return space.workers
+    return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
+
+
+def stream(groups: Groups, space: Workspace) -> Iterator[Group]:
+    """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
+    pinned = torch.device(space.device).type == "cuda"
+    for found in DataLoader(groups, batch_size=None, num_workers=loaders(space), pin_memory=pinned):
         group = Group(*found)
-        if group.unreadable and not skip_bad:
+        if group.unreadable and not space.skip_bad:
             index, reason = next(iter(group.unreadable.items()))
             raise UnreadableImage(groups.image_set.path(index), reason)
         yield group

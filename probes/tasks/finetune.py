@@ -4,7 +4,6 @@ The recipes differ in what the head reads (probes/classifier.py), in how the rat
 numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
 """
 
-import os
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from probes.choosing import TOO_HIGH, Chooser, Select
 from probes.classifier import Classifier, HeadRecipe
 from probes.holdout import check_labels, held_out
 from probes.judging import Judge
+from probes.shots import part_of
 from probes.splits import open_splits
 from probes.tasks.knn import percent
 from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
@@ -32,7 +32,6 @@ from probes.tuning import Course, Training
 COST = 300.0  # a hundred epochs, each image forward and back
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
 PARTS = {"cpu": 32, "cuda": 128}  # images at once unless --batch-size says otherwise
-LOADERS = 8  # loader processes at most, for a GPU
 RULES = {
     "batch/256": lambda batch: batch / 256,
     "batch/512": lambda batch: batch / 512,
@@ -46,11 +45,12 @@ class Finetune:
     """Settings of one training.
 
     lr: peak, times `lr_rule` of the batch. schedule, floor, start: engine/step_rates.py. clip: of the gradient's norm.
-    pool, head_std, head_scale, tables: probes/classifier.py. average: decay of averaged weights, which are then judged.
+    average: decay of averaged weights, which are then judged. pool to projector: probes/classifier.py.
     policy to interpolation: probes/training_groups.py; interpolation and crop also of the evaluation transform.
-    mixed_together: images of one mix, in the source those of one GPU. image_size: another one than the export's own.
-    select: which epoch is reported, the last one, or the best on a held-out share of the training images (`holdout`),
-    or, as many papers do, the best on the validation images. judge_every: epochs.
+    mixed_together: images of one mix, in the source those of one GPU. repeats: of an image in an epoch.
+    fraction: share of the training images, drawn by the seed, or listed in the folder `lists` (probes/shots.py).
+    image_size: another one than the export's own. judge_every: epochs.
+    select: which epoch is reported (probes/choosing.py); holdout: share of the training images that may choose it.
     size, branch: the network that the recipe is for, and which of a checkpoint's; another one is warned of.
     """
 
@@ -71,6 +71,7 @@ class Finetune:
     head_std: float = 2e-5
     head_scale: float = 1.0
     tables: Literal["per_block", "shared"] = "per_block"
+    projector: bool = False
     policy: str = "rand-m9-mstd0.5-inc1"
     crop_scale: float = 0.08
     flip: float = 0.5
@@ -80,6 +81,9 @@ class Finetune:
     smoothing: float = 0.1
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     mixed_together: int = 128
+    repeats: int = 1
+    fraction: float = 1.0
+    lists: str = ""
     image_size: int | None = None
     crop: float = 0.875
     select: Select = "last"
@@ -103,8 +107,11 @@ class Finetune:
             raise ValueError(
                 f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
             )
-        if self.batch < 1 or self.mixed_together < 1:
-            raise ValueError(f"batch={self.batch}, mixed_together={self.mixed_together}: give 1 or more")
+        if min(self.batch, self.mixed_together, self.repeats) < 1 or not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"batch={self.batch}, mixed_together={self.mixed_together}, repeats={self.repeats}, "
+                f"fraction={self.fraction}: give 1 or more, and a share above 0 and up to 1"
+            )
         if not 0 < self.holdout < 1 or not 0 <= self.average < 1 or not 0 <= self.drop_path < 1:
             raise ValueError(
                 f"holdout={self.holdout}, average={self.average}, drop_path={self.drop_path}: give a share between 0 "
@@ -113,7 +120,7 @@ class Finetune:
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)
-        held = None
+        train, held = part_of(train, self.fraction, space.seed, self.lists), None
         if self.select == "holdout":
             places, name = held_out(train, self.holdout, space.seed), f"{self.holdout:g}-seed{space.seed}"
             held = train.subset(places, f"holdout-{name}")
@@ -121,7 +128,7 @@ class Finetune:
         check_labels(train.labels, val.labels, train)
         if len(train) < self.batch:
             raise ValueError(
-                f"{train.url}: its {len(train)} images do not fill a batch of {self.batch}; set finetune.batch"
+                f"{train.url}: its {len(train)} images do not fill a batch of {self.batch}; set a smaller one"
             )
         with start_world(space.device) as world:
             return self.train(export, train, held, val, space, world)
@@ -138,63 +145,56 @@ class Finetune:
         """Train on `train`, report on `val`, choose the epoch by `held` where there is one."""
         cut, part = self.cut(len(train), space, world)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
-        recipe = HeadRecipe(pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables)
+        recipe = HeadRecipe(
+            pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables, projector=self.projector
+        )
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
         key = self.key(export, train, val, cut, part, space, world)
         training = Training(classifier, self.course(cut, part, key, space, world), world)
         training.resume()
+        size = sized.spec.image_size
         groups = Groups(
             image_set=train,
             cut=cut,
             steps=range(training.step, training.course.rates.steps),
             groups=training.course.groups,
             augmentation=self.augmentation,
-            transform=self.augmentation.transform(sized.spec.image_size, export.mean, export.std),
+            transform=self.augmentation.transform(size, export.mean, export.std),
         )
+        transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         chooser = Chooser(
             select=self.select,
-            val=self.judge_of(val, sized, space, world),
-            held=self.judge_of(held, sized, space, world) if held else None,
+            val=Judge(image_set=val, transform=transform, space=space, world=world),
+            held=held and Judge(image_set=held, transform=transform, space=space, world=world),
             mean=export.mean,
             std=export.std,
         )
-        pinned = torch.device(space.device).type == "cuda"
-        batches = stream(groups, loaders(space), pinned, space.skip_bad)
-        training.run(batches, chooser, f"fine-tuning on {train.url}")
-        unreadable: dict[int, str] = {}
+        training.run(stream(groups, space), chooser, f"fine-tuning on {train.url}")
+        per_image = chooser.per_image(training.standing)
+        metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
+        facts = chooser.facts(training.standing) | self.record(training, cut, train, val, world)
+        facts |= {"transform": transform.name, "warnings": self.warnings(export, cut)}
+        return Outcome(metrics=metrics, per_image=per_image, facts=facts)
+
+    def record(self, training: Training, cut: Cut, train: ImageSet, val: ImageSet, world: World) -> dict[str, Any]:
+        """What the training consisted of, as JSON values."""
+        course, unreadable = training.course, {}
         for found in world.gather_objects(training.standing.unreadable):
             unreadable |= found
-        facts = chooser.facts(training.standing) | {
-            "learning_rate": training.course.rates.lr,
-            "steps": training.course.rates.steps,
+        return {
+            "learning_rate": course.rates.lr,
+            "steps": course.rates.steps,
             "batch": {
                 "images": cut.batch,
-                "at_once": part,
-                "accumulated": cut.batch // (part * world.size),
+                "at_once": course.part,
+                "accumulated": cut.batch // (course.part * world.size),
                 "processes": world.size,
                 "mixed_together": cut.group,
             },
             "train": {"url": train.url, "fingerprint": train.fingerprint, "images": len(train)},
             "val": {"url": val.url, "fingerprint": val.fingerprint, "images": len(val)},
-            "transform": chooser.val.transform.name,
             "unreadable": {train.path(index): unreadable[index] for index in sorted(unreadable)},
-            "warnings": self.warnings(export, cut),
         }
-        per_image = chooser.per_image(training.standing)
-        metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
-        return Outcome(metrics=metrics, per_image=per_image, facts=facts)
-
-    def judge_of(self, images: ImageSet, export: ViTExport, space: Workspace, world: World) -> Judge:
-        """Judges networks on the evaluation transform of some images."""
-        size = export.spec.image_size
-        return Judge(
-            image_set=images,
-            transform=EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode),
-            device=space.device,
-            world=world,
-            skip_bad=space.skip_bad,
-            workers=loaders(space),
-        )
 
     def cut(self, images: int, space: Workspace, world: World) -> tuple[Cut, int]:
         """How batches are cut into groups, and how many images of a group are worked on at once."""
@@ -202,9 +202,13 @@ class Finetune:
             raise ValueError(
                 f"a batch of {self.batch} cannot be shared by {world.size} processes; start a divisor of it"
             )
+        if space.batch_size is not None and space.batch_size < 1:
+            raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(self.batch // world.size, self.mixed_together, even=self.augmentation.mixes)
         most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
-        return Cut(count=images, batch=self.batch, group=group, seed=space.seed), group_size(group, most, even=False)
+        return Cut(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats), group_size(
+            group, most, even=False
+        )
 
     @property
     def augmentation(self) -> Augmentation:
@@ -281,13 +285,6 @@ class Finetune:
         if self.augmentation.mixes and cut.group < self.mixed_together:
             found.append(f"{cut.group} images were mixed with each other, not {self.mixed_together}")
         return found
-
-
-def loaders(space: Workspace) -> int:
-    """Loader processes: as asked, else for a GPU only."""
-    if space.workers is not None:
-        return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
 
 
 MAE = Finetune(lr=5e-4, mixed_together=32, size="B")

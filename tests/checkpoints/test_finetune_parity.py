@@ -9,6 +9,7 @@ import pytest
 import torch
 from examples import EXAMPLES, golden, part, settings
 from torch import Tensor
+from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
 from checkpoints.importing import import_file
@@ -147,6 +148,34 @@ def test_features_and_logits_are_the_official_ones(name):
         if official is not None:
             assert ours.shape == official.shape
             assert (ours - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_extrema_projector_layer():
+    """The recorded projection, from the layer that the semi-supervised head reads."""
+    record, export = golden("extrema/cases.safetensors"), imported("extrema")
+    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
+    values = classifier.features((record["grid/images2_u8"].float() / 64 - 2).double())
+    extra = {name: tensor.double() for name, tensor in export.extra.items()}
+    values = F.linear(values, extra["projector.3.weight"], extra["projector.3.bias"])
+    values = F.gelu(F.layer_norm(values, values.shape[1:], extra["projector.4.weight"], extra["projector.4.bias"]))
+    values = F.linear(values, extra["projector.6.weight"], extra["projector.6.bias"])
+    official = record["grid_byol_m2/teacher/projection"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_ibot_projector_layer():
+    record, export = golden("ibot/golden.safetensors"), imported("ibot")
+    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
+    values = classifier.features(torch.cat([record["step0/crop0"], record["step0/crop1"]]).double())
+    extra = {name: tensor.double() for name, tensor in export.extra.items()}
+    values = F.gelu(F.linear(values, extra["projector.mlp.2.weight"], extra["projector.mlp.2.bias"]))
+    values = F.normalize(F.linear(values, extra["projector.mlp.4.weight"], extra["projector.mlp.4.bias"]), dim=1)
+    rows = F.normalize(record["teacher0/head.last_layer.weight_v"].double(), dim=1)
+    logits = values @ (record["teacher0/head.last_layer.weight_g"].double() * rows).T
+    official = record["step0/teacher_cls"]
+    assert (logits - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,18 @@ def test_an_epoch_shows_every_image_once_and_drops_the_rest():
     cut = Cut(count=70, batch=32, group=8, seed=0)
     assert (cut.steps_per_epoch, cut.groups) == (2, 4)
     epochs = [
-        np.concatenate([cut.images(step, group) for step in steps for group in range(4)]) for steps in ((0, 1), (2, 3))
+        np.array([place for step in steps for group in range(4) for place, _ in cut.images(step, group)])
+        for steps in ((0, 1), (2, 3))
     ]
     assert all(len(np.unique(epoch)) == 64 for epoch in epochs) and (epochs[0] != epochs[1]).any()
+
+
+def test_repeats_show_fewer_images_more_often_in_other_groups():
+    cut = Cut(count=60, batch=30, group=10, seed=0, repeats=3)
+    groups = [cut.images(step, group) for step in range(2) for group in range(3)]
+    assert all(len({place for place, _ in group}) == 10 for group in groups)
+    shown = [pair for group in groups for pair in group]
+    assert len(shown) == len(set(shown)) == 60 and len({place for place, _ in shown}) == 20
 
 
 def test_images_do_not_depend_on_who_makes_them_or_when():
@@ -208,6 +217,16 @@ def test_relative_tables_are_copied_or_stay_shared():
     assert [name for name, _ in shared.timm_parameters() if name.endswith("bias_table")] == [
         "rel_pos_bias.relative_position_bias_table"
     ]
+
+
+def test_a_head_behind_a_projector_needs_one(export, tmp_path):
+    with pytest.raises(ValueError, match="carries no projector"):
+        replace(QUICK, pool="cls", projector=True).run(export, workspace(tmp_path, "digits:", limit=100))
+
+
+def test_a_fraction_is_trained_on(export, tmp_path):
+    outcome = replace(QUICK, fraction=0.1).run(export, workspace(tmp_path, "digits:"))
+    assert outcome.facts["train"]["images"] == 129 and outcome.facts["train"]["url"] == "digits:#fraction-0.1-seed0"
 
 
 def test_another_image_size_resizes_the_positions(export, tmp_path):
