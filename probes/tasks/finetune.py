@@ -296,15 +296,15 @@ BEIT = Finetune(
 EXTREMA = replace(BEIT, lr=1e-3, lr_rule="batch/256", warmup_epochs=5, layer_decay=0.75, branch="online")
 IBOT = replace(BEIT, drop_path=0.2, pool="cls")
 SMOKE = Finetune(
-    lr=2e-3,
+    lr=4e-3,
     lr_rule="absolute",
     batch=32,
-    epochs=8,
+    epochs=4,
     warmup_epochs=1,
     layer_decay=0.75,
     drop_path=0.0,
     policy="",
-    crop_scale=0.5,
+    crop_scale=0.8,
     flip=0.0,
     erase=0.0,
     mixup=0.0,
