@@ -135,13 +135,14 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
     """
     sizes = _sizes(branch, tensors)
     rows = _need(branch, tensors, "pos_embed").shape[1] - int(facts.get("class_position", True))
+    side = _square(branch, rows, "pos_embed")
     fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
     _check_table(branch, tensors["pos_embed"], rows, facts.get("position", "learned"), fine_tuned)
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
-        image_size=_square(branch, rows, "pos_embed") * sizes["patch_size"],
+        image_size=side * sizes["patch_size"],
         heads=branch.heads(sizes["width"], heads),
         **sizes,
         **facts,
