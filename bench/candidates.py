@@ -1,13 +1,12 @@
 """The checkpoints of a run: named, loaded, proved, and saved as exports when they came in another format."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.messages import in_one_line
 from bench.results import CheckpointUsed
-from checkpoints.export import ViTExport
+from checkpoints.export import ViTExport, is_export
 from checkpoints.resolve import load
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
@@ -46,7 +45,7 @@ def _save(export: ViTExport, folder: Path) -> None:
     try:
         export.save(folder)
     except OSError:
-        if not is_export(str(folder)):  # otherwise another run has just saved the same export
+        if not is_export(folder):  # otherwise another run has just saved the same export
             raise
 
 
@@ -79,12 +78,3 @@ def checked_name(name: str, option: str) -> str:
     if not SAFE_NAME.fullmatch(name):
         raise ValueError(f"{option} {name!r}: use letters, digits and . _ @ + - only, not starting with a sign")
     return name
-
-
-def is_export(reference: str) -> bool:
-    """Whether `reference` is a folder in the ViT-export format already."""
-    try:
-        config = json.loads((Path(reference) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "vit_export" in config

@@ -92,7 +92,7 @@ def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> 
         shown += 1
     lines = []
     for cells in (header, *body):
-        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:shown], sizes, strict=False)]
+        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:shown], sizes[:shown], strict=True)]
         lines.append("  " + "  ".join([first.strip().ljust(sizes[0]), *rest]).rstrip())
     if hidden := len(sizes) - shown:
         lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")

@@ -21,11 +21,10 @@ LONGEST_WAIT = timedelta(days=2)
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Which of how many processes this is. rank: 0..size-1. local_rank: the same within this machine."""
+    """Which of how many processes this is. rank: 0..size-1."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -88,8 +87,7 @@ def current_world() -> World:
     """The processes that are connected now; this process alone when none are."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return World()
-    local_rank = int(os.environ.get("LOCAL_RANK", distributed.get_rank()))
-    return World(rank=distributed.get_rank(), size=distributed.get_world_size(), local_rank=local_rank)
+    return World(rank=distributed.get_rank(), size=distributed.get_world_size())
 
 
 @contextmanager

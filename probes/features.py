@@ -57,10 +57,15 @@ class FeatureSet:
         return len(self.labels)
 
 
-def transform_of(export: ViTExport, space: Workspace) -> EvalTransform:
-    """How the export's own source prepares images for evaluation."""
+def transform_of(
+    export: ViTExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
+) -> EvalTransform:
+    """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
     return EvalTransform(
-        size=export.spec.image_size, crop=export.crop, interpolation=export.interpolation, decode=space.decode
+        size=export.spec.image_size,
+        crop=crop or export.crop,
+        interpolation=interpolation or export.interpolation,
+        decode=space.decode,
     )
 
 

@@ -25,7 +25,8 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
 def check_labels(trained: np.ndarray, judged: np.ndarray, train: ImageSet) -> None:
     """ValueError when images are judged whose class is never trained on: they could never be right."""
     if len(lacking := np.setdiff1d(judged, trained)):
+        names = ", ".join(train.classes[label] for label in lacking[:3])
         raise ValueError(
-            f"{train.url}: {len(lacking)} classes of the validation images have no training image "
-            f"({train.classes[lacking[0]]}); add training images, or raise --limit"
+            f"{train.url}: {len(lacking)} classes of the validation images have no training image ({names}"
+            f"{', ...' if len(lacking) > 3 else ''}); add training images, or raise --limit"
         )

@@ -10,8 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the activations are the recorded ones; 1: they differ, and the first place where is named."""
-    from bench.candidates import is_export
-    from checkpoints.export import ViTExport
+    from checkpoints.export import ViTExport, is_export
 
     if not is_export(arguments.folder):
         raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import SOURCE --out FOLDER")

@@ -23,9 +23,9 @@ from probes.choosing import TOO_HIGH, Chooser, Select
 from probes.classifier import Classifier, HeadRecipe
 from probes.holdout import check_labels, held_out
 from probes.judging import Judge
+from probes.scores import percent
 from probes.shots import part_of
 from probes.splits import open_splits
-from probes.tasks.knn import percent
 from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
 from probes.tuning import Course, Training
 

@@ -16,8 +16,10 @@ from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features import FeatureKind, FeatureSet, extract
+from probes.features import FeatureKind, FeatureSet, extract, transform_of
+from probes.holdout import check_labels
 from probes.neighbours import Hits, normalised, search, vote
+from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
 
 
@@ -59,9 +61,7 @@ class Knn:
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
-        return EvalTransform(
-            size=export.spec.image_size, crop=self.crop, interpolation=self.interpolation, decode=space.decode
-        )
+        return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)
@@ -70,7 +70,7 @@ class Knn:
         transform = self.transform(export, space)
         gallery = extract(export, train, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
-        check_labels(gallery, queries, train.classes)
+        check_labels(gallery.labels, queries.labels, train)
         ks = usable(self.k, len(gallery))
         with start_world(space.device) as world:
             parts = world.together(lambda: self.classify(gallery, queries, ks, space, world))
@@ -120,38 +120,10 @@ class Knn:
         return Outcome(metrics=metrics, per_image=correct, facts=facts, cost=spent, random=drawn)
 
 
-def check_labels(gallery: FeatureSet, queries: FeatureSet, classes: Sequence[str]) -> None:
-    """ValueError when images are asked for whose class the gallery lacks: they could never be right."""
-    lacking = np.setdiff1d(queries.labels, gallery.labels)
-    if len(lacking):
-        names = ", ".join(classes[label] for label in lacking[:3])
-        raise ValueError(
-            f"{gallery.facts['url']}: {len(lacking)} classes of the validation images have no training image ({names}"
-            f"{', ...' if len(lacking) > 3 else ''}); add training images, or raise --limit"
-        )
-
-
 def usable(ks: Sequence[int], gallery: int) -> list[int]:
     """The k that a gallery of this size has neighbours for; its size where it is too small for all (as in DINOv2's
     eval/knn.py:198-231). The names of the metrics say what was used."""
     return [k for k in ks if k <= gallery] or [gallery]
-
-
-def percent(correct: np.ndarray) -> float:
-    return 100.0 * int(correct.sum()) / len(correct)
-
-
-def spread_out(correct: np.ndarray, indices: np.ndarray, images: int) -> np.ndarray:
-    """Correctness of the read images, at their places among all -> (images,) float32; NaN for skipped ones."""
-    values = np.full(images, np.nan, np.float32)
-    values[indices] = correct
-    return values
-
-
-def cost(*sets: FeatureSet) -> dict[str, float]:
-    """What this very run spent: nothing where the features were on disk already."""
-    forwards, seconds = sum(one.forwards for one in sets), sum(one.seconds for one in sets)
-    return {"forwards": forwards, "extraction_seconds": round(seconds, 3)}
 
 
 SWEEP = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)  # MOCA eval_knn.py:62-65

@@ -24,13 +24,13 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.augmented import AugmentedBatches, Rule
 from probes.batches import CachedBatches, Cut, Table
-from probes.features import BATCH, FeatureKind, FeatureSet, extract
+from probes.features import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.heads import Entry, Head, Heads, Optimizer, Recipe
 from probes.holdout import check_labels, held_out
 from probes.readouts import kinds_of
+from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
 from probes.sweep import PER, Course, Sweep, ranked
-from probes.tasks.knn import cost, percent, spread_out
 
 COST = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -102,9 +102,7 @@ class Linear:
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How images are prepared that are judged, and those to train on where they are not augmented."""
-        return EvalTransform(
-            size=export.spec.image_size, crop=self.crop, interpolation=self.interpolation, decode=space.decode
-        )
+        return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_depth(export)

@@ -17,11 +17,11 @@ from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features import FeatureKind, FeatureSet, Order, extract
+from probes.features import FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
+from probes.scores import cost, spread_out
 from probes.shots import Subset, places, rows_of, subsets, union
 from probes.splits import open_splits
-from probes.tasks.knn import cost, spread_out
 
 COST = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
@@ -93,9 +93,7 @@ class LowShot:
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
-        return EvalTransform(
-            size=export.spec.image_size, crop=self.crop, interpolation=self.interpolation, decode=space.decode
-        )
+        return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)

@@ -1,0 +1,23 @@
+"""What every probe says of its hits: percentages, arrays over all validation images, and what the run spent."""
+
+import numpy as np
+
+from probes.features import FeatureSet
+
+
+def percent(correct: np.ndarray) -> float:
+    """Share of True in an array of bool, in percent."""
+    return 100.0 * int(correct.sum()) / len(correct)
+
+
+def spread_out(correct: np.ndarray, indices: np.ndarray, images: int) -> np.ndarray:
+    """Correctness of the read images, at their places among all -> (images,) float32; NaN for skipped ones."""
+    values = np.full(images, np.nan, np.float32)
+    values[indices] = correct
+    return values
+
+
+def cost(*sets: FeatureSet) -> dict[str, float]:
+    """What this very run spent: nothing where the features were on disk already."""
+    forwards, seconds = sum(one.forwards for one in sets), sum(one.seconds for one in sets)
+    return {"forwards": forwards, "extraction_seconds": round(seconds, 3)}
