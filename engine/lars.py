@@ -14,9 +14,10 @@ TRUST = 0.001  # MAE util/lars.py:18, DINO utils.py:559
 
 
 def adapted(
-    gradient: Tensor, parameter: Tensor, weight_decay: float | Tensor = 0.0, *, heads: int, trust: float = TRUST
+    gradient: Tensor, parameter: Tensor, weight_decay: float | Tensor = 0.0, *, heads: int | None, trust: float = TRUST
 ) -> Tensor:
-    """The scaled direction, in the parameter's shape. heads: the dimension whose entries are parameters of their own.
+    """The scaled direction, in the parameter's shape. heads: the dimension whose entries are parameters of their own;
+    None: it is one parameter.
 
     weight_decay: a number, or a tensor that broadcasts against the parameter.
     """
@@ -26,3 +27,31 @@ def adapted(
     length = torch.linalg.vector_norm(direction, dim=own, keepdim=True)
     scale = torch.where((size > 0) & (length > 0), trust * size / length, torch.ones_like(size))
     return direction * scale
+
+
+class Lars(torch.optim.Optimizer):
+    """LARS over whole parameters; vectors and scalars get plain momentum without weight decay (MAE util/lars.py:18-47).
+
+    Groups take lr, momentum, weight_decay and trust. The state of a parameter is its momentum buffer `mu`.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = TRUST):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Move every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+
+    def _move(self, parameter: Tensor, group: dict) -> None:
+        direction = parameter.grad
+        if parameter.ndim > 1:
+            direction = adapted(direction, parameter, group["weight_decay"], heads=None, trust=group["trust"])
+        state = self.state[parameter]
+        if "mu" not in state:
+            state["mu"] = torch.zeros_like(parameter)
+        state["mu"].mul_(group["momentum"]).add_(direction)
+        parameter.add_(state["mu"], alpha=-group["lr"])

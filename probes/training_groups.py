@@ -10,19 +10,17 @@ m images of a group, S side in pixels, K classes, n training images.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
-from probes.seeding import AUGMENT, MIX, seeded
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
 
@@ -121,13 +119,6 @@ class Cut:
         first = within * self.batch + group
         positions = range(first, first + self.groups * self.group, self.groups)
         return [(int(order[position // self.repeats]), position % self.repeats) for position in positions]
-
-
-@lru_cache(maxsize=1)
-def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order (count,) of an epoch."""
-    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
-    return np.random.RandomState([seed, epoch]).permutation(count)
 
 
 def group_size(share: int, most: int, even: bool) -> int:

@@ -1,7 +1,7 @@
 """Train a classifier end to end; go on after a kill at any step as if nothing had happened.
 
 The state (weights, both moments of AdamW, the averaged weights, what was judged) is one file, replaced in one step.
-Generators need no place in it: see probes/seeding.py. A batch is back-propagated in parts that fit the device, over as
+Generators need no place in it: see engine/seeding.py. A batch is back-propagated in parts that fit the device, over as
 many processes as there are, and always has the recipe's size.
 """
 
@@ -28,9 +28,9 @@ from engine.distributed import World
 from engine.files import write_atomic
 from engine.layer_decay import layer_groups
 from engine.progress import Progress
+from engine.seeding import DROP, seeded
 from engine.step_rates import StepRates
 from probes.classifier import Classifier
-from probes.seeding import DROP, seeded
 from probes.training_groups import Group
 
 SAVE_EVERY = 60.0  # seconds of work that a kill may cost,

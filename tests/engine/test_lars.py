@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.lars import TRUST, adapted
+from engine.lars import TRUST, Lars, adapted
 
 FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lars"
 DATA = load_file(FOLDER / "data.safetensors")
@@ -48,3 +48,18 @@ def test_stacked_parameters_do_not_see_each_other():
         alone = adapted(gradients[:, head][None], values[:, head][None], float(decays[head]), heads=0)[0]
         torch.testing.assert_close(together[:, head], alone, rtol=1e-14, atol=0)
     assert torch.equal(together[:, 2], gradients[:, 2]) and not together[:, 3].any()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("dino")])
+def test_optimizer_makes_the_recorded_steps(case):
+    options = dict(META["cases"][case]["kwargs"])
+    options["trust"] = options.pop("trust_coefficient", TRUST)
+    parameters = {name: torch.nn.Parameter(DATA[f"{case}/init/{name}"].clone()) for name in META["shapes"]}
+    optimizer = Lars(list(parameters.values()), **{name: options[name] for name in options if name != "lr"}, lr=0.0)
+    for step, lr in enumerate(META["cases"][case]["lrs"]):
+        optimizer.param_groups[0]["lr"] = lr
+        for name, parameter in parameters.items():
+            parameter.grad = DATA[f"{case}/grad{step}/{name}"].clone()
+        optimizer.step()
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(parameter.data, DATA[f"{case}/param{step}/{name}"], rtol=1e-6, atol=1e-7)

@@ -1,18 +1,19 @@
 """Random numbers that depend on what they are for, not on when they are drawn.
 
-timm's augmentations draw from the global generators of Python, NumPy and torch. `seeded` lends them a state made from
-a few numbers (seed, epoch, image, ...) for the length of a block, so that an image's crop is the same in whichever
+Augmentations and drop path draw from the global generators of Python, NumPy and torch. `seeded` lends them a state made
+from a few numbers (seed, epoch, image, ...) for the length of a block, so that an image's crop is the same in whichever
 process, order or run it is made, and a training that goes on after a kill needs no generator's state.
 """
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-AUGMENT, MIX, DROP = range(3)  # what a stream is for: the same numbers give each an own one
+AUGMENT, MIX, DROP, START = range(4)  # what a stream is for: the same numbers give each an own one
 
 
 def stream(purpose: int, *numbers: int) -> np.ndarray:
@@ -39,3 +40,10 @@ def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.random.set_rng_state(before[2])
+
+
+@lru_cache(maxsize=1)
+def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order (count,) of `count` training images in an epoch."""
+    # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
+    return np.random.RandomState([seed, epoch]).permutation(count)

@@ -1,0 +1,86 @@
+"""Training states on disk: written whole or not at all, the newest good one found again, a broken one passed over.
+
+A file is safetensors, named step-NUMBER-DIGEST.safetensors after the first 16 digits of the SHA-256 of its bytes, so
+that a torn or altered file shows. The two newest are kept. No generator has a place in it: see engine/seeding.py.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.files import sha256_of_file
+
+KEPT = 2
+DIGITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """tensors by name; facts: JSON values."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix`, under the rest of their names."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+def save_state(folder: Path, step: int, state: State) -> Path:
+    """Write the state of `step` in one move, then delete all but the newest KEPT."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
+    os.close(handle)
+    try:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+        save_file(tensors, temporary, metadata={"facts": json.dumps(dict(state.facts))})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}.safetensors"
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    for old in [other for other in states(folder) if other != path][KEPT - 1 :]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def states(folder: Path) -> list[Path]:
+    """All state files, the newest step first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def load_newest(folder: Path) -> State | None:
+    """The newest state that is whole; None where there is none at all. Says on stderr which ones it passed over.
+
+    Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
+    """
+    found = states(folder)
+    for path in found:
+        try:
+            return _load(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            print(f"warning: {path} is broken ({error}); trying the one before", file=sys.stderr)
+    if found:
+        raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
+    return None
+
+
+def _load(path: Path) -> State:
+    written = path.stem.rpartition("-")[2]
+    if sha256_of_file(path)[:DIGITS] != written:
+        raise ValueError("its bytes are not those that were written")
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        return State(tensors={name: file.get_tensor(name) for name in file.keys()}, facts=facts)  # noqa: SIM118

@@ -1,0 +1,131 @@
+"""The views a training sees, in order: the same whatever the number of loader processes, and after any restart.
+
+Everything random about image i in epoch e comes from (seed, e, i). An update's batch is a stretch of the epoch's order;
+each process takes an equal stretch of it, and goes through that in equal parts where memory asks for it.
+
+B images of one part, n training images.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from engine.seeding import AUGMENT, seeded, shuffled
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet
+from pretrain.method import Views
+
+LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How `count` images become updates of `batch` images, those become the shares of `world` processes, and a share
+    becomes `parts` forward passes. What does not fill a batch is left out, other images in every epoch."""
+
+    count: int
+    batch: int
+    world: int
+    parts: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.count // self.batch
+
+    @property
+    def part_size(self) -> int:
+        """Images of one process in one forward pass."""
+        return self.batch // self.world // self.parts
+
+    def places(self, step: int, rank: int, part: int) -> list[int]:
+        """Places in the training set of the images of one part."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        start = within * self.batch + rank * (self.batch // self.world) + part * self.part_size
+        return shuffled(self.count, self.seed, epoch)[start : start + self.part_size].tolist()
+
+
+def cut_of(count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set") -> Cut:
+    """The cut with the fewest parts of at most `most` images. ValueError where batch, set and processes do not fit."""
+    if batch > count:
+        raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
+    if batch % world:
+        near = batch // world * world or world
+        raise ValueError(f"batch={batch} cannot be shared by {world} processes; use --set batch={near}")
+    share = batch // world
+    parts = next(parts for parts in range(1, share + 1) if share % parts == 0 and share // parts <= (most or share))
+    return Cut(count=count, batch=batch, world=world, parts=parts, seed=seed)
+
+
+class Part(NamedTuple):
+    """views: name -> (B, ...). unreadable: place -> why, replaced by the next image that can be read."""
+
+    views: Mapping[str, Tensor]
+    unreadable: dict[int, str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts(Dataset):
+    """The parts of process `rank` for `steps`, in order."""
+
+    image_set: ImageSet
+    views: Views
+    cut: Cut
+    rank: int
+    steps: range
+
+    def __len__(self) -> int:
+        return len(self.steps) * self.cut.parts
+
+    def __getitem__(self, item: int) -> Part:
+        step, part = self.steps[item // self.cut.parts], item % self.cut.parts
+        epoch = step // self.cut.steps_per_epoch
+        unreadable: dict[int, str] = {}
+        found = [self.sample(place, epoch, unreadable) for place in self.cut.places(step, self.rank, part)]
+        return Part(default_collate(found), unreadable)
+
+    def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
+        """Views and noise of the image at `place`, or of the next one that can be read."""
+        for other in range(place, place + len(self.image_set)):
+            try:
+                image = self.image_set.image(other % len(self.image_set))
+            except UnreadableImage as error:
+                unreadable[other % len(self.image_set)] = error.reason
+                continue
+            with seeded(AUGMENT, self.cut.seed, epoch, place):
+                return self.views(image)
+        raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images can be read")
+
+
+def default_workers(device: str) -> int:
+    """Loader processes where none were asked for: the cores of a GPU's process, one beside a training on the CPU."""
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
+
+
+def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Iterator[Part]:
+    """All parts in order. Raises UnreadableImage unless `skip_bad`."""
+    pinned = torch.device(device).type == "cuda"
+    loader = DataLoader(
+        parts,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pinned,
+        prefetch_factor=2 if workers else None,
+        worker_init_fn=_single_threaded,
+    )
+    for found in loader:
+        part = Part(*found)
+        if part.unreadable and not skip_bad:
+            place, reason = next(iter(part.unreadable.items()))
+            raise UnreadableImage(parts.image_set.path(place), reason)
+        yield part
+
+
+def _single_threaded(worker: int) -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,134 @@
+"""What a pretraining method is: a module that turns views into a loss, and says what the one trainer cannot know.
+
+A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
+`RECIPES`, name -> Recipe, "smoke" among them. Everything random about an image is drawn where its views are made:
+crops and colours, and the uniform numbers (noise) from which `forward` takes masks and choices. So `forward` draws
+nothing but drop path, and what it computes for a batch does not depend on processes or on what ran before.
+
+Letters: B images of this process in one forward pass, V views, L patches, D width.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+
+# RGB image -> tensors of one image by name, for torch's default collation; draws from the global generators.
+Views = Callable[[Image.Image], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Where a training stands. step: updates done. part: forward pass of this update, 0..parts-1 (accumulation)."""
+
+    step: int
+    steps_per_epoch: int
+    epochs: int
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole training."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def time(self) -> float:
+        """Epochs done, fractional, at the start of this update."""
+        return self.step / self.steps_per_epoch
+
+    @property
+    def is_first_part(self) -> bool:
+        return self.part == 0
+
+    @property
+    def is_last_part(self) -> bool:
+        return self.part == self.parts - 1
+
+
+class Step(NamedTuple):
+    """loss: scalar to go back from. logs: detached scalars, for the log."""
+
+    loss: Tensor
+    logs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A network to export. extra: tensors beside it, such as `projector.*` for semi-supervised fine-tuning."""
+
+    vit: ViT
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters by name that are optimised alike. lr, weight_decay: constants of their own; None: the recipe's."""
+
+    parameters: Mapping[str, Parameter]
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+class Method(nn.Module):
+    """Base of every method. spec: of the encoder. settings: the method's own frozen dataclass.
+
+    preparation: how evaluation has to prepare images for the exported encoder.
+    sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
+    """
+
+    preparation = Preparation()
+    sync_batch_norm = False
+
+    def __init__(self, spec: ViTSpec, settings: Any) -> None:
+        super().__init__()
+        self.spec, self.settings = spec, settings
+
+    def views(self) -> Views:
+        """What makes views and noise of an image; it is sent to loader processes, so it must not hold the network."""
+        raise NotImplementedError
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
+        raise NotImplementedError
+
+    def groups(self) -> list[Group]:
+        """Parameters for the optimiser."""
+        return decay_groups(self.named_parameters())
+
+    def before_update(self, clock: Clock) -> None:
+        """Gradients are clipped, the optimiser has not moved yet."""
+
+    def after_update(self, clock: Clock) -> None:
+        """The optimiser has moved; `clock` is still that of the update."""
+
+    def encoders(self) -> dict[str, Encoder]:
+        """Branch (student, teacher, ...) -> network; the first is the one that the source evaluates frozen."""
+        raise NotImplementedError
+
+
+def decay_groups(
+    parameters: Iterable[tuple[str, Parameter]], undecayed: Sequence[str] = (), weight_decay: float | None = None
+) -> list[Group]:
+    """Two groups of the trainable parameters, decayed and not: vectors, biases and the names `undecayed` are not.
+
+    The rule of timm's add_weight_decay, which MAE, LUT, ExtreMA, MOCA and, by another way, DINO and SimMIM use.
+    """
+    decayed, plain = {}, {}
+    for name, parameter in parameters:
+        if parameter.requires_grad:
+            is_plain = parameter.ndim <= 1 or name.endswith(".bias") or name in undecayed
+            (plain if is_plain else decayed)[name] = parameter
+    groups = [Group(parameters=plain, weight_decay=0.0), Group(parameters=decayed, weight_decay=weight_decay)]
+    return [group for group in groups if group.parameters]

@@ -1,0 +1,57 @@
+"""A recipe: everything that decides about a pretraining besides images, seed and machine. Values, not files.
+
+`--set field=value` reaches the recipe's own fields, the method's settings and the encoder's spec by the bare name.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from checkpoints.spec import ViTSpec
+from pretrain.schedules import Constant, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """source: paper or code of the numbers, and what in them is ours. spec: encoder. settings: the method's own.
+
+    batch: images in an update, over all processes and accumulated parts. lr: peak at `lr_batch` images in an update,
+    by which it scales; as it is where `lr_batch` is 0. clip: norm of the gradient, 0 for any; with `clip_each` every
+    parameter is clipped by its own norm (DINO utils.py:132-141).
+    """
+
+    source: str
+    spec: ViTSpec
+    settings: Any
+    epochs: int
+    batch: int
+    lr: float
+    lr_batch: int = 256
+    schedule: Schedule
+    weight_decay: float
+    weight_decay_schedule: Schedule = field(default_factory=Constant)
+    optimizer: Literal["adamw", "lars"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9  # of LARS
+    clip: float = 0.0
+    clip_each: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if self.lr <= 0 or self.weight_decay < 0 or self.clip < 0:
+            raise ValueError(f"lr={self.lr}, weight_decay={self.weight_decay}, clip={self.clip}: must not be negative")
+
+    @property
+    def peak(self) -> float:
+        """The highest learning rate."""
+        return self.lr * self.batch / self.lr_batch if self.lr_batch else self.lr
+
+    def to_json(self) -> dict[str, Any]:
+        """All values as JSON; a schedule is its fields under its class's name."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in ("schedule", "weight_decay_schedule"):
+            plain[name] = {"name": type(plain[name]).__name__, **dataclasses.asdict(plain[name])}
+        plain |= {"spec": self.spec.to_json(), "settings": dataclasses.asdict(self.settings)}
+        return plain

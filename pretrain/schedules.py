@@ -1,0 +1,88 @@
+"""Rates over a pretraining: learning rate, weight decay and the momentum of a teacher, as each source computes them.
+
+A schedule is asked with the peak and the clock. t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.schedules import half_cosine
+from pretrain.method import Clock
+
+
+class Schedule(Protocol):
+    """How a value goes over training."""
+
+    def at(self, peak: float, clock: Clock) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The peak, always."""
+
+    def at(self, peak: float, clock: Clock) -> float:
+        return peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupCosine:
+    """peak t / warmup, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
+    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
+
+    warmup: float  # epochs
+    floor: float = 0.0
+    stretch: float = 1.0
+
+    def at(self, peak: float, clock: Clock) -> float:
+        return half_cosine(peak, clock.time, int(self.stretch * clock.epochs), self.warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCosine:
+    """DINO's table (utils.py:187-198): the warm-up's last value is the peak itself, which the cosine then repeats."""
+
+    warmup: float  # epochs
+    floor: float = 0.0
+
+    def at(self, peak: float, clock: Clock) -> float:
+        warmup = int(self.warmup * clock.steps_per_epoch)
+        if clock.step < warmup:
+            return peak * clock.step / max(1, warmup - 1)
+        return half_cosine(peak, clock.step, clock.steps, warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multistep:
+    """SimMIM's (main_simmim.py:150-171, 217-230): linear from `start` * peak, then times `factor` at each milestone.
+
+    Its scheduler moves after the update, so that update i gets the rate of i - 1.
+    """
+
+    warmup: float  # epochs
+    start: float  # share of the peak
+    milestones: tuple[float, ...]  # epochs
+    factor: float = 0.1
+
+    def at(self, peak: float, clock: Clock) -> float:
+        done, warmup = max(0, clock.step - 1), int(self.warmup * clock.steps_per_epoch)
+        if done < warmup:
+            return self.start * peak + done * (1.0 - self.start) * peak / warmup
+        passed = sum(done >= int(milestone * clock.steps_per_epoch) for milestone in self.milestones)
+        return peak * self.factor**passed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineTo:
+    """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
+    DINO and MOCA, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
+
+    end: float
+
+    def at(self, peak: float, clock: Clock) -> float:
+        return cosine(peak, self.end, clock.step / clock.steps)
+
+
+def cosine(start: float, end: float, done: float) -> float:
+    """Half a cosine from `start` to `end`; done: 0 to 1."""
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * done))

@@ -1,0 +1,17 @@
+"""Encoders of the published recipes, and the two small ones on which things are tried."""
+
+from dataclasses import replace
+
+from checkpoints.spec import ViTSpec
+
+_PLAIN = dict(patch_size=16, image_size=224)
+VIT_S = ViTSpec(architecture="vit_small_patch16_224", width=384, depth=12, heads=6, mlp_hidden=1536, **_PLAIN)
+VIT_M = ViTSpec(architecture="vit_base_patch16_224", width=512, depth=12, heads=8, mlp_hidden=2048, **_PLAIN)  # LUT's
+VIT_B = ViTSpec(architecture="vit_base_patch16_224", width=768, depth=12, heads=12, mlp_hidden=3072, **_PLAIN)
+VIT_L = ViTSpec(architecture="vit_large_patch16_224", width=1024, depth=24, heads=16, mlp_hidden=4096, **_PLAIN)
+
+# 8 x 8 patches of CIFAR-10's images, and of enlarged digits: for two cores.
+VIT_32PX = replace(VIT_S, image_size=32, patch_size=4, width=192, depth=6, heads=3, mlp_hidden=768)
+# 4 x 4 patches of scikit-learn's digits: for tests and the demo.
+VIT_SMOKE = replace(VIT_S, image_size=16, patch_size=4, width=64, depth=4, heads=4, mlp_hidden=256)
+SINCOS = dict(position="sincos_column_first", position_resize="bicubic")

@@ -1,0 +1,146 @@
+"""One update of a method's weights: forward passes, backward passes, clipping, the optimiser, in that order.
+
+It is what the trainer repeats and what parity tests drive directly, with a recorded batch instead of images.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.distributed import World
+from engine.lars import Lars
+from engine.seeding import DROP, seeded
+from pretrain.method import Clock, Group, Method
+from pretrain.recipe import Recipe
+
+Precision = Literal["float32", "bfloat16", "float16"]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+LOGS = 5  # losses that a message about a divergence shows
+EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's clip_grad_norm_ adds the same
+
+
+class Updates:
+    """A method in training. seed: of drop path. Several processes share every update's batch equally."""
+
+    def __init__(
+        self,
+        method: Method,
+        recipe: Recipe,
+        *,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        seed: int = 0,
+        world: World | None = None,
+    ) -> None:
+        self.method, self.recipe, self.world = method.to(device), recipe, world or World()
+        self.device, self.precision, self.seed = device, precision, seed
+        self.groups = method.groups()
+        self.optimizer = _optimizer(self.groups, recipe)
+        self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")
+        self.network: nn.Module = method
+        if self.world.size > 1:
+            # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
+            self.network = DistributedDataParallel(method, broadcast_buffers=True)
+        self.losses: deque[float] = deque(maxlen=LOGS)
+        self.norm = math.nan  # of the last gradient, before clipping
+
+    def run(
+        self, parts: Iterable[Mapping[str, Tensor]], clock: Clock, wishes: Mapping[str, bool] | None = None
+    ) -> dict[str, float]:
+        """One update on the `clock.parts` batches of this process. Returns the logs: loss, grad_norm, the method's own.
+
+        wishes: things this process asks for (to stop, to save); each is in the logs, above 0 where any process asked.
+        Raises ValueError for a loss that is not finite, before any weight moves.
+        """
+        self.set_rates(clock)
+        self.optimizer.zero_grad(set_to_none=True)
+        logs: dict[str, float] = {}
+        for number, views in enumerate(parts):
+            now = replace(clock, part=number)
+            for name, value in self.back_from(views, now).items():
+                logs[name] = logs.get(name, 0.0) + value / clock.parts
+        logs |= self.agreed(logs["loss"], wishes or {})
+        self.check(logs["loss"], clock)
+        self.scaler.unscale_(self.optimizer)
+        logs["grad_norm"] = self.norm = self.clipped()
+        now = replace(clock, part=clock.parts - 1)
+        self.method.before_update(now)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.method.after_update(now)
+        return logs
+
+    def set_rates(self, clock: Clock) -> None:
+        """Learning rate and weight decay of every group for the update at `clock`."""
+        lr, decay = self.rates(clock)
+        for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group["lr"] = lr if ours.lr is None else ours.lr
+            group["weight_decay"] = decay if ours.weight_decay is None else ours.weight_decay
+
+    def rates(self, clock: Clock) -> tuple[float, float]:
+        """Learning rate and weight decay of the groups that have none of their own."""
+        recipe = self.recipe
+        return (
+            recipe.schedule.at(recipe.peak, clock),
+            recipe.weight_decay_schedule.at(recipe.weight_decay, clock),
+        )
+
+    def back_from(self, views: Mapping[str, Tensor], clock: Clock) -> dict[str, float]:
+        """Forward and backward pass of one part; gradients add up over the parts. Returns its logs."""
+        views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
+        place = (clock.step, clock.part, self.world.rank)
+        with nullcontext() if clock.is_last_part or self.world.size == 1 else self.network.no_sync():
+            with seeded(DROP, self.seed, *place, device=self.device), self.autocast():
+                loss, logs = self.network(views, clock)
+            self.scaler.scale(loss / clock.parts).backward()
+        return {"loss": loss.item(), **{name: float(value) for name, value in logs.items()}}
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, DTYPES[self.precision])
+
+    def agreed(self, loss: float, wishes: Mapping[str, bool]) -> dict[str, float]:
+        """Mean loss over the processes, and how many of them have each wish."""
+        facts = torch.tensor([loss / self.world.size, *map(float, wishes.values())], dtype=torch.float64)
+        if self.world.size > 1:
+            facts = facts.to(self.device if distributed.get_backend() == "nccl" else "cpu")
+            distributed.all_reduce(facts)
+        return dict(zip(["loss", *wishes], facts.tolist(), strict=True))
+
+    def check(self, loss: float, clock: Clock) -> None:
+        """ValueError for a loss that is not finite."""
+        if not math.isfinite(loss):
+            before = ", ".join(f"{value:.4g}" for value in self.losses) or "none"
+            raise ValueError(
+                f"the loss is {loss} in step {clock.step} of {clock.steps} (epoch {clock.time:.2f}, learning rate "
+                f"{self.rates(clock)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
+                "or use --precision float32 if this was another"
+            )
+        self.losses.append(loss)
+
+    def clipped(self) -> float:
+        """Clip as the recipe says; the 2-norm of the whole gradient before."""
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms = torch._foreach_norm(gradients)
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        clip = self.recipe.clip
+        if clip and self.recipe.clip_each:
+            torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
+        elif clip:
+            torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
+        return total.item()
+
+
+def _optimizer(groups: list[Group], recipe: Recipe) -> torch.optim.Optimizer:
+    given = [{"params": list(group.parameters.values())} for group in groups]
+    if recipe.optimizer == "lars":
+        return Lars(given, lr=recipe.peak, momentum=recipe.momentum)
+    return torch.optim.AdamW(given, lr=recipe.peak, betas=recipe.betas, fused=True)

@@ -1,0 +1,90 @@
+"""Views of an image: random crops, flips and colours, as tensors that are normalised for the network.
+
+Built of torchvision's transforms, whose draws the sources made too. All work on PIL images, on the CPU, in the loader.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from checkpoints.spec import Preparation
+
+Transform = Callable[[Image.Image], Image.Image]
+FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+SOLARISE_ABOVE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colours:
+    """Chances and strengths of what happens to colours, in this order; BYOL's numbers (Grill et al. 2020, table 6).
+
+    jitter: brightness, contrast, saturation, hue. blur: chance of a Gaussian of `blur_radius` pixels.
+    """
+
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+    jitter_chance: float = 0.8
+    grey: float = 0.2
+    blur: float = 0.0
+    blur_radius: tuple[float, float] = (0.1, 2.0)
+    solarise: float = 0.0
+
+    def transforms(self) -> list[Transform]:
+        """What is to be composed; nothing for a chance of zero, which then draws nothing."""
+        found: list[Transform] = []
+        if self.jitter_chance:
+            found.append(transforms.RandomApply([transforms.ColorJitter(*self.jitter)], self.jitter_chance))
+        if self.grey:
+            found.append(transforms.RandomGrayscale(self.grey))
+        if self.blur:
+            found.append(Blur(self.blur, self.blur_radius))
+        if self.solarise:
+            found.append(transforms.RandomSolarize(SOLARISE_ABOVE, self.solarise))
+        return found
+
+
+@dataclass(frozen=True)
+class Blur:
+    """With `chance`, Pillow's Gaussian blur of a radius drawn from `radius` (DINO utils.py:36-54)."""
+
+    chance: float
+    radius: tuple[float, float]
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if random.random() >= self.chance:
+            return image
+        return image.filter(ImageFilter.GaussianBlur(random.uniform(*self.radius)))
+
+
+def crop(size: int, scale: tuple[float, float], interpolation: str = "bicubic", flip: float = 0.5) -> list[Transform]:
+    """A random part of the image, `scale` of its area, aspect 3/4 to 4/3, at size x size pixels; then a flip."""
+    found: list[Transform] = [
+        transforms.RandomResizedCrop(size, scale=scale, interpolation=FILTERS[interpolation], antialias=True)
+    ]
+    return [*found, transforms.RandomHorizontalFlip(flip)] if flip else found
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """RGB image -> (3, S, S) float32, normalised; torchvision's ToTensor and Normalize."""
+
+    preparation: Preparation
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        pixels = transforms.functional.to_tensor(image)
+        return transforms.functional.normalize(pixels, self.preparation.mean, self.preparation.std, inplace=True)
+
+
+def view(steps: Sequence[Transform], preparation: Preparation) -> Callable[[Image.Image], Tensor]:
+    """All `steps`, then a tensor."""
+    return transforms.Compose([*steps, Tensors(preparation)])
+
+
+def noise(*shape: int) -> Tensor:
+    """Uniform numbers in [0, 1) for masks and choices."""
+    return torch.rand(shape)

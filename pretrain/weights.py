@@ -1,0 +1,80 @@
+"""Initial weights, as the sources draw them: three families, and what timm does by itself is none of them.
+
+D width, p patch side.
+"""
+
+import torch
+from torch import nn
+
+from checkpoints.positions import sincos_positions
+from checkpoints.vit import ViT
+
+TOKEN_STD = 0.02
+
+
+def xavier_(network: nn.Module) -> nn.Module:
+    """Every linear layer Xavier-uniform with zero bias, norms 1 and 0 (MAE models_mae.py:82-93, MOCA, LUT, ExtreMA)."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+    return network
+
+
+def truncated_(network: nn.Module, std: float = 0.02, cut: float = 2.0) -> nn.Module:
+    """Every linear layer from a normal distribution cut off at +-`cut`, zero bias, norms 1 and 0.
+
+    DINO's and timm's trunc_normal_ cuts at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=std, a=-cut, b=cut)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+    return network
+
+
+def fresh_conv_(conv: nn.Conv2d) -> None:
+    """torch's own initial weights, which DINO and iBOT keep for the patch embedding."""
+    conv.reset_parameters()
+
+
+def xavier_vit(vit: ViT) -> ViT:
+    """MAE's family: Xavier throughout, the patch embedding as a (D, 3 p p) matrix while its bias stays torch's, class
+    token N(0, 0.02), fixed sine-cosine positions with the column first (MAE models_mae.py:65-80, ExtreMA
+    vits.py:238-281, MOCA MM:432-443)."""
+    xavier_(vit)
+    trunk = vit.trunk
+    fresh_conv_(trunk.patch_embed.proj)
+    nn.init.xavier_uniform_(trunk.patch_embed.proj.weight.flatten(1))
+    for token in (getattr(trunk, "cls_token", None), getattr(vit, "class_query", None)):
+        if token is not None:
+            nn.init.normal_(token, std=TOKEN_STD)
+    fix_sincos_(vit)
+    return vit
+
+
+def fix_sincos_(vit: ViT) -> None:
+    """Fixed sine-cosine positions with the column's channels first; zero for the class token."""
+    table = vit.trunk.pos_embed
+    prefix = table.shape[1] - vit.spec.grid[0] * vit.spec.grid[1]
+    with torch.no_grad():
+        table.copy_(sincos_positions(vit.spec.grid, vit.spec.width, "column", prefix))
+    table.requires_grad_(False)
+
+
+def truncated_vit(vit: ViT) -> ViT:
+    """DINO's family: truncated normal 0.02 for linear layers, learned positions and class token; torch's own patch
+    embedding (DINO vision_transformer.py:161-172)."""
+    truncated_(vit)
+    fresh_conv_(vit.trunk.patch_embed.proj)
+    for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
+        nn.init.trunc_normal_(token, std=TOKEN_STD)
+    return vit
