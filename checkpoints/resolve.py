@@ -4,11 +4,13 @@ FOLDER            an export, or a timm folder
 timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise
 IMPORTER:PATH     a foreign file, read by the importer of that name
 PATH              a foreign file whose format is found from its keys
+pixels:SIDE       no network: the image itself, resized to SIDE pixels
 """
 
 from difflib import get_close_matches
 from pathlib import Path
 
+from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
@@ -24,6 +26,8 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     scheme, colon, rest = reference.partition(":")
     if colon and scheme in TIMM_SCHEMES:
         return _from_timm(rest if scheme == "timm" else reference, options)
+    if colon and scheme == "pixels":
+        return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme in file_importers():
         return import_file(load_extension("importers", scheme), read_foreign(Path(rest).expanduser()), options)
     path = Path(reference).expanduser()
