@@ -41,5 +41,5 @@ def pixels(side: int) -> ViTExport:
         for parameter in vit.parameters():
             parameter.zero_()
         vit.trunk.patch_embed.proj.weight.copy_(torch.eye(width).view(width, 3, side, side))
-    facts = {"method": "pixels", "recipe": f"{side} px", "licence": "Apache-2.0"}
+    facts = {"name": f"pixels-{side}", "method": "pixels", "recipe": f"{side} px", "licence": "Apache-2.0"}
     return ViTExport.from_vit(vit, Preparation(crop=1.0), facts)
