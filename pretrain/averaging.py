@@ -4,12 +4,17 @@ import copy
 from collections.abc import Iterable
 
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """A copy of `network` that no optimiser moves."""
-    return copy.deepcopy(network).requires_grad_(False)
+    """A copy of `network` that no optimiser moves and that drops no paths: no source's teacher does."""
+    teacher = copy.deepcopy(network).requires_grad_(False)
+    for module in teacher.modules():
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0
+    return teacher
 
 
 @torch.no_grad()
