@@ -1,4 +1,4 @@
-"""`bench data check URL`: open both splits, decode every image, and say what is there and what to fix.
+"""`bench data check URL`: open its splits, decode every image, and say what is there and what to fix.
 
 N images of a split. Reading is the only thing done to a folder.
 """
@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from imagesets.decoding import UnreadableImage, decode_rgb
-from imagesets.sets import SPLITS, FileImages, ImageSet, Split, open_set
+from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
 from imagesets.subsets import class_counts
 
 BATCH = 256  # images between two reports of progress
@@ -26,8 +26,8 @@ class SplitReport:
     split: Split
     images: int
     classes: int
-    smallest_class: tuple[str, int]
-    largest_class: tuple[str, int]
+    smallest_class: tuple[str, int] | None  # None without labels
+    largest_class: tuple[str, int] | None
     file_bytes: int | None  # None for images in memory
     widths: tuple[int, int] | None  # least and most
     heights: tuple[int, int] | None
@@ -69,14 +69,14 @@ def check(
     start: Callable[[int], None] = lambda total: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Report:
-    """Check one split, or both. A set that cannot be opened is a problem in the report, not an error.
+    """Check one split, or all there can be. A set that cannot be opened is a problem in the report, not an error.
 
     read_all: decode every image (`workers` threads, all processors by default); else only list them. `start` is called
     once with the number of images to decode, `advance` with the number decoded since its last call.
     """
     opened: list[ImageSet] = []
     problems: list[str] = []
-    for wanted in (split,) if split else SPLITS:
+    for wanted in (split,) if split else splits_of(url):
         try:
             opened.append(open_set(url, wanted))
         except ValueError as error:
@@ -135,8 +135,6 @@ def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None
 
 
 def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
-    counts = class_counts(image_set)
-    least, most = int(counts.argmin()), int(counts.argmax())
     images = image_set.images
     extents = contents.extents[contents.extents[:, 0] > 0] if contents else np.empty((0, 2))
     ranges = [(int(side.min()), int(side.max())) if len(side) else None for side in extents.T]
@@ -144,8 +142,8 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         split=image_set.split,
         images=len(image_set),
         classes=len(image_set.classes),
-        smallest_class=(image_set.classes[least], int(counts[least])),
-        largest_class=(image_set.classes[most], int(counts[most])),
+        smallest_class=_class_at(image_set, np.argmin),
+        largest_class=_class_at(image_set, np.argmax),
         file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages) else None,
         widths=ranges[0],
         heights=ranges[1],
@@ -153,6 +151,14 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         fingerprint=image_set.fingerprint,
         notes=image_set.notes,
     )
+
+
+def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) -> tuple[str, int] | None:
+    if not image_set.classes:
+        return None
+    counts = class_counts(image_set)
+    place = int(extreme(counts))
+    return image_set.classes[place], int(counts[place])
 
 
 def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tuple[tuple[str, str], ...]:
@@ -180,11 +186,11 @@ def render(report: Report) -> str:
 
 def _render_split(split: SplitReport) -> list[str]:
     size = "in memory" if split.file_bytes is None else f"{split.file_bytes / 1e6:,.1f} MB"
-    (least, fewest), (most, largest) = split.smallest_class, split.largest_class
-    lines = [
-        f"  {split.split}: {split.images:,} images, {split.classes:,} classes, {size}",
-        f"    smallest class {least}: {fewest:,}; largest class {most}: {largest:,}",
-    ]
+    kinds = f"{split.classes:,} classes" if split.classes else "no labels"
+    lines = [f"  {split.split}: {split.images:,} images, {kinds}, {size}"]
+    if split.smallest_class and split.largest_class:
+        (least, fewest), (most, largest) = split.smallest_class, split.largest_class
+        lines.append(f"    smallest class {least}: {fewest:,}; largest class {most}: {largest:,}")
     if split.widths and split.heights:
         lines.append(
             f"    width {split.widths[0]} to {split.widths[1]} px, height {split.heights[0]} to {split.heights[1]} px"

@@ -29,7 +29,7 @@ def require_folder(folder: str, url: str) -> None:
     if not folder:
         raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
     if os.path.isfile(folder):
-        raise ValueError(f"{url}: {folder} is a file; give the folder that holds train/ and val/")
+        raise ValueError(f"{url}: {folder} is a file; give the folder that holds the images")
     if not os.path.isdir(folder):
         there = os.path.abspath(folder)
         while not os.path.isdir(there):

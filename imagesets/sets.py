@@ -24,6 +24,7 @@ SPLITS = ("train", "val")
 # Scheme -> the module that opens it, by `open_split(place, split) -> ImageSet`.
 SCHEMES = {
     "folder": "imagesets.folder",
+    "images": "imagesets.unlabelled",
     "imagenet": "imagesets.imagenet",
     "cifar10": "imagesets.cifar10",
     "digits": "imagesets.digits",
@@ -92,9 +93,9 @@ class MemoryImages:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """One split of a labelled set, in a fixed order.
+    """One split of a set, in a fixed order.
 
-    labels: (N,) int64 in 0..K-1, indices into `classes` (K names).
+    labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes.
     notes: what was recognised and assumed on opening, for people.
     """
 
@@ -153,7 +154,7 @@ class ImageSet:
 
 
 def open_set(url: str, split: Split) -> ImageSet:
-    """Open one split of the set that `url` names: folder:PATH, imagenet:ROOT, cifar10:PATH, digits: or tiny:.
+    """Open one split of the set that `url` names: folder:, imagenet:, cifar10: or images:PATH, digits: or tiny:.
 
     Raises ValueError, one line that says what, where and how to fix, for an unknown scheme or split, a missing folder
     or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be listed.
@@ -171,12 +172,17 @@ def open_set(url: str, split: Split) -> ImageSet:
     return replace(opened, labels=_frozen(opened.labels))
 
 
+def splits_of(url: str) -> tuple[Split, ...]:
+    """The splits that `url` can have: images without labels are for training alone."""
+    return ("train",) if url.startswith("images:") else SPLITS
+
+
 def parse_url(url: str) -> tuple[str, str]:
     """Split a URL into scheme and place, with ~ expanded. Raises ValueError for an unknown or a missing scheme."""
     scheme, colon, place = url.partition(":")
     if colon and scheme in SCHEMES:
         return scheme, os.path.expanduser(place)
-    choices = "folder:PATH, imagenet:ROOT, cifar10:PATH, digits:, tiny:"
+    choices = "folder:PATH, imagenet:ROOT, cifar10:PATH, images:PATH, digits:, tiny:"
     if not colon and scheme in SCHEMES:
         raise ValueError(f"{url!r} lacks its colon; write {url}:{'' if scheme in ('digits', 'tiny') else 'PATH'}")
     if "/" in scheme or not colon:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
     parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
-    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, cifar10:PATH, digits: or tiny:")
+    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, cifar10:PATH, images:PATH, ...")
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 

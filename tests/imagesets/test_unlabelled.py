@@ -1,0 +1,66 @@
+"""images:PATH: every image below a folder, in a fixed order, for training alone."""
+
+import os
+
+import pytest
+
+from imagesets.check import check, render
+from imagesets.sets import open_set
+
+NAMES = ("b.jpg", "a.PNG", "deep/er/z.webp", "deep/y.jpeg", "other one/x.bmp")
+
+
+@pytest.fixture
+def pile(tree, tmp_path):
+    root = tree(tmp_path / "pile", *NAMES)
+    (root / "deep/notes.txt").write_text("not an image")
+    return root
+
+
+def test_every_image_below_is_found_in_a_fixed_order(pile):
+    found = open_set(f"images:{pile}", "train")
+    names = [os.path.relpath(found.path(index), pile) for index in range(len(found))]
+    assert names == ["a.PNG", "b.jpg", "deep/y.jpeg", "deep/er/z.webp", "other one/x.bmp"]
+    assert found.classes == () and (found.labels == -1).all()
+    assert found.image(3).mode == "RGB" and found.url == f"images:{pile}"
+    assert found.notes == ("no labels: for pretraining alone; images in 4 folders",)
+
+
+def test_moving_the_folder_keeps_the_fingerprint_and_another_image_changes_it(pile, tmp_path, encode):
+    before = open_set(f"images:{pile}", "train").fingerprint
+    moved = pile.rename(tmp_path / "elsewhere")
+    assert open_set(f"images:{moved}", "train").fingerprint == before
+    (moved / "c.jpg").write_bytes(encode())
+    assert open_set(f"images:{moved}", "train").fingerprint != before
+
+
+def test_train_and_val_together_are_said(tree, tmp_path):
+    root = tree(tmp_path / "pets", "train/ant/1.jpg", "val/ant/2.jpg")
+    assert f"write images:{root}/train" in open_set(f"images:{root}", "train").notes[1]
+
+
+def rejected(url: str, split: str = "train") -> str:
+    with pytest.raises(ValueError) as error:
+        open_set(url, split)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_cannot_be_is_one_line(pile, tmp_path):
+    assert "have no labels" in rejected(f"images:{pile}", "val")
+    (tmp_path / "empty/in").mkdir(parents=True)
+    assert f"no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) in {tmp_path / 'empty'}" in rejected(
+        f"images:{tmp_path / 'empty'}"
+    )
+    assert "is a file" in rejected(f"images:{pile / 'b.jpg'}")
+    assert "exists as far as" in rejected(f"images:{pile / 'nowhere'}")
+
+
+def test_a_check_looks_at_the_images_and_asks_for_no_labels(pile):
+    report = check(f"images:{pile}")
+    assert report.ok and [split.split for split in report.splits] == ["train"]
+    assert "train: 5 images, no labels, " in render(report)
+    (pile / "deep/y.jpeg").write_bytes(b"")
+    report = check(f"images:{pile}")
+    assert [path for path, _ in report.splits[0].unreadable] == [str(pile / "deep/y.jpeg")]
+    assert "FIX: 1 unreadable image" in render(report)
