@@ -5,6 +5,7 @@ A run's folder holds
     states/       the two newest training states
     log.jsonl, tensorboard/
     export/       the encoder as the source evaluates it; export-BRANCH/ the method's other networks
+    start/        the encoder before the first update: the floor that a training has to beat
 """
 
 import json
@@ -100,6 +101,8 @@ class Trainer:
         self.load()
         if self.step == self.clock().steps and (self.run.out / "export").exists():
             return "finished"
+        if self.step == 0:
+            self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
         with listening(self.stop):
             finished = self.loop()
         if finished:

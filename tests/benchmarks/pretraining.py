@@ -1,0 +1,200 @@
+"""What a training step costs over the work it cannot avoid: `python tests/benchmarks/pretraining.py` (half an hour).
+
+step   one update of the trainer's (forward passes, loss, backward, clipping, optimiser, teacher), ViT-S/16 at 224 px, a
+       batch of 16 made of one noise image's views, no loading.
+bare   the transformer blocks, linear layers and convolutions which that step calls, called again on tensors of the same
+       shapes, with a backward pass where the step has one; no loss, no masks, no optimiser, no teacher's move.
+limit  matrix products a second at a ViT-S's block shapes, forward and both gradients, measured before and after.
+
+FLOPs: torch's counter over one step. Rounds of step and bare alternate; medians. Every method runs in a process of its
+own, for its peak memory. --profile prints where the rest goes.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
+
+from engine.extensions import load_extension
+from engine.memory import keep_memory
+from pretrain.method import Clock
+from pretrain.sizes import VIT_S
+from pretrain.trainer import build
+from pretrain.updates import Updates
+
+# Row of the table -> method, and settings that differ from those of its first recipe for 224 px.
+ROWS = {
+    "moca": ("moca", {}),
+    "extrema x1": ("extrema", {"masks": 1}),
+    "extrema x5": ("extrema", {"masks": 5}),
+    "mae": ("mae", {}),
+    "dino 2 crops": ("dino", {"local_crops": 0}),
+}
+BLOCK_SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))
+TOKENS = 16 * 197
+WHOLE = (Block, nn.Linear, nn.Conv2d)  # what is called again; a block counts as one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A module that the step called, on what shape, and whether gradients went back through it."""
+
+    module: nn.Module
+    shape: torch.Size
+    dtype: torch.dtype
+    backward: bool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.alone:
+        keep_memory()
+        measure(asked.rows[0], asked.precision[0], asked)
+        return
+    print(f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}")
+    print(f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
+          f"{'share':>6} {'MB/image':>9}")  # fmt: skip
+    for row in asked.rows:
+        for precision in asked.precision:
+            more = ["--profile"] if asked.profile else []
+            subprocess.run([sys.executable, __file__, "--alone", "--rows", row, "--precision", precision, "--rounds",
+                            str(asked.rounds), "--batch", str(asked.batch), *more], check=True)  # fmt: skip
+
+
+def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
+    """Print one line of the table."""
+    name, settings = ROWS[row]
+    module = load_extension("methods", name)
+    recipe = next(recipe for recipe in module.RECIPES.values() if recipe.spec.image_size == 224)
+    spec = replace(recipe.spec, **{size: getattr(VIT_S, size) for size in ("width", "depth", "heads", "mlp_hidden")})
+    recipe = replace(recipe, spec=spec, batch=asked.batch, settings=replace(recipe.settings, **settings))
+    method = build(module, recipe, 0)
+    views = views_of(method, asked.batch)
+    updates = Updates(method, recipe, precision=precision)
+    clock = Clock(step=2000, steps_per_epoch=1000, epochs=100)
+    before = peak()
+    with FlopCounterMode(display=False) as flops, Recording(method) as calls:
+        updates.run([views], clock)
+    memory = (peak() - before) / asked.batch
+    if asked.profile:
+        profile(lambda: updates.run([views], clock))
+    limits, steps, bares = [gemm_limit(precision)], [], []
+    for _ in range(asked.rounds):
+        steps.append(seconds(lambda: updates.run([views], clock)))
+        bares.append(seconds(lambda: replay(calls.found, updates.autocast)))
+    limits.append(gemm_limit(precision))
+    step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
+    count = flops.get_total_flops()
+    print(f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {asked.batch / step:6.2f} "
+          f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f}", flush=True)  # fmt: skip
+
+
+def views_of(method: nn.Module, batch: int) -> dict[str, Tensor]:
+    """A batch of what the method's views give for a noise image."""
+    image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (256, 256, 3), np.uint8))
+    make = method.views()
+    return default_collate([make(image) for _ in range(batch)])
+
+
+class Recording:
+    """Notes every outermost block, linear layer and convolution that is called while it is open."""
+
+    def __init__(self, method: nn.Module) -> None:
+        self.method, self.found, self.depth = method, [], 0
+
+    def __enter__(self) -> "Recording":
+        modules = [m for m in self.method.modules() if isinstance(m, WHOLE)]
+        self.handles = [m.register_forward_pre_hook(self.enter) for m in modules]
+        self.handles += [m.register_forward_hook(self.leave) for m in modules]
+        return self
+
+    def enter(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if self.depth == 0:
+            backward = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+            self.found.append(Call(module=module, shape=inputs[0].shape, dtype=inputs[0].dtype, backward=backward))
+        self.depth += 1
+
+    def leave(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.depth -= 1
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def replay(calls: list[Call], autocast: Callable[[], AbstractContextManager]) -> None:
+    """Call everything again; a stack of blocks on the same shape goes forward as a whole, then backward."""
+    at = 0
+    while at < len(calls):
+        end = at + 1
+        while end < len(calls) and is_stacked(calls[end - 1], calls[end]):
+            end += 1
+        first = calls[at]
+        tokens = torch.randn(first.shape).to(first.dtype).requires_grad_(first.backward)
+        with autocast(), nullcontext() if first.backward else torch.no_grad():
+            for call in calls[at:end]:
+                tokens = call.module(tokens)
+        if first.backward:
+            tokens.backward(torch.ones_like(tokens))
+        at = end
+
+
+def is_stacked(before: Call, after: Call) -> bool:
+    same = before.shape == after.shape and before.backward == after.backward
+    return same and isinstance(before.module, Block) and isinstance(after.module, Block)
+
+
+def gemm_limit(precision: str) -> float:
+    """FLOP a second of matrix products at block shapes."""
+    dtype = getattr(torch, precision)
+    operations, spent = 0, 0.0
+    for inputs, outputs in BLOCK_SHAPES:
+        x, w = torch.randn(TOKENS, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+        g = torch.randn(TOKENS, outputs).to(dtype)
+        for product in (lambda x=x, w=w: x @ w.T, lambda g=g, w=w: g @ w, lambda g=g, x=x: g.T @ x):
+            spent += statistics.median(seconds(product) for _ in range(7))
+            operations += 2 * TOKENS * inputs * outputs
+    return operations / spent
+
+
+def profile(step: Callable[[], object]) -> None:
+    """Operators by their own time."""
+    with torch.profiler.profile() as found:
+        step()
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=40))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def peak() -> float:
+    """Largest resident memory so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()
