@@ -69,6 +69,21 @@ def crop(size: int, scale: tuple[float, float], interpolation: str = "bicubic", 
     return [*found, transforms.RandomHorizontalFlip(flip)] if flip else found
 
 
+def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> list[Transform]:
+    """The short side at `resized` pixels, a random part of size x size pixels of that, with `padding` mirrored around
+    it before; then a flip."""
+    return [
+        transforms.Resize(resized, FILTERS["bicubic"]),
+        transforms.RandomCrop(size, padding=padding or None, padding_mode="reflect"),
+        transforms.RandomHorizontalFlip(flip),
+    ]
+
+
+def centre_crop(size: int, resized: int) -> list[Transform]:
+    """The short side at `resized` pixels, the middle size x size of that; nothing is drawn."""
+    return [transforms.Resize(resized, FILTERS["bicubic"]), transforms.CenterCrop(size)]
+
+
 @dataclass(frozen=True)
 class Tensors:
     """RGB image -> (3, S, S) float32, normalised; torchvision's ToTensor and Normalize."""

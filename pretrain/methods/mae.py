@@ -5,83 +5,118 @@ Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. B batch, L p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, get_args
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from checkpoints.spec import ViTSpec
+from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from pretrain.decoders import TokenDecoder
-from pretrain.masking import kept, order_of, take
+from pretrain.mask_shapes import MaskedView, MaskNoise
+from pretrain.masking import kept, mask_at, order_of, take
 from pretrain.method import Clock, Encoder, Method, Step, Views
+from pretrain.pixels import normalised, patchify
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
 from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
-from pretrain.views import crop, noise, view
-from pretrain.weights import xavier_, xavier_vit
+from pretrain.views import Colours, Transform, centre_crop, crop, fixed_crop, view
+from pretrain.weights import TOKEN_STD, xavier_, xavier_vit
 
-PIXEL_EPS = 1e-6  # models_mae.py:207
+Crop = Literal["random", "fixed", "centre"]
+Masks = Literal["random", "block", "grid"]
+GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """mask_ratio: share of patches that are hidden. norm_pixels: targets normalised patch by patch (table 1d).
+    """mask_ratio: share of patches that are hidden (figure 5). decoder_*: table 1a, 1b. encoder_mask_tokens: the
+    encoder sees mask tokens, instead of the visible patches alone (1c). norm_pixels: targets normalised patch by patch
+    (1d). crop: of random or fixed size, or the centre without a flip; colour_jitter: its chance (1e; its strength is
+    ours). sampling: what a mask looks like (1f; which of 2 x 2 patches the grid keeps is drawn for each image, ours).
 
-    crop_scale: area of the random crop. decoder_*: table 1a, 1b.
+    crop_scale: area of the crop of random size.
     """
 
     mask_ratio: float = 0.75
-    norm_pixels: bool = True
     decoder_width: int = 512
     decoder_depth: int = 8
     decoder_heads: int = 16
+    encoder_mask_tokens: bool = False
+    norm_pixels: bool = True
+    crop: Crop = "random"
     crop_scale: tuple[float, float] = (0.2, 1.0)
+    colour_jitter: float = 0.0
+    sampling: Masks = "random"
 
-
-class PixelReconstruction(NamedTuple):
-    """loss: scalar. latent: encoded class token and visible patches (B, 1+k, D). prediction (B, L, 3pp) in the order of
-    `ids` (B, L), of which the first k were visible."""
-
-    loss: Tensor
-    latent: Tensor
-    prediction: Tensor
-    ids: Tensor
+    def __post_init__(self) -> None:
+        for name, choices in (("crop", Crop), ("sampling", Masks)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if self.decoder_width % 4:
+            raise ValueError(f"decoder_width={self.decoder_width}: sine-cosine positions need a multiple of 4")
+        if not 0 <= self.colour_jitter <= 1:
+            raise ValueError(f"colour_jitter={self.colour_jitter}: a chance is from 0 to 1")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
+        if self.sampling == "grid" and self.mask_ratio != GRID_RATIO:
+            raise ValueError(f"mask_ratio={self.mask_ratio} with sampling='grid': it hides {GRID_RATIO}")
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder, decoder and pixel loss; LUT builds on it too."""
+    """Encoder, decoder and pixel loss; LUT builds on it too. ids (B, L): all patches, the visible ones first."""
+
+    undecayed = ()  # parameters with more than one dimension that no weight decay is for
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.grid = settings, spec.grid
         self.patches = spec.grid[0] * spec.grid[1]
         self.visible = kept(self.patches, settings.mask_ratio)
         if not 0 < self.visible < self.patches:
             raise ValueError(
                 f"mask_ratio={settings.mask_ratio} leaves {self.visible} of {self.patches} patches visible"
             )
+        if settings.sampling == "grid" and (spec.grid[0] % 2 or spec.grid[1] % 2):
+            raise ValueError(f"sampling='grid' needs an even grid of patches, not {spec.grid[0]} x {spec.grid[1]}")
         self.vit = xavier_vit(ViT(spec))
+        self.mask_token = None
+        if settings.encoder_mask_tokens:
+            self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width).normal_(std=TOKEN_STD))
         self.decoder = TokenDecoder(
             spec.width, settings.decoder_width, settings.decoder_depth, settings.decoder_heads, spec.grid
         )
+        self.decoder.mask_token.requires_grad_(not settings.encoder_mask_tokens)  # one of the two is used
         self.pixels = xavier_(nn.Linear(settings.decoder_width, spec.patch_size**2 * 3))
 
     def encode(self, images: Tensor, ids: Tensor) -> Tensor:
-        """Images (B, 3, H, W), ids of the visible patches (B, k) -> class token and patches (B, 1+k, D)."""
-        patches = self.vit.place(self.vit.project(images), self.vit.spec.grid)
-        return self.vit.encode(patches, keep=ids)[0]
+        """Images (B, 3, H, W) -> class token and visible patches (B, 1+k, D), in the order of `ids`; with mask tokens
+        in the encoder all patches (B, 1+L, D)."""
+        patches, seen = self.vit.project(images), ids[:, : self.visible]
+        if self.mask_token is not None:
+            hidden = mask_at(ids[:, self.visible :], self.patches)
+            patches, seen = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches), ids
+        return self.vit.encode(self.vit.place(patches, self.grid), keep=seen)[0]
 
-    def reconstruct(self, images: Tensor, ids: Tensor) -> PixelReconstruction:
-        """ids (B, L): all patches, the visible ones first."""
-        latent = self.encode(images, ids[:, : self.visible])
-        prediction = self.pixels(self.decoder(latent, ids))
+    def context(self, latent: Tensor, ids: Tensor) -> Tensor:
+        """Encoded tokens -> the mean (B, D) of the visible patches."""
+        return latent[:, 1 : 1 + self.visible].mean(dim=1)
+
+    def loss(self, latent: Tensor, images: Tensor, ids: Tensor) -> Tensor:
+        """Mean squared error of the hidden patches' pixels."""
+        decoded = self.decoder(latent, ids)
+        prediction = self.pixels(decoded[:, self.visible :])
         target = take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :])
         if self.settings.norm_pixels:
             target = normalised(target)
-        loss = (prediction[:, self.visible :] - target).square().mean()
-        return PixelReconstruction(loss, latent, prediction, ids)
+        return (prediction - target).square().mean()
+
+    def mask_noise(self) -> MaskNoise:
+        """What draws the noise by whose order the patches are hidden."""
+        return MaskNoise(self.settings.sampling, self.grid, self.patches - self.visible)
 
 
 class Mae(Method):
@@ -92,39 +127,25 @@ class Mae(Method):
         self.autoencoder = MaskedAutoencoder(spec, settings)
 
     def views(self) -> Views:
-        steps = crop(self.spec.image_size, self.settings.crop_scale)
-        return MaeViews(view(steps, self.preparation), self.autoencoder.patches)
+        steps = cropping(self.spec.image_size, self.settings)
+        steps += Colours(jitter_chance=self.settings.colour_jitter, grey=0.0).transforms()
+        return MaskedView(view(steps, self.preparation), self.autoencoder.mask_noise())
 
     def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
-        found = self.autoencoder.reconstruct(views["image"], order_of(views["noise"]))
-        return Step(found.loss, {})
+        ids = order_of(views["noise"])
+        latent = self.autoencoder.encode(views["image"], ids)
+        return Step(self.autoencoder.loss(latent, views["image"], ids), {})
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}
 
 
-@dataclass(frozen=True)
-class MaeViews:
-    """One crop, and noise for its patches."""
-
-    crop: Views
-    patches: int
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"image": self.crop(image), "noise": noise(self.patches)}
-
-
-def patchify(images: Tensor, patch: int) -> Tensor:
-    """(B, 3, h*p, w*p) -> (B, L, p*p*3): row in the patch, column in it, channel (models_mae.py:95-107)."""
-    batch, channels, height, width = images.shape
-    cells = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return cells.permute(0, 2, 4, 3, 5, 1).reshape(batch, -1, patch**2 * channels)
-
-
-def normalised(patches: Tensor) -> Tensor:
-    """Each patch (..., 3pp) less its mean, over its standard deviation, with n-1 (models_mae.py:204-207)."""
-    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
-    return (patches - mean) / (variance + PIXEL_EPS).sqrt()
+def cropping(size: int, settings: Settings) -> list[Transform]:
+    """Crop and flip to size x size pixels, as `settings.crop` says."""
+    if settings.crop == "random":
+        return crop(size, settings.crop_scale)
+    resized = round(size / Preparation().crop)
+    return fixed_crop(size, resized) if settings.crop == "fixed" else centre_crop(size, resized)
 
 
 METHOD = Mae

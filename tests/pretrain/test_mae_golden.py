@@ -62,13 +62,14 @@ def views(step: int) -> dict:
 
 
 def test_forward_pass(updates):
-    found = updates.method.autoencoder.reconstruct(DATA["in0.image"], DATA["in0.noise"].argsort(dim=1))
-    visible = updates.method.autoencoder.visible
-    close(found.latent, DATA["out0.latent"], LOSS, "latent")
-    in_raster = found.prediction.gather(1, found.ids.argsort(dim=1).unsqueeze(-1).expand_as(found.prediction))
+    network, ids = updates.method.autoencoder, DATA["in0.noise"].argsort(dim=1)
+    latent = network.encode(DATA["in0.image"], ids)
+    close(latent, DATA["out0.latent"], LOSS, "latent")
+    prediction = network.pixels(network.decoder(latent, ids))
+    in_raster = prediction.gather(1, ids.argsort(dim=1).unsqueeze(-1).expand_as(prediction))
     close(in_raster, DATA["out0.pred"], LOSS, "prediction")
-    patches = found.ids.shape[1]
-    assert torch.equal(mask_at(found.ids[:, visible:], patches).double(), DATA["out0.mask"])
+    hidden = mask_at(ids[:, network.visible :], network.patches)
+    assert torch.equal(hidden.double(), DATA["out0.mask"])
 
 
 def test_recorded_updates(updates):
