@@ -11,7 +11,7 @@ VIT_B = ViTSpec(architecture="vit_base_patch16_224", width=768, depth=12, heads=
 VIT_L = ViTSpec(architecture="vit_large_patch16_224", width=1024, depth=24, heads=16, mlp_hidden=4096, **_PLAIN)
 
 # 8 x 8 patches of CIFAR-10's images, and of enlarged digits: for two cores.
-VIT_32PX = replace(VIT_S, image_size=32, patch_size=4, width=192, depth=6, heads=3, mlp_hidden=768)
+VIT_32PX = replace(VIT_S, image_size=32, patch_size=4, width=128, depth=4, heads=4, mlp_hidden=512)
 # 4 x 4 patches of scikit-learn's digits: for tests and the demo.
 VIT_SMOKE = replace(VIT_S, image_size=16, patch_size=4, width=64, depth=4, heads=4, mlp_hidden=256)
 SINCOS = dict(position="sincos_column_first", position_resize="bicubic")
