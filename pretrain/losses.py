@@ -31,6 +31,23 @@ def contrast(predictions: Tensor, targets: Tensor, temperature: float) -> Tensor
     return info_nce(full(predictions).flatten(0, 1), gathered(full(targets)), temperature, own.repeat(masks))
 
 
+def cross_views(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    """Mean cross-entropy of every view's softmax(logits / temperature) to the targets of all views but itself.
+
+    views (B, G, K): logits of the views that have targets. others (B, N, K): of views that have none.
+    targets (B, G, K): probabilities. DINO (Caron et al. 2021) Eq. 3, main_dino.py:380-404: G (G - 1 + N) pairs.
+    Cross-entropy is linear in the target, and a distribution sums to one: each view meets the sum of its targets once.
+    """
+    pairs = views.shape[1] - 1  # of each target
+    views, everything = full(views) / temperature, targets.sum(dim=1)
+    loss = pairs * views.logsumexp(dim=-1).sum() - ((everything.unsqueeze(1) - targets) * views).sum()
+    if others is not None:
+        pairs += others.shape[1]
+        others = full(others) / temperature
+        loss = loss + views.shape[1] * others.logsumexp(dim=-1).sum() - (everything * others.sum(dim=1)).sum()
+    return loss / (len(views) * views.shape[1] * pairs)
+
+
 @torch.no_grad()
 def gathered(rows: Tensor) -> Tensor:
     """(B, d) of every process -> (N, d), in the order of ranks, without gradient. The same B everywhere."""
