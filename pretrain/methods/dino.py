@@ -1,0 +1,89 @@
+"""DINO (Caron et al. 2021): every crop of an image predicts what the teacher says of its two large ones.
+
+Figure 2 and algorithm 1; facebookresearch/dino 7c446df, main_dino.py. B images, G = 2 global and N local crops,
+K prototypes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pretrain.losses import cross_views
+from pretrain.method import Clock, Step
+from pretrain.recipe import Recipe
+from pretrain.schedules import CosineTo, TableCosine
+from pretrain.self_distillation import DistillationSettings, SelfDistillation
+from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(DistillationSettings):
+    """Nothing that the methods built on DINO do not have too."""
+
+
+class Dino(SelfDistillation):
+    """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        with torch.no_grad():
+            targets = self.targets(self.teacher({"global": views["global"]})["global"], clock)
+        logits = self.student(views)
+        loss = cross_views(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
+        return Step(loss, {})
+
+
+METHOD = Dino
+
+POSITIONS = dict(position_resize="bicubic_offset")
+_VIT_S = Recipe(
+    source="Caron et al. 2021; dino README.md (vanilla run, 8 x 64 images), main_dino.py:42-130",
+    spec=replace(VIT_S, **POSITIONS),
+    settings=Settings(),
+    epochs=100,
+    batch=512,
+    lr=5e-4,
+    schedule=TableCosine(warmup=10, floor=1e-6),
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4),
+    clip=3.0,
+    clip_each=True,
+)
+# Two global crops and few prototypes. Blur and solarisation leave little of so small an image.
+_SMALL = Settings(
+    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, blur=(0.0, 0.0, 0.0),
+    solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
+)  # fmt: skip
+RECIPES = {
+    "vit_s": _VIT_S,
+    "vit_s_300": replace(
+        _VIT_S,
+        source="dino README.md, 'Boosting DINO performance' (16 x 64 images)",
+        settings=Settings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
+        epochs=300,
+        batch=1024,
+    ),
+    "32px": replace(
+        _VIT_S,
+        source="ours: the ViT-S recipe on 8 x 8 patches without local crops, for two cores",
+        spec=replace(VIT_32PX, **POSITIONS),
+        settings=_SMALL,
+        epochs=4,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TableCosine(warmup=0.5, floor=1e-6),
+    ),
+    "smoke": replace(
+        _VIT_S,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **POSITIONS),
+        settings=replace(_SMALL, prototypes=64, head_hidden=64, bottleneck=32, local_crops=2, local_size=8),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TableCosine(warmup=1, floor=1e-6),
+    ),
+}
