@@ -1,0 +1,299 @@
+"""ExtreMA (Wu et al. 2022): from a fifth of the patches, predict what the teacher says of the whole image.
+
+microsoft/ExtreMA bf30b64, lib/builder.py:75-186, vits.py. One direction only: the student sees no whole image, the
+teacher no masked one. B images, L patches, M masks, k patches that a mask keeps, D width, d projected width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import transforms
+
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from pretrain.averaging import frozen_copy, move
+from pretrain.heads import mlp
+from pretrain.losses import contrast, cosine_regression, unit
+from pretrain.masking import kept, order_of, take
+from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.recipe import Recipe
+from pretrain.schedules import CosineTo, WarmupCosine
+from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.views import Colours, Tensors, Transform, crop, noise
+from pretrain.weights import xavier_, xavier_vit
+
+Loss = Literal["byol", "infonce"]
+Sharing = Literal["none", "shared", "independent"]
+
+# The three designs of the instance representation (appendix A), as facts of the encoder's spec. The paper recommends
+# the first; the code has no other, and what the paper leaves open of them is inferred: the class token of the second
+# has no position, the third takes its norm after the mean.
+CLASS_ATTENTION = dict(class_token=False, class_position=False, class_attention=2, final_norm="class", **SINCOS)
+CLASS_TOKEN = dict(class_token=True, class_position=False, class_attention=0, final_norm="all", **SINCOS)
+AVERAGE = dict(
+    class_token=False, class_position=False, class_attention=0, final_norm="pooled", pool="avg", **SINCOS
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """mask_ratio: share of patches that a mask hides (table 1). masks: of each image (tables 2, 3), disjoint unless
+    drawn with `replacement`. loss, temperature: table 6; the latter is InfoNCE's.
+
+    crop (with flip), colour: of both branches alike or drawn for each, table 4. Its rows: none and one of them "shared"
+    are 1 augmentation, "independent" is 2. crop_scale: area of the random crop. projector_*: hidden and last width of
+    projector and predictor. teacher_momentum: at the start; 1 at the end. drop_path: of the student.
+    """
+
+    mask_ratio: float = 0.8
+    masks: int = 5
+    replacement: bool = False
+    loss: Loss = "byol"
+    temperature: float = 0.2
+    crop: Sharing = "shared"
+    colour: Sharing = "independent"
+    crop_scale: tuple[float, float] = (0.2, 1.0)
+    projector_hidden: int = 4096
+    projector_width: int = 256
+    teacher_momentum: float = 0.996
+    drop_path: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, choices in (("loss", Loss), ("crop", Sharing), ("colour", Sharing)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        if self.crop == "independent" and self.colour == "shared":
+            raise ValueError("colour='shared' with crop='independent': two crops share no colours, set both alike")
+        for name in ("masks", "projector_hidden", "projector_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        for name in ("mask_ratio", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more, and less than 1")
+        if not 0 <= self.teacher_momentum <= 1:
+            raise ValueError(f"teacher_momentum={self.teacher_momentum}: must be from 0 to 1")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: must be above 0")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale={self.crop_scale}: two shares of the image's area, the smaller first")
+
+
+class Network(nn.Module):
+    """Encoder and projector; the online and the momentum network are made alike."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__()
+        hidden, width = settings.projector_hidden, settings.projector_width
+        self.vit = xavier_vit(ViT(spec, settings.drop_path))
+        self.projector = xavier_(mlp((spec.width, hidden, hidden, width), norm="ln"))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Placed patches (B, l, D), any of an image's -> projection of the instance representation (B, d)."""
+        return self.projector(self.instance(self.vit.encode(patches, norm=False)[0]))
+
+    def instance(self, tokens: Tensor) -> Tensor:
+        """What the encoder gives without its last norm (B, P+l, D) -> instance representation (B, D), normalised."""
+        spec, trunk = self.vit.spec, self.vit.trunk
+        if spec.class_attention or spec.class_token:
+            return trunk.norm(tokens[:, 0])  # for the class token alone (vits.py:309-312)
+        return trunk.fc_norm(tokens[:, spec.prefix :].mean(dim=1))
+
+    def place(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> patches with their positions (B, L, D)."""
+        return self.vit.place(self.vit.project(images), self.vit.spec.grid)
+
+    def encoder(self) -> Encoder:
+        """For the export; the projector under the importer's names."""
+        return Encoder(vit=self.vit, extra=self.projector.state_dict(prefix="projector."))
+
+
+class Extrema(Method):
+    """Views: "student" and, where it differs, "teacher" (B, 3, H, W); "noise" (B, 1 or M, L)."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        check(spec)
+        self.patches = spec.grid[0] * spec.grid[1]
+        self.keep = keep_of(settings, self.patches)
+        self.online = Network(spec, settings)
+        self.momentum = frozen_copy(self.online)
+        width = settings.projector_width
+        self.predictor = xavier_(mlp((width, settings.projector_hidden, width), norm="ln"))
+        self.teacher_momentum = CosineTo(end=1.0)
+
+    def views(self) -> Views:
+        settings, size = self.settings, self.spec.image_size
+        places = crop(size, settings.crop_scale, "bilinear")
+        if settings.crop == "none":
+            places = centre(size, self.preparation)
+        colours = [] if settings.colour == "none" else Colours().transforms()
+        shared, own = [], []
+        (own if settings.crop == "independent" else shared).extend(places)
+        (own if settings.colour == "independent" else shared).extend(colours)
+        return ExtremaViews(
+            shared=shared,
+            own=own,
+            tensors=Tensors(self.preparation),
+            noise=(settings.masks if settings.replacement else 1, self.patches),
+        )
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        student = views["student"]
+        predictions = self.predict(student, views["noise"])
+        if clock.is_first_part:  # between the two passes (builder.py:146-172); all parts of an update see one teacher
+            move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, clock))
+        targets = self.targets(views.get("teacher", student))
+        return Step(self.loss(predictions, targets), {"spread": spread(targets)})
+
+    def predict(self, images: Tensor, noise: Tensor) -> Tensor:
+        """Images (B, 3, H, W), noise (B, 1 or M, L) -> predictions q (M, B, d), all masks in one pass."""
+        patches = take(self.online.place(images), visible(noise, self.settings.masks, self.keep).flatten(1))
+        by_mask = patches.unflatten(1, (self.settings.masks, self.keep)).transpose(0, 1)  # (M, B, k, D)
+        return self.predictor(self.online(by_mask.flatten(0, 1))).unflatten(0, by_mask.shape[:2])
+
+    @torch.no_grad()
+    def targets(self, images: Tensor) -> Tensor:
+        """Whole images (B, 3, H, W) -> the teacher's projections k (B, d)."""
+        return self.momentum(self.momentum.place(images))
+
+    def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """q (M, B, d), k (B, d) -> mean over masks and images (builder.py:81-98, 174-186)."""
+        if self.settings.loss == "byol":
+            return cosine_regression(predictions, targets)
+        return contrast(predictions, targets, self.settings.temperature)
+
+    def groups(self) -> list[Group]:
+        """main.py:225-226: the class token, which has three dimensions, does not decay either."""
+        tokens = ("online.vit.class_query", "online.vit.trunk.cls_token")
+        return decay_groups(self.named_parameters(), undecayed=tokens)
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"momentum": self.momentum.encoder(), "online": self.online.encoder()}
+
+
+@dataclass(frozen=True)
+class ExtremaViews:
+    """What both branches share, then what each draws for itself; and noise for the masks."""
+
+    shared: list[Transform]
+    own: list[Transform]
+    tensors: Tensors
+    noise: tuple[int, int]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        both = applied(self.shared, image)
+        branches = ("student", "teacher") if self.own else ("student",)
+        views = {branch: self.tensors(applied(self.own, both)) for branch in branches}
+        return views | {"noise": noise(*self.noise)}
+
+
+def applied(steps: list[Transform], image: Image.Image) -> Image.Image:
+    """The image after all steps."""
+    for step in steps:
+        image = step(image)
+    return image
+
+
+def centre(size: int, preparation: Preparation) -> list[Transform]:
+    """Table 4, "none": the middle of the image, without a flip (lib/augment.py)."""
+    return [transforms.Resize(round(size / preparation.crop)), transforms.CenterCrop(size)]
+
+
+def visible(noise: Tensor, masks: int, keep: int) -> Tensor:
+    """Noise (B, 1 or M, L) -> ids of the patches that each mask keeps (B, M, k), ascending by noise.
+
+    One draw for all masks is cut into stretches, so that they are disjoint (builder.py:116-144); else one draw a mask.
+    """
+    order = order_of(noise)
+    each = masks // order.shape[1]
+    return order[..., : each * keep].reshape(len(order), masks, keep)
+
+
+def keep_of(settings: Settings, patches: int) -> int:
+    """k. Raises ValueError where no patch is left, or disjoint masks do not fit into `patches`."""
+    keep = kept(patches, settings.mask_ratio)
+    if not keep:
+        raise ValueError(f"mask_ratio={settings.mask_ratio} leaves none of {patches} patches; lower it")
+    if settings.masks * keep > patches and not settings.replacement:
+        raise ValueError(
+            f"masks={settings.masks} of {keep} patches each are more than the image's {patches}; use masks="
+            f"{patches // keep}, raise mask_ratio={settings.mask_ratio} or set replacement=true"
+        )
+    return keep
+
+
+def check(spec: ViTSpec) -> None:
+    """Raises ValueError for an encoder that is none of the three designs."""
+    design = CLASS_ATTENTION if spec.class_attention else CLASS_TOKEN if spec.class_token else AVERAGE
+    for name in ("position", "class_position", "final_norm"):
+        if getattr(spec, name) != design[name]:
+            raise ValueError(
+                f"{name}={getattr(spec, name)!r} does not fit class_attention={spec.class_attention} with class_token="
+                f"{spec.class_token}; set {name}={design[name]}"
+            )
+
+
+def spread(targets: Tensor) -> Tensor:
+    """How far the targets (B, d) of a batch are apart: 0 where they collapsed to one, near 1 where they fill space."""
+    return unit(targets).std(dim=0, correction=0).mean() * targets.shape[1] ** 0.5
+
+
+METHOD = Extrema
+
+_VIT_B = Recipe(
+    source="Wu et al. 2022, section 5.1, table 7: 80 % x 5, shared crop + colour; betas, warm-up and drop path: README",
+    spec=replace(VIT_B, **CLASS_ATTENTION),
+    settings=Settings(),
+    epochs=300,
+    batch=2048,
+    lr=1.5e-4,
+    schedule=WarmupCosine(warmup=40),
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+)
+_VIT_S = replace(
+    _VIT_B,
+    source="Wu et al. 2022, section 5.1, table 7; ours: that ViT-S has the numbers of the README's ViT-B",
+    spec=replace(VIT_S, **CLASS_ATTENTION),
+)
+_22K = dict(
+    source="Wu et al. 2022, section 5.1, table 7: ImageNet-22k, as many updates; ours: warm-up of 4 epochs",
+    epochs=30,
+    schedule=WarmupCosine(warmup=4),
+)
+_FIGURE_5 = dict(
+    source="Wu et al. 2022, figure 5; ours: details of the design, which the code does not have",
+    settings=Settings(mask_ratio=0.9, masks=8, colour="none"),
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_s": _VIT_S,
+    "vit_b_22k": replace(_VIT_B, **_22K),
+    "vit_s_22k": replace(_VIT_S, **_22K),
+    "vit_s_class_token": replace(_VIT_S, spec=replace(VIT_S, **CLASS_TOKEN), **_FIGURE_5),
+    "vit_s_average": replace(_VIT_S, spec=replace(VIT_S, **AVERAGE), **_FIGURE_5),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **CLASS_ATTENTION),
+        settings=Settings(projector_hidden=512, projector_width=128, drop_path=0.0, crop_scale=(0.4, 1.0)),
+        epochs=10,
+        batch=256,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=1),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **CLASS_ATTENTION),
+        settings=Settings(projector_hidden=128, projector_width=32, crop_scale=(0.6, 1.0)),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=1),
+    ),
+}

@@ -1,0 +1,278 @@
+"""ExtreMA against recorded passes and updates of its official modules (microsoft/ExtreMA bf30b64), in float64.
+
+The recorded cases are float32; their README measures them to 2e-6 forward, 4e-7 in losses, 1e-5 of the largest entry
+in gradients, 2e-7 after the teacher's move. The trajectory is float64, and its README measures 3e-15.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from processes import in_two_processes
+from recorded import ROOT, close, fill, recording, under
+from torch import Tensor, nn
+
+from checkpoints.positions import sincos_positions
+from engine.distributed import World
+from pretrain.masking import kept
+from pretrain.method import Clock, Method
+from pretrain.methods.extrema import CLASS_ATTENTION, METHOD, RECIPES, Settings, visible
+from pretrain.recipe import Recipe
+from pretrain.schedules import WarmupCosine
+from pretrain.sizes import VIT_SMOKE
+from pretrain.updates import Updates
+
+META = json.loads((ROOT / "extrema/meta.json").read_text())
+DATA, _ = recording("extrema/cases.safetensors")
+WEIGHTS, _ = recording("extrema/weights.safetensors")
+CASES = [name for name in META["cases"] if name != "infonce_2ranks"]
+FORWARD, LOSS, GRADIENT, MOVED, TRAJECTORY = 2e-6, 4e-7, 1e-5, 2e-7, 1e-12
+NORMS = 1e-9  # its README's; Adam makes 1e-12 of the rounding noise in the keys' biases
+ZERO = 1e-6  # a key's bias moves no softmax: its recorded gradient is rounding noise
+
+
+def our_name(official: str) -> str:
+    """Official parameter name -> ours."""
+    branch, _, name = official.partition(".")
+    if branch == "predictor":
+        return official
+    for pattern, ours in (("cls_token", "class_query"), (r"blocks_token\.", "class_attention.")):
+        name = re.sub(rf"^{pattern}", ours, name)
+    branch = {"base_encoder": "online", "momentum_encoder": "momentum"}[branch]
+    if name.startswith("head."):
+        return f"{branch}.{name.replace('head', 'projector', 1)}"
+    return f"{branch}.vit.{name}" if name.startswith("class_") else f"{branch}.vit.trunk.{name}"
+
+
+def method_of(case: dict, model: str, **changes) -> Method:
+    """The method with a recorded case's options, in the recorded state."""
+    size = META[model]
+    design = CLASS_ATTENTION | {"class_attention": size["ca"]}
+    spec = replace(VIT_SMOKE, image_size=size["img"], patch_size=size["patch"], width=size["dim"], depth=size["depth"],
+                   heads=size["heads"], mlp_hidden=4 * size["dim"], **design)  # fmt: skip
+    settings = Settings(
+        mask_ratio=case["ratio"], masks=case["masks"], replacement=not case.get("disjoint", True),
+        loss=case.get("loss", "infonce" if case.get("T") else "byol"), temperature=case.get("T") or 1.0,
+        projector_hidden=size["mlp_dim"], projector_width=size["proj"],
+        teacher_momentum=case.get("ema", META["trajectory"]["ema_momentum"]),
+        drop_path=max(case.get("drop_path_rates", [0.0])), **changes,
+    )  # fmt: skip
+    method = METHOD(spec, settings).double()
+    fill(method, {our_name(name): tensor for name, tensor in under(WEIGHTS, f"{model}/").items()})
+    return method
+
+
+def model_of(name: str) -> str:
+    return "grid" if name.startswith("grid") else "main"
+
+
+def pixels(images: Tensor) -> Tensor:
+    return images.double() / 64 - 2
+
+
+def views_of(name: str) -> dict[str, Tensor]:
+    model = model_of(name)
+    views = {"student": pixels(DATA[f"{model}/images1_u8"]), "noise": DATA[f"{name}/noise"].transpose(0, 1)}
+    if META["cases"][name]["views"] == 2:
+        views["teacher"] = pixels(DATA[f"{model}/images2_u8"])
+    return views
+
+
+def start(parts: int = 1) -> Clock:
+    return Clock(step=0, steps_per_epoch=1, epochs=1, parts=parts)
+
+
+def listen(method: Method) -> dict[str, Tensor]:
+    """What the modules give, by recorded name, once the method has run."""
+    heard: dict[str, Tensor] = {}
+
+    def note(module: nn.Module, name: str) -> None:
+        module.register_forward_hook(lambda module, inputs, output: heard.__setitem__(name, output.detach()))
+
+    for branch, network in (("student", method.online), ("teacher", method.momentum)):
+        trunk, class_attention = network.vit.trunk, network.vit.class_attention
+        for number, block in enumerate(trunk.blocks[:-1]):
+            note(block, f"{branch}/block{number}")
+        for number, block in enumerate(class_attention):
+            note(block, f"{branch}/ca{number}")
+        note(class_attention[-1], f"{branch}/instance_prenorm")
+        note(trunk.blocks[-1], f"{branch}/distributed")
+        note(trunk.norm, f"{branch}/instance")
+        note(network.projector, f"{branch}/projection")
+    trunk = method.online.vit.trunk
+    trunk.blocks[0].register_forward_pre_hook(lambda module, inputs: heard.__setitem__("student/tokens_in", inputs[0]))
+    note(method.predictor, "student/prediction")
+    return heard
+
+
+def recorded_drops(method: Method, draws: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """timm's drop path takes the recorded draws, in order; returns those that are left."""
+    left = list(draws)
+
+    def drop_path(x: Tensor, drop_prob: float = 0.0, training: bool = False, scale_by_keep: bool = True) -> Tensor:
+        if not (drop_prob and training):
+            return x
+        keep = 1 - drop_prob
+        return x * ((keep + left.pop(0)).floor() / keep).view(-1, 1, 1)
+
+    monkeypatch.setattr("timm.layers.drop.drop_path", drop_path)
+    return left
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_pass(name, monkeypatch):
+    case, model = META["cases"][name], model_of(name)
+    method = method_of(case, model)
+    heard, views = listen(method), views_of(name)
+    left = recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)), monkeypatch)
+
+    assert torch.equal(visible(views["noise"], case["masks"], method.keep).transpose(0, 1), DATA[f"{name}/keep_ids"])
+    step = method(views, start())
+    step.loss.backward()
+
+    assert not left
+    compared = [part for part in under(DATA, f"{name}/") if part.startswith(("student/", "teacher/"))]
+    assert len(compared) >= 6
+    for part in compared:
+        theirs = DATA[f"{name}/{part}"]
+        close(heard[part].reshape(theirs.shape), theirs, FORWARD, part)
+    close(step.loss, DATA[f"{name}/loss"][0], LOSS, "loss")
+    predictions = heard["student/prediction"].unflatten(0, (case["masks"], -1))
+    by_mask = [method.loss(predictions[i : i + 1], heard["teacher/projection"]) for i in range(case["masks"])]
+    close(torch.stack(by_mask), DATA[f"{name}/loss_per_mask"], LOSS, "loss of each mask")
+    check_gradients(method, name, case)
+    after = under(WEIGHTS, f"{model}_after_ema/")
+    for official, theirs in after.items():
+        close(method.get_parameter(our_name(official)), theirs, MOVED, official)
+    for official, norm in META[f"{model}_after_ema_norms"].items():
+        close(method.get_parameter(our_name(f"momentum_encoder.{official}")).norm(), norm, MOVED, official)
+
+
+def check_gradients(method: Method, name: str, case: dict) -> None:
+    """Norms for all parameters, some gradients in full, none where none was recorded."""
+    norms = {our_name(official): norm for official, norm in META["grad_norms"][name].items()}
+    trained = {parameter: p.grad for parameter, p in method.named_parameters() if p.grad is not None}
+    assert trained.keys() == norms.keys()
+    for parameter, gradient in trained.items():
+        if norms[parameter] > ZERO:
+            close(gradient.norm(), norms[parameter], GRADIENT, f"gradient norm of {parameter}")
+        else:
+            assert parameter.endswith("attn.k.bias") and gradient.norm() < ZERO
+    total = torch.stack([gradient.norm() for gradient in trained.values()]).norm()
+    close(total, case["total_grad_norm"], GRADIENT, "gradient norm")
+    for official, theirs in under(DATA, f"{name}/grad/").items():
+        ours = trained[our_name(official)]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=GRADIENT * theirs.abs().max().item(), msg=official)
+
+
+def test_recorded_pass_in_float32():
+    """Its README: 1e-5 in float32 for values and the loss, 5e-5 for gradients."""
+    name = "byol_m2_views2"
+    method = method_of(META["cases"][name], "main").float()
+    heard = listen(method)
+    step = method({part: tensor.float() for part, tensor in views_of(name).items()}, start())
+    step.loss.backward()
+    close(step.loss, DATA[f"{name}/loss"][0], 1e-5, "loss")
+    for part in ("distributed", "instance", "prediction"):
+        close(heard[f"student/{part}"].reshape(DATA[f"{name}/student/{part}"].shape), DATA[f"{name}/student/{part}"],
+              1e-5, part)  # fmt: skip
+    for official, theirs in under(DATA, f"{name}/grad/").items():
+        close(method.get_parameter(our_name(official)).grad, theirs, 5e-5, official)
+
+
+def recipe(method: Method) -> Recipe:
+    """That of the recorded trajectory."""
+    given = META["trajectory"]
+    return Recipe(
+        source="recorded", spec=method.spec, settings=method.settings, epochs=given["epochs"], batch=2,
+        lr=given["lr"], lr_batch=0, schedule=WarmupCosine(warmup=given["warmup_epochs"], floor=given["min_lr"]),
+        weight_decay=given["weight_decay"], betas=tuple(given["betas"]),
+    )  # fmt: skip
+
+
+def test_trajectory():
+    given, data = META["trajectory"], under(DATA, "trajectory/")
+    method = method_of(given, "main")
+    updates = Updates(method, recipe(method))
+    for step in range(len(data["loss"])):
+        clock = Clock(step=step, steps_per_epoch=given["iters_per_epoch"], epochs=given["epochs"])
+        close(updates.rates(clock)[0], data["lr"][step], TRAJECTORY, f"learning rate {step}")
+        momentum = method.teacher_momentum.at(method.settings.teacher_momentum, clock)
+        close(momentum, data["ema"][step], TRAJECTORY, f"momentum {step}")
+        views = {"student": pixels(data["images_u8"][step]), "noise": data["noise"][step].unsqueeze(1)}
+        logs = updates.run([views], clock)
+        close(logs["loss"], data["loss"][step], TRAJECTORY, f"loss {step}")
+        close(logs["grad_norm"], data["grad_norm"][step], TRAJECTORY, f"gradient norm {step}")
+    for official, theirs in under(data, "final/").items():
+        close(method.get_parameter(our_name(official)), theirs, TRAJECTORY, official)
+    norms = {our_name(official): norm for official, norm in given["final_norms"].items()}
+    assert norms.keys() == dict(method.named_parameters()).keys()
+    for name, norm in norms.items():
+        close(method.get_parameter(name).norm(), norm, NORMS, name)
+
+
+def test_decayed_parameters():
+    plain, decayed = method_of(META["trajectory"], "main").groups()
+    assert (plain.weight_decay, decayed.weight_decay) == (0.0, None)
+    for group, recorded in ((plain, "no_decay"), (decayed, "decay")):
+        assert set(group.parameters) == {our_name(name) for name in META["optimizer_groups"][recorded]}
+
+
+def test_schedules_of_the_released_recipe():
+    released, teacher = RECIPES["vit_b"], method_of(META["trajectory"], "main").teacher_momentum
+    per_epoch = 2500  # updates, so that every recorded epoch is a whole number of them
+    for epoch, lr, momentum in zip(
+        *(DATA[f"schedule/{name}"].tolist() for name in ("epoch", "lr", "ema")), strict=True
+    ):
+        clock = Clock(step=round(epoch * per_epoch), steps_per_epoch=per_epoch, epochs=released.epochs)
+        assert clock.time == pytest.approx(epoch, abs=1e-12)
+        assert released.schedule.at(released.peak, clock) == pytest.approx(lr, rel=1e-6, abs=1e-18)
+        assert teacher.at(released.settings.teacher_momentum, clock) == pytest.approx(momentum, rel=1e-12)
+
+
+def test_position_table_and_kept_patches():
+    table = sincos_positions((14, 14), 768, "column")[0]
+    rows = DATA["pos_embed_768_g14/rows"].long()
+    torch.testing.assert_close(table[rows].double(), DATA["pos_embed_768_g14/values"], rtol=0, atol=1e-6)
+    for ratio, number in META["mask_view_size_196"].items():
+        assert kept(196, float(ratio)) == number
+
+
+def views_of_ranks(ranks: slice) -> dict[str, Tensor]:
+    data = under(DATA, "infonce_2ranks/")
+    return {
+        "student": pixels(data["images_u8"][ranks].flatten(0, 1)),
+        "noise": data["noise"][ranks].flatten(0, 1).unsqueeze(1),
+    }
+
+
+def one_pass(world: World, views: dict[str, Tensor], path: Path) -> None:
+    """Loss of this process and gradients after one pass, to a file."""
+    method = method_of(META["cases"]["infonce_2ranks"], "main")
+    logs = Updates(method, recipe(method), world=world).back_from(views, start())
+    found = {name: p.grad for name, p in method.named_parameters() if p.requires_grad}
+    torch.save(found | {"loss": torch.tensor(logs["loss"], dtype=torch.float64)}, path)
+
+
+def share(world: World, folder: Path) -> None:
+    one_pass(world, views_of_ranks(slice(world.rank, world.rank + 1)), folder / str(world.rank))
+
+
+def test_two_processes_share_their_keys(tmp_path):
+    data = under(DATA, "infonce_2ranks/")
+    in_two_processes(share, tmp_path)
+    one_pass(World(), views_of_ranks(slice(0, 2)), tmp_path / "whole")
+    found = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    close(torch.stack([rank["loss"] for rank in found]), data["loss_per_rank"], LOSS, "losses")
+    for official, theirs in under(data, "ddp_grad/").items():
+        ours = [rank[our_name(official)] for rank in found]
+        assert torch.equal(*ours)
+        close(ours[0], theirs, GRADIENT, official)
+    whole = torch.load(tmp_path / "whole")  # one process with all images
+    close(torch.stack([rank["loss"] for rank in found]).mean(), whole["loss"], 1e-12, "loss")
+    for name, gradient in found[0].items():
+        if name != "loss" and whole[name].norm() > ZERO:
+            close(gradient, whole[name], 1e-9, name)
