@@ -21,6 +21,7 @@ from engine.files import sha256_of_file
 
 KEPT = 2
 DIGITS = 16
+WRITING = ".writing-"  # prefix of a file that is not whole yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,14 @@ class State:
 
 
 def save_state(folder: Path, step: int, state: State) -> Path:
-    """Write the state of `step` in one move, then delete all but the newest KEPT."""
+    """Write the state of `step` in one move, then delete all but it and the KEPT - 1 before it.
+
+    One process at a time writes to `folder`. ValueError where the file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
+    for torn in folder.glob(f"{WRITING}*"):  # by a kill
+        torn.unlink()
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=WRITING)
     os.close(handle)
     try:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
@@ -48,11 +54,16 @@ def save_state(folder: Path, step: int, state: State) -> Path:
         path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}.safetensors"
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except SafetensorError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise ValueError(f"{folder}: the training state cannot be written ({error}); free some space") from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    for old in [other for other in states(folder) if other != path][KEPT - 1 :]:
-        old.unlink(missing_ok=True)
+    # A state of a later step is a broken one, which this training passed over when it began.
+    before = [other for other in states(folder) if other.name < path.name]
+    for other in set(states(folder)) - {path, *before[: KEPT - 1]}:
+        other.unlink(missing_ok=True)
     return path
 
 
@@ -61,26 +72,31 @@ def states(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
-def load_newest(folder: Path) -> State | None:
+def newest_whole(folder: Path) -> Path | None:
     """The newest state that is whole; None where there is none at all. Says on stderr which ones it passed over.
 
     Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
     """
     found = states(folder)
     for path in found:
-        try:
-            return _load(path)
-        except (OSError, ValueError, SafetensorError) as error:
-            print(f"warning: {path} is broken ({error}); trying the one before", file=sys.stderr)
+        if is_whole(path):
+            return path
+        print(f"warning: {path} does not hold what was written to it; trying the state before", file=sys.stderr)
     if found:
         raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
     return None
 
 
-def _load(path: Path) -> State:
-    written = path.stem.rpartition("-")[2]
-    if sha256_of_file(path)[:DIGITS] != written:
-        raise ValueError("its bytes are not those that were written")
+def is_whole(path: Path) -> bool:
+    """Whether a state file holds what was written; not where the disk cannot say."""
+    try:
+        return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
+    except OSError:
+        return False
+
+
+def load_state(path: Path) -> State:
+    """A whole state file."""
     with safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["facts"])
         return State(tensors={name: file.get_tensor(name) for name in file.keys()}, facts=facts)  # noqa: SIM118

@@ -7,7 +7,8 @@ B images of one part, n training images.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from imagesets.sets import ImageSet
 from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
+AHEAD = 2  # parts that each loader process makes in advance
+DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts(Dataset):
-    """The parts of process `rank` for `steps`, in order."""
+    """The parts of process `rank` for `steps`, in order; in place of one that cannot be made, the error.
+
+    An error that a loader process raises would arrive as the text of its traceback.
+    """
 
     image_set: ImageSet
     views: Views
@@ -82,7 +88,13 @@ class Parts(Dataset):
     def __len__(self) -> int:
         return len(self.steps) * self.cut.parts
 
-    def __getitem__(self, item: int) -> Part:
+    def __getitem__(self, item: int) -> Part | ValueError | OSError:
+        try:
+            return self.part(item)
+        except (ValueError, OSError) as error:
+            return error
+
+    def part(self, item: int) -> Part:
         step, part = self.steps[item // self.cut.parts], item % self.cut.parts
         epoch = step // self.cut.steps_per_epoch
         unreadable: dict[int, str] = {}
@@ -108,18 +120,22 @@ def default_workers(device: str) -> int:
     return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
 
 
-def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Iterator[Part]:
-    """All parts in order. Raises UnreadableImage unless `skip_bad`."""
-    pinned = torch.device(device).type == "cuda"
-    loader = DataLoader(
-        parts,
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=pinned,
-        prefetch_factor=2 if workers else None,
-        worker_init_fn=_single_threaded,
+def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Generator[Part]:
+    """All parts in order; close it to end the loader processes. Raises UnreadableImage unless `skip_bad`."""
+    loader = iter(
+        DataLoader(
+            parts,
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=torch.device(device).type == "cuda",
+            prefetch_factor=AHEAD if workers else None,
+            worker_init_fn=_settle,
+        )
     )
-    for found in loader:
+    for _ in range(len(parts)):
+        found = next(loader)
+        if isinstance(found, Exception):
+            raise found
         part = Part(*found)
         if part.unreadable and not skip_bad:
             place, reason = next(iter(part.unreadable.items()))
@@ -127,5 +143,13 @@ def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Iterator[
         yield part
 
 
-def _single_threaded(worker: int) -> None:
+def _settle(worker: int) -> None:
+    """In a loader process: one core, and deaf to what is meant for the training.
+
+    A terminal and a scheduler signal all processes of a job at once, but the training still needs its images to reach
+    the end of an update. It ends its loaders itself; should it fail to, an alarm ends them a while after a SIGTERM.
+    """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(DEAF))

@@ -1,6 +1,7 @@
 """What a pretraining writes down: log.jsonl, one JSON object for each stretch of updates, and the same to TensorBoard.
 
-After a restart the lines of updates that are done again are dropped first, so that a curve has every update once.
+A line with `updates` holds means over so many updates, the last of which is `step`; others are a monitor's. After a
+restart the lines of updates that are done again are dropped first, so that a curve has every update once.
 """
 
 import json
@@ -13,12 +14,22 @@ from engine.files import write_atomic
 
 
 class Records:
-    """Writer of one run. step: where the training goes on. Only the first process has one."""
+    """Writer of one run. step: where the training goes on. quiet: write nothing, as all but the first process."""
 
-    def __init__(self, folder: Path, step: int, wandb: str | None = None, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        wandb: str | None = None,
+        run: Mapping[str, Any] | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.path, self.board, self.wandb = folder / "log.jsonl", None, None
+        if quiet:
+            return
         from torch.utils.tensorboard import SummaryWriter
 
-        self.path = folder / "log.jsonl"
         lines = [line for line in _lines(self.path) if line["step"] <= step]
         write_atomic(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
@@ -26,6 +37,8 @@ class Records:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append what is known after `step` updates."""
+        if self.board is None:
+            return
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **{name: _plain(value) for name, value in values.items()}}) + "\n")
         for name, value in values.items():
@@ -34,9 +47,41 @@ class Records:
             self.wandb.log(dict(values), step=step)
 
     def close(self) -> None:
-        self.board.close()
+        if self.board is not None:
+            self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+class Averages:
+    """Means of the logs over the updates since they were last taken. seconds: of these updates, `waited` for images."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        self.updates, self.seconds, self.waited = 0, 0.0, 0.0
+
+    def add(self, logs: Mapping[str, float], last: Mapping[str, float], seconds: float) -> None:
+        """One update. last: values of which the newest alone is of interest."""
+        for name, value in logs.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.last = dict(last)
+        self.updates, self.seconds = self.updates + 1, self.seconds + seconds
+
+    def taken(self, batch: int) -> dict[str, float]:
+        """The means, images a second, and the share of the time that was spent waiting for images."""
+        found = {
+            "updates": self.updates,
+            **self.last,
+            **{name: value / self.updates for name, value in self.sums.items()},
+            "images_per_second": self.updates * batch / self.seconds,
+            "waiting": self.waited / self.seconds,
+        }
+        self.clear()
+        return found
 
 
 def _plain(value: float) -> float | str:

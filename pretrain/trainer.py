@@ -8,35 +8,32 @@ A run's folder holds
     start/        the encoder before the first update: the floor that a training has to beat
 """
 
-import json
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
-from engine.files import write_atomic
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from imagesets.sets import ImageSet
 from pretrain.batch_norm import synchronised
-from pretrain.checkpointing import State, load_newest, save_state
+from pretrain.checkpointing import State, load_state, newest_whole, save_state
+from pretrain.claims import claim
 from pretrain.images import Part, Parts, cut_of, default_workers, stream
+from pretrain.interruptions import Timer, listening
 from pretrain.method import Clock, Encoder, Method
 from pretrain.recipe import Recipe
-from pretrain.records import Records
+from pretrain.records import Averages, Records
 from pretrain.updates import Precision, Updates
 
-SAVE_SHARE = 0.02  # of the time at most goes into saving, whatever was asked
 LOG_EVERY = 2.0  # seconds between two lines of the log, at least
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # a scheduler's: save and leave
 
 # (export of the first branch, clock) -> values for the log, such as an online k-NN accuracy.
 Monitor = Callable[[ViTExport, Clock], Mapping[str, float]]
@@ -97,83 +94,90 @@ class Trainer:
 
     def train(self) -> Literal["finished", "stopped"]:
         """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
-        self.world.first(self.claim)
+        self.world.first(lambda: claim(self.run.out, self.identity(), self.run.resume))
         self.load()
-        if self.step == self.clock().steps and (self.run.out / "export").exists():
-            return "finished"
-        if self.step == 0:
-            self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
-        with listening(self.stop):
-            finished = self.loop()
-        if finished:
-            self.export()
-        return "finished" if finished else "stopped"
+        if self.step < self.clock().steps:
+            with listening(self.stop):
+                self.loop()
+        if self.step < self.clock().steps:
+            return "stopped"
+        self.export()
+        return "finished"
 
     def stop(self) -> None:
         """Save and leave after this update."""
         self.asked_to_stop = True
 
-    def loop(self) -> bool:
-        """All updates that are left; False if it was asked to stop before."""
-        records = Records(self.run.out, self.step, self.run.wandb, self.identity()) if self.world.is_first else None
-        steps, batch = self.clock().steps, self.recipe.batch
-        parts = self.parts(range(self.step, steps))
+    def loop(self) -> None:
+        """All updates that are left, or as many as there are until it is asked to stop. The state is saved then."""
+        self.asked_to_stop = False
+        records, averages = self.world.each(self.records), Averages()
         saving = Timer(self.run.save_minutes * 60.0)
-        averages = Averages()
-        try:
-            with Progress(self.name, (steps - self.step) * batch, quiet=not self.world.is_first) as progress:
-                while self.step < steps:
-                    wishes = {"stop": self.asked_to_stop, "save": self.world.is_first and saving.is_due()}
-                    logs = self.update(parts, averages, wishes)
-                    progress.label = f"{self.name}, epoch {self.clock().time:.1f}, loss {logs['loss']:.4g}"
-                    progress.advance(batch)
-                    self.write(records, averages)
+        todo = range(self.step, self.clock().steps)
+
+        def wishes() -> dict[str, bool]:
+            speaks = self.world.is_first
+            log = speaks and averages.seconds >= LOG_EVERY
+            return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
+
+        progress = Progress(self.name, len(todo) * self.recipe.batch, quiet=not self.world.is_first)
+        with closing(records), closing(self.parts(todo)) as parts, progress:
+            while self.step < todo.stop:
+                asked = self.update(parts, averages, wishes)
+                progress.label = f"{self.name}, epoch {self.clock().time:.1f}, loss {self.updates.losses[-1]:.4g}"
+                progress.advance(self.recipe.batch)
+                leave = asked["stop"] or self.step == todo.stop
+                save, epoch_over = leave or asked["save"], self.step % self.cut.steps_per_epoch == 0
+                if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
+                    self.write(records, averages.taken(self.recipe.batch))
+                if epoch_over:
                     self.after_epoch(records)
-                    stop = logs["stop"] > 0 and self.step < steps
-                    if stop or self.step == steps or logs["save"] > 0:
-                        with saving:
-                            self.save()
-                    if stop:
-                        return False
-        finally:
-            if records is not None:
-                records.close()
-        return True
+                if save:
+                    with saving:
+                        self.save()
+                if leave:
+                    return
 
-    def update(self, parts: Iterator[Part], averages: "Averages", wishes: Mapping[str, bool]) -> dict[str, float]:
-        """One update on the next images."""
+    def records(self) -> Records:
+        return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_first)
+
+    def write(self, records: Records, values: Mapping[str, float]) -> None:
+        """Into the log, from the first process."""
+        self.world.first(lambda: records.write(self.step, values))
+
+    def update(
+        self, parts: Iterator[Part], averages: Averages, wishes: Callable[[], Mapping[str, bool]]
+    ) -> dict[str, bool]:
+        """One update on the next images. Returns which wishes some process has."""
         clock, started = self.clock(), time.monotonic()
-        batches = [next(parts) for _ in range(self.cut.parts)]
-        waited = time.monotonic() - started
-        for batch in batches:
-            self.unreadable |= {str(place): why for place, why in batch.unreadable.items()}
-        logs = self.updates.run((batch.views for batch in batches), clock, wishes)
+        logs = self.updates.run(self.views(parts, averages), clock, wishes)
         lr, decay = self.updates.rates(clock)
-        seconds = time.monotonic() - started
-        averages.add({name: value for name, value in logs.items() if name not in wishes}, seconds, waited)
-        averages.last = {"epoch": clock.time, "lr": lr, "weight_decay": decay}
+        last = {"epoch": clock.time, "lr": lr, "weight_decay": decay}
+        asked = {name: logs.pop(name) > 0 for name in wishes()}
+        averages.add(logs, last, time.monotonic() - started)
         self.step += 1
-        return logs
+        return asked
 
-    def write(self, records: Records | None, averages: "Averages") -> None:
-        """A line of the log where the last one is old enough, an epoch is over or the training is."""
-        if records is not None and (averages.seconds >= LOG_EVERY or self.step % self.cut.steps_per_epoch == 0):
-            records.write(self.step, averages.taken(self.recipe.batch))
+    def views(self, parts: Iterator[Part], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
+        """Those of one update, part by part. Where one process has no images, all of them stop here, with its error."""
+        for _ in range(self.cut.parts):
+            started = time.monotonic()
+            part = self.world.each(lambda: next(parts))
+            averages.waited += time.monotonic() - started
+            self.unreadable |= {str(place): why for place, why in part.unreadable.items()}
+            yield part.views
 
-    def after_epoch(self, records: Records | None) -> None:
-        """Export and monitor, where this update ended an epoch after which that is due."""
-        epoch, within = divmod(self.step, self.cut.steps_per_epoch)
-        if within:
-            return
-        run, last = self.run, epoch == self.recipe.epochs
+    def after_epoch(self, records: Records) -> None:
+        """Export and monitor, where either is due."""
+        run, epoch = self.run, self.step // self.cut.steps_per_epoch
+        last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
             found = self.world.first(lambda: dict(run.monitor(self.exports(first_only=True)["export"], self.clock())))
-            if records is not None:
-                records.write(self.step, found)
+            self.write(records, found)
 
-    def parts(self, steps: range) -> Iterator[Part]:
+    def parts(self, steps: range) -> Generator[Part]:
         """What this process sees during `steps`."""
         run = self.run
         workers = default_workers(run.device) if run.workers is None else run.workers
@@ -191,25 +195,15 @@ class Trainer:
             "precision": self.run.precision,
         }
 
-    def claim(self) -> None:
-        """Begin a new run in `out`, or check that the one there is this one."""
-        path, own = self.run.out / "run.json", json.loads(json.dumps(self.identity()))
-        if not path.exists():
-            if self.run.out.exists() and any(self.run.out.iterdir()):
-                raise ValueError(f"{self.run.out} holds other files: choose a new folder for --out")
-            write_atomic(path, json.dumps(own, indent=2) + "\n")
-            return
-        if not self.run.resume:
-            raise ValueError(f"{self.run.out} holds a run already; add --resume to go on, or choose another --out")
-        there = json.loads(path.read_text(encoding="utf-8"))
-        own["data"].pop("url"), there["data"].pop("url")  # the images may have moved
-        different = differences(there, own)
-        if different:
-            raise ValueError(f"{self.run.out} holds another run, {'; '.join(different)}; choose another --out")
-
     def save(self) -> None:
         """The training state, from the first process."""
+        self.share_unreadable()
         self.world.first(lambda: save_state(self.run.out / "states", self.step, self.state()))
+
+    def share_unreadable(self) -> None:
+        """Every process learns of the images that another one could not read."""
+        for found in self.world.gather_objects(self.unreadable):
+            self.unreadable |= found
 
     def state(self) -> State:
         """Everything that the next update depends on."""
@@ -227,9 +221,10 @@ class Trainer:
 
     def load(self) -> None:
         """Take up the newest training state, where there is one."""
-        state = self.world.each(lambda: load_newest(self.run.out / "states"))
-        if state is None:
+        path = self.world.first(lambda: newest_whole(self.run.out / "states"))
+        if path is None:
             return
+        state = self.world.each(lambda: load_state(path))
         self.method.load_state_dict(state.under("method."))
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in state.under("optimizer.").items():
@@ -273,6 +268,7 @@ class Trainer:
 
     def export(self) -> None:
         """Write all exports, from the first process."""
+        self.share_unreadable()
         self.world.first(self._export)
 
     def _export(self) -> None:
@@ -284,72 +280,3 @@ def build(module: ModuleType, recipe: Recipe, seed: int) -> Method:
     """The method with its initial weights, the same in every process."""
     with seeded(START, seed):
         return module.METHOD(recipe.spec, recipe.settings)
-
-
-def differences(there: Any, asked: Any, name: str = "") -> list[str]:
-    """What differs between two JSON values, a line for each leaf."""
-    if isinstance(there, dict) and isinstance(asked, dict):
-        names = dict.fromkeys([*there, *asked])
-        return [
-            line
-            for key in names
-            for line in differences(there.get(key), asked.get(key), f"{name}.{key}" if name else key)
-        ]
-    return [] if there == asked else [f"{name} is {there}, asked for {asked}"]
-
-
-@contextmanager
-def listening(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at a scheduler's signals, for the length of a block."""
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before = {number: signal.signal(number, heard) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Timer:
-    """Says when to save: every `seconds`, less often where saving is slow. A context around the saving itself."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.last, self.cost = seconds, time.monotonic(), 0.0
-
-    def is_due(self) -> bool:
-        return time.monotonic() - self.last >= max(self.seconds, self.cost / SAVE_SHARE)
-
-    def __enter__(self) -> None:
-        self.started = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self.last = time.monotonic()
-        self.cost = self.last - self.started
-
-
-class Averages:
-    """Means of the logs over the updates since they were last taken."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.updates, self.seconds, self.waited = 0, 0.0, 0.0
-        self.last: dict[str, float] = {}
-
-    def add(self, logs: Mapping[str, float], seconds: float, waited: float) -> None:
-        for name, value in logs.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.updates, self.seconds, self.waited = self.updates + 1, self.seconds + seconds, self.waited + waited
-
-    def taken(self, batch: int) -> dict[str, float]:
-        """The means, images a second, and the share of the time that was spent waiting for images."""
-        found = {
-            **self.last,
-            **{name: value / self.updates for name, value in self.sums.items()},
-            "images_per_second": self.updates * batch / self.seconds,
-            "waiting": self.waited / self.seconds,
-        }
-        self.__init__()
-        return found

@@ -5,7 +5,7 @@ It is what the trainer repeats and what parity tests drive directly, with a reco
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -52,12 +52,16 @@ class Updates:
         self.norm = math.nan  # of the last gradient, before clipping
 
     def run(
-        self, parts: Iterable[Mapping[str, Tensor]], clock: Clock, wishes: Mapping[str, bool] | None = None
+        self,
+        parts: Iterable[Mapping[str, Tensor]],
+        clock: Clock,
+        wishes: Callable[[], Mapping[str, bool]] = dict,
     ) -> dict[str, float]:
         """One update on the `clock.parts` batches of this process. Returns the logs: loss, grad_norm, the method's own.
 
-        wishes: things this process asks for (to stop, to save); each is in the logs, above 0 where any process asked.
-        Raises ValueError for a loss that is not finite, before any weight moves.
+        wishes: things this process asks for (to stop, to save) once its gradients are there; each is in the logs, above
+        0 where any process asked. The method's own logs are this process's. Raises ValueError, in every process, for
+        a loss or a gradient that is not finite, before the optimiser moves a weight.
         """
         self.set_rates(clock)
         self.optimizer.zero_grad(set_to_none=True)
@@ -66,10 +70,14 @@ class Updates:
             now = replace(clock, part=number)
             for name, value in self.back_from(views, now).items():
                 logs[name] = logs.get(name, 0.0) + value / clock.parts
-        logs |= self.agreed(logs["loss"], wishes or {})
-        self.check(logs["loss"], clock)
+        logs |= self.agreed(logs["loss"], wishes())
+        self.check("loss", logs["loss"], clock)
         self.scaler.unscale_(self.optimizer)
-        logs["grad_norm"] = self.norm = self.clipped()
+        logs["grad_norm"] = self.clipped()
+        if not self.scaler.is_enabled():  # which makes its scale smaller and leaves this update out
+            self.check("gradient norm", logs["grad_norm"], clock)
+        self.losses.append(logs["loss"])
+        self.norm = logs["grad_norm"]
         now = replace(clock, part=clock.parts - 1)
         self.method.before_update(now)
         self.scaler.step(self.optimizer)
@@ -115,16 +123,18 @@ class Updates:
             distributed.all_reduce(facts)
         return dict(zip(["loss", *wishes], facts.tolist(), strict=True))
 
-    def check(self, loss: float, clock: Clock) -> None:
-        """ValueError for a loss that is not finite."""
-        if not math.isfinite(loss):
-            before = ", ".join(f"{value:.4g}" for value in self.losses) or "none"
-            raise ValueError(
-                f"the loss is {loss} in step {clock.step} of {clock.steps} (epoch {clock.time:.2f}, learning rate "
-                f"{self.rates(clock)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
-                "or use --precision float32 if this was another"
-            )
-        self.losses.append(loss)
+    def check(self, what: str, value: float, clock: Clock) -> None:
+        """ValueError, in every process, for a value that is not finite; it is the same in all of them."""
+        if not math.isfinite(value):
+            self.world.each(lambda: self.refuse(what, value, clock))
+
+    def refuse(self, what: str, value: float, clock: Clock) -> None:
+        before = ", ".join(f"{loss:.4g}" for loss in self.losses) or "none"
+        raise ValueError(
+            f"the {what} is {value} in step {clock.step} of {clock.steps} (epoch {clock.time:.2f}, learning rate "
+            f"{self.rates(clock)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
+            "or use --precision float32 if this was another"
+        )
 
     def clipped(self) -> float:
         """Clip as the recipe says; the 2-norm of the whole gradient before."""
