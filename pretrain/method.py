@@ -86,10 +86,13 @@ class Method(nn.Module):
 
     preparation: how evaluation has to prepare images for the exported encoder.
     sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
+    batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
+    codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
     """
 
     preparation = Preparation()
     sync_batch_norm = False
+    batch_statistics = False
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
