@@ -3,6 +3,8 @@
 D width, p patch side.
 """
 
+from math import sqrt
+
 import torch
 from torch import nn
 
@@ -77,4 +79,25 @@ def truncated_vit(vit: ViT) -> ViT:
     fresh_conv_(vit.trunk.patch_embed.proj)
     for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
         nn.init.trunc_normal_(token, std=TOKEN_STD)
+    return vit
+
+
+def beit_vit(vit: ViT, layer_scale: float) -> ViT:
+    """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
+    embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
+    `layer_scale`; zero relative bias."""
+    trunk = truncated_(vit, TOKEN_STD, cut=TOKEN_STD).trunk
+    embed = trunk.patch_embed.proj
+    for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
+        if tensor is not None:
+            nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+    nn.init.zeros_(embed.bias)
+    with torch.no_grad():
+        for number, block in enumerate(trunk.blocks, start=1):
+            block.attn.proj.weight.div_(sqrt(2 * number))
+            block.mlp.fc2.weight.div_(sqrt(2 * number))
+            for bias in (block.attn.q_bias, block.attn.v_bias):
+                bias.zero_()
+            for scale in (block.gamma_1, block.gamma_2):
+                scale.fill_(layer_scale)
     return vit

@@ -1,0 +1,208 @@
+"""SimMIM (Xie et al. 2022): mask tokens in place of patches, the encoder sees all, one linear layer says the pixels.
+
+Figure 1 of the paper; microsoft/SimMIM d3e29bc, models/simmim.py. Masks are made of blocks of patches.
+B batch, L patches, p patch side, U blocks, v visible ones, s patches in a block, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, isqrt
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from pretrain.heads import mlp
+from pretrain.losses import full
+from pretrain.mask_shapes import MaskedView, MaskNoise
+from pretrain.masking import mask_at, order_of, take
+from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.pixels import patchify
+from pretrain.recipe import Recipe
+from pretrain.schedules import Multistep, WarmupCosine
+from pretrain.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
+from pretrain.views import crop, view
+from pretrain.weights import TOKEN_STD, beit_vit
+
+Masks = Literal["random", "block", "square"]
+PixelLoss = Literal["l1", "l2", "smooth_l1"]
+Area = Literal["masked", "all"]
+Pool = Literal["visible", "all"]
+LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
+COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """mask_ratio: share of blocks that are hidden. mask_patch: side of a block, in pixels. sampling: blocks at random,
+    rectangles of BEiT's kind, or one square, of about that share (table 1).
+
+    head_depth: linear layers of the pixel head, GELU between them (table 2). loss: table 4. loss_area: hidden patches,
+    or all of them, which makes of the prediction a reconstruction.
+    layer_scale: its initial value. drop_path: of the last block, in pretraining too. crop_scale: area of the crop.
+    """
+
+    mask_ratio: float = 0.6
+    mask_patch: int = 32
+    sampling: Masks = "random"
+    head_depth: int = 1
+    loss: PixelLoss = "l1"
+    loss_area: Area = "masked"
+    layer_scale: float = 0.1
+    drop_path: float = 0.1
+    crop_scale: tuple[float, float] = (0.67, 1.0)
+
+    def __post_init__(self) -> None:
+        for name, choices in (("sampling", Masks), ("loss", PixelLoss), ("loss_area", Area)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        for name in ("mask_patch", "head_depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path={self.drop_path}: must be 0 or more, and less than 1")
+        if self.layer_scale <= 0:
+            raise ValueError(f"layer_scale={self.layer_scale}: must be above 0")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
+
+
+class MaskedPredictor(nn.Module):
+    """Encoder, mask token, pixel head and loss; LUT builds on it too. order (B, U): all blocks, visible ones first.
+
+    blocks (U, s): patch ids of each block.
+    """
+
+    undecayed = ("vit.trunk.cls_token", "vit.trunk.pos_embed")  # vision_transformer.py:285; the mask token is decayed
+
+    def __init__(self, spec: ViTSpec, settings: Settings, pool: Pool = "visible") -> None:
+        super().__init__()
+        if spec.relative_position == "none" or not spec.layer_scale:
+            raise ValueError("SimMIM's encoder is BEiT's: it needs relative_position='shared' and layer_scale=True")
+        self.settings, self.grid, self.pool = settings, spec.grid, pool
+        self.patches, self.patch = spec.grid[0] * spec.grid[1], spec.patch_size
+        self.register_buffer("blocks", blocks_of(spec, settings.mask_patch), persistent=False)
+        units = len(self.blocks)
+        hidden = ceil(units * settings.mask_ratio)  # data_simmim.py:36
+        hidden = round(hidden**0.5) ** 2 if settings.sampling == "square" else hidden
+        self.visible = units - hidden
+        if not 0 < self.visible < units:
+            raise ValueError(
+                f"mask_ratio={settings.mask_ratio} with mask_patch={settings.mask_patch} leaves {self.visible} of "
+                f"{units} blocks visible"
+            )
+        self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
+        nn.init.trunc_normal_(self.mask_token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+        self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
+
+    def encode(self, images: Tensor, order: Tensor) -> Tensor:
+        """Images (B, 3, H, W), mask tokens for the hidden blocks -> class token and patches (B, 1+L, D)."""
+        patches = self.vit.project(images)
+        hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
+        patches = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches)
+        return self.vit.encode(self.vit.place(patches, self.grid))[0]
+
+    def context(self, latent: Tensor, order: Tensor) -> Tensor:
+        """Encoded tokens -> the mean (B, D) of the visible patches, or of all."""
+        patches = latent[:, 1:]
+        seen = patches if self.pool == "all" else take(patches, self.ids(order[:, : self.visible]))
+        return seen.mean(dim=1)
+
+    def loss(self, latent: Tensor, images: Tensor, order: Tensor) -> Tensor:
+        """Mean error of the hidden patches' pixels."""
+        prediction, target = latent[:, 1:], patchify(images, self.patch)
+        if self.settings.loss_area == "masked":
+            ids = self.ids(order[:, self.visible :])
+            prediction, target = take(prediction, ids), take(target, ids)
+        prediction = full(self.pixels(prediction))
+        error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
+        return error / (target.numel() + 3 * COUNT_EPS)
+
+    def mask_noise(self) -> MaskNoise:
+        """What draws the noise by whose order the blocks are hidden."""
+        side = isqrt(len(self.blocks))
+        return MaskNoise(self.settings.sampling, (side, side), len(self.blocks) - self.visible)
+
+    def ids(self, blocks: Tensor) -> Tensor:
+        """Block ids (B, u) -> ids of their patches (B, u s)."""
+        return self.blocks[blocks].flatten(1)
+
+
+class SimMim(Method):
+    """Views: "image" (B, 3, H, W) and "noise" (B, U)."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.predictor = MaskedPredictor(spec, settings)
+
+    def views(self) -> Views:
+        steps = crop(self.spec.image_size, self.settings.crop_scale, "bilinear")
+        return MaskedView(view(steps, self.preparation), self.predictor.mask_noise())
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        order = order_of(views["noise"])
+        latent = self.predictor.encode(views["image"], order)
+        return Step(self.predictor.loss(latent, views["image"], order), {})
+
+    def groups(self) -> list[Group]:
+        return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.predictor.vit)}
+
+
+def blocks_of(spec: ViTSpec, mask_patch: int) -> Tensor:
+    """Patch ids (U, s) of the blocks of mask_patch x mask_patch pixels, row by row. ValueError if they do not fit."""
+    if mask_patch % spec.patch_size or spec.image_size % mask_patch:
+        raise ValueError(
+            f"mask_patch={mask_patch}: must be a multiple of patch_size={spec.patch_size} that divides "
+            f"image_size={spec.image_size}"
+        )
+    rows, side = spec.grid[0], mask_patch // spec.patch_size
+    ids = torch.arange(rows**2).reshape(rows // side, side, rows // side, side)
+    return ids.transpose(1, 2).reshape(-1, side**2)
+
+
+METHOD = SimMim
+
+_VIT_B = Recipe(
+    source="microsoft/SimMIM d3e29bc, configs/vit_base__800ep/simmim_pretrain__vit_base__img224__800ep.yaml, config.py",
+    spec=replace(VIT_B, **RELATIVE),
+    settings=Settings(),
+    epochs=800,
+    batch=2048,
+    lr=1e-4,
+    lr_batch=512,
+    schedule=Multistep(warmup=10, start=5e-7 / 1e-4, milestones=(700,)),
+    weight_decay=0.05,
+    clip=5.0,
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",
+        spec=replace(VIT_32PX, **RELATIVE),
+        settings=Settings(mask_patch=8, crop_scale=(0.67, 1.0)),
+        epochs=20,
+        batch=256,
+        lr=1e-3,
+        lr_batch=256,
+        schedule=WarmupCosine(warmup=2),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **RELATIVE),
+        settings=Settings(mask_patch=4),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=64,
+        schedule=WarmupCosine(warmup=1),
+    ),
+}
