@@ -64,6 +64,12 @@ class Knn:
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
+        with start_world(space.device) as world:
+            return self.run_in(world, export, space)
+
+    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` in processes that are connected."""
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
@@ -72,8 +78,7 @@ class Knn:
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable(self.k, len(gallery))
-        with start_world(space.device) as world:
-            parts = world.together(lambda: self.classify(gallery, queries, ks, space, world))
+        parts = world.together(lambda: self.classify(gallery, queries, ks, space, world))
         hits = {
             pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
             for pair in parts[0]
@@ -116,6 +121,7 @@ class Knn:
             facts["per_temperature"] = sweep
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
+            facts["warnings"] = [beyond(dropped, ks, len(gallery))]
         spent, drawn = cost(gallery, queries), self.fraction < 1
         return Outcome(metrics=metrics, per_image=correct, facts=facts, cost=spent, random=drawn)
 
@@ -124,6 +130,12 @@ def usable(ks: Sequence[int], gallery: int) -> list[int]:
     """The k that a gallery of this size has neighbours for; its size where it is too small for all (as in DINOv2's
     eval/knn.py:198-231). The names of the metrics say what was used."""
     return [k for k in ks if k <= gallery] or [gallery]
+
+
+def beyond(dropped: Sequence[int], used: Sequence[int], gallery: int) -> str:
+    """What became of the `dropped` k, for people."""
+    instead = f"k={gallery} was used instead" if used == [gallery] else "left out"
+    return f"k={', '.join(map(str, dropped))} is more than the {gallery} images of the gallery: {instead}"
 
 
 SWEEP = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)  # MOCA eval_knn.py:62-65

@@ -96,11 +96,16 @@ class LowShot:
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
+        with start_world(space.device) as world:
+            return self.run_in(world, export, space)
+
+    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` in processes that are connected."""
         train, val = open_splits(space)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
         transform = self.transform(export, space)
-        with start_world(space.device) as world:
-            everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
+        everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
         images = train if everything else union(train, parts)
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
@@ -108,8 +113,7 @@ class LowShot:
         found_at = places(images, gallery.indices)
         rows = [rows_of(part, found_at) for part in parts]
         check_classes(parts, rows, gallery.labels, train.classes)
-        with start_world(space.device) as world:
-            shares = world.together(lambda: self.fit_share(fitter, parts, rows, world))
+        shares = world.together(lambda: self.fit_share(fitter, parts, rows, world))
         # Process r fitted the parts r, r + size, ...
         found = [(part, shares[i % len(shares)][i // len(shares)]) for i, part in enumerate(parts)]
         return self.outcome(found, gallery, queries, len(val), shapeless)

@@ -71,12 +71,16 @@ def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
         assert alone["top1_k5"] == row["top1"] and alone["top5_k5"] == row["top5"]
 
 
-def test_k_beyond_the_gallery_is_left_out_and_recorded(export, tmp_path):
+def test_k_beyond_the_gallery_is_left_out_recorded_and_said(export, tmp_path):
     space = workspace(tmp_path, write_folder(tmp_path / "set"))
-    outcome = replace(SMALL, k=(10, 20, 100, 200)).run(export, space)
-    assert set(outcome.metrics) == {"top1_k10", "top5_k10", "top1_k20", "top5_k20"}
+    outcome = replace(SMALL, k=(10, 36, 100, 200)).run(export, space)
+    assert set(outcome.metrics) == {"top1_k10", "top5_k10", "top1_k36", "top5_k36"}
     assert outcome.facts["k_beyond_the_gallery"] == [100, 200]
-    assert set(replace(SMALL, k=(200,)).run(export, space).metrics) == {"top1_k36", "top5_k36"}
+    assert outcome.facts["warnings"] == ["k=100, 200 is more than the 36 images of the gallery: left out"]
+    alone = replace(SMALL, k=(200,)).run(export, space)
+    assert set(alone.metrics) == {"top1_k36", "top5_k36"} and alone.facts["k_beyond_the_gallery"] == [200]
+    assert alone.facts["warnings"] == ["k=200 is more than the 36 images of the gallery: k=36 was used instead"]
+    assert not {"warnings", "k_beyond_the_gallery"} & set(replace(SMALL, k=(36,)).run(export, space).facts)
 
 
 def test_a_part_of_the_gallery_is_drawn_by_the_seed(export, tmp_path):

@@ -1,0 +1,30 @@
+"""Run as a program, by torchrun: evaluate a toy export on digits, and print how often the processes were connected.
+
+connected_program.py FOLDER PROTOCOL   prints a line for each process: connections, metrics and a digest as JSON
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from torch import distributed
+from toy_exports import export_of_size, workspace
+
+from engine.files import digest
+from probes.tasks import knn, lowshot
+
+PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
+
+
+def evaluated(folder: Path, protocol: str) -> dict:
+    """Metrics, and a digest of all that must be the same however many processes share the work."""
+    outcome = PROTOCOLS[protocol].task.run(export_of_size(16), workspace(folder, "digits:", limit=300))
+    right = {name: values.tolist() for name, values in outcome.per_image.items()}
+    return {"metrics": dict(outcome.metrics), "digest": digest({"facts": outcome.facts, "per_image": right})}
+
+
+if __name__ == "__main__":
+    connect, connections = distributed.init_process_group, []
+    distributed.init_process_group = lambda *words, **options: (connections.append(1), connect(*words, **options))
+    found = evaluated(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.write(json.dumps({"connections": len(connections)} | found) + "\n")
