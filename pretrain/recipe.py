@@ -5,6 +5,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
@@ -16,7 +17,7 @@ class Recipe:
     """source: paper or code of the numbers, and what in them is ours. spec: encoder. settings: the method's own.
 
     batch: images in an update, over all processes and accumulated parts. lr: peak at `lr_batch` images in an update,
-    by which it scales; as it is where `lr_batch` is 0. clip: norm of the gradient, 0 for any; with `clip_each` every
+    by which it scales, or by the root of which, as `lr_rule` says; as it is where `lr_batch` is 0. clip: norm of the gradient, 0 for any; with `clip_each` every
     parameter is clipped by its own norm (DINO utils.py:132-141).
     """
 
@@ -27,6 +28,7 @@ class Recipe:
     batch: int
     lr: float
     lr_batch: int = 256
+    lr_rule: Literal["linear", "root"] = "linear"
     schedule: Schedule
     weight_decay: float
     weight_decay_schedule: Schedule = field(default_factory=Constant)
@@ -46,7 +48,8 @@ class Recipe:
     @property
     def peak(self) -> float:
         """The highest learning rate."""
-        return self.lr * self.batch / self.lr_batch if self.lr_batch else self.lr
+        scale = self.batch / self.lr_batch if self.lr_batch else 1.0
+        return self.lr * (sqrt(scale) if self.lr_rule == "root" else scale)
 
     def to_json(self) -> dict[str, Any]:
         """All values as JSON; a schedule is its fields under its class's name."""
