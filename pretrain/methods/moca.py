@@ -1,0 +1,325 @@
+"""MOCA (Gidaris et al. 2024): predict the teacher's codebook assignments of masked patches, and of the other view.
+
+Figure 2 of the paper; valeoai/MOCA models_moca.py, main_pretrain.py, util/misc.py. Where the paper and the released
+code differ, this follows the code: tables below and docstrings say where.
+V=2 views, B images, L patches, k visible ones, D width, K words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from pretrain.averaging import frozen_copy, move
+from pretrain.codebook import Codebook, NewWords
+from pretrain.decoders import TokenDecoder
+from pretrain.local_predictions import (
+    AssignmentTarget,
+    EmbeddingTarget,
+    LocalPrediction,
+    LocalTarget,
+    PixelTarget,
+    Seen,
+    Teaching,
+)
+from pretrain.mask_rounds import MaskRounds
+from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.recipe import Recipe
+from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
+from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.views import Colours, crop, noise, view
+from pretrain.weight_generators import WeightGenerator, divergences, entropies
+from pretrain.weights import xavier_vit
+
+DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
+CHOICES = 3  # numbers that an image brings along for the codebook's update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Defaults are those of the final models. The encoder's `pool` is the global embedding: avg, or cls (table 2f).
+
+    words, new_words, border, inv_delta, new_word: of the codebook, see codebook.py. new_word: farthest is inferred.
+    mask_ratios, decoder_mask_ratios, complementary: rounds of masks, see mask_rounds.py (tables 1b, 2e). The paper has
+        independent rounds, the code complementary ones.
+    image_weight: lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out.
+    early_layers: one decoder each, which sees the patches that many blocks before the last. (4,) is the condenser of a
+        ViT-B (table 2c, 2h), (0,) the default decoder; (4, 0) both, whose losses are added (table 8, inferred).
+    decoder_*: width, blocks (table 2d) and heads.
+    target: what decoders predict; pixels and embeddings (tables 3, 8) are inferred.
+    kappa: 1 / tau_b = 1 / tau_d of Eq. 2 and 5. generator_ratio: hidden width over D.
+    generator_lr, generator_weight_decay: constants of the generators' own, neither scaled nor warmed up (code).
+    momentum: of the teacher, which goes to momentum_end by a cosine; the same number keeps it.
+    crop_scale, blurs, solarise: of the views (C.4), blurs: chance for the first and the second one; solarise: second.
+    """
+
+    words: int = 4096
+    new_words: int = 4
+    border: int = 2
+    inv_delta: float = 10.0
+    new_word: NewWords = "token"
+    mask_ratios: tuple[float, ...] = (0.55, 0.75)
+    decoder_mask_ratios: tuple[float, ...] = (0.35, 0.55)
+    complementary: bool = True
+    image_weight: float = 0.5
+    early_layers: tuple[int, ...] = (4,)
+    decoder_width: int = 512
+    decoder_depth: int = 2
+    decoder_heads: int = 16
+    target: LocalTarget = "assignments"
+    kappa: float = 3.0
+    generator_ratio: float = 2.0
+    generator_lr: float = 1e-4
+    generator_weight_decay: float = 0.05
+    momentum: float = 0.994
+    momentum_end: float = 1.0
+    crop_scale: tuple[float, float] = (0.2, 1.0)
+    blurs: tuple[float, float] = (1.0, 0.1)
+    solarise: float = 0.2
+
+
+class Moca(Method):
+    """Views: "first" and "second" (B, 3, H, W), "noise" (B, drawn rounds, V, L) and "choices" (B, 3)."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        check(spec, settings)
+        self.rounds = MaskRounds(
+            patches=spec.grid[0] * spec.grid[1],
+            mask_ratios=settings.mask_ratios,
+            decoder_mask_ratios=settings.decoder_mask_ratios,
+            complementary=settings.complementary,
+        )
+        self.student = xavier_vit(ViT(spec))
+        self.teacher = frozen_copy(self.student)
+        self.codebook = Codebook(
+            words=settings.words,
+            new_words=settings.new_words,
+            width=spec.width,
+            grid=spec.grid,
+            border=settings.border,
+            inv_delta=settings.inv_delta,
+            kind=settings.new_word,
+        )
+        hidden = int(settings.generator_ratio * spec.width)
+        with_image, with_local = settings.image_weight > 0, settings.image_weight < 1
+        self.generator = WeightGenerator(spec.width, hidden, spec.width) if with_image else None
+        self.early_layers = settings.early_layers if with_local else ()
+        self.predictions = nn.ModuleList(local_prediction(spec, settings, hidden) for _ in self.early_layers)
+
+    def views(self) -> Views:
+        settings = self.settings
+        geometry = crop(self.spec.image_size, settings.crop_scale, "bilinear")
+        colours = [
+            Colours(blur=settings.blurs[0]),
+            Colours(blur=settings.blurs[1], solarise=settings.solarise),
+        ]
+        first, second = (view([*geometry, *each.transforms()], self.preparation) for each in colours)
+        return MocaViews(first, second, (self.rounds.drawn, 2, self.rounds.patches))
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        images = torch.cat([views["first"], views["second"]])
+        if clock.is_last_part:  # the student is that of the update before (models_moca.py:548-560)
+            move(self.teacher, self.student, self.momentum(clock))
+        words = self.codebook.words.clone()  # targets and prototypes of a step share the words that it began with
+        tokens = self.teach(images)
+        assignments = self.codebook.assign(tokens)  # q_T
+        if clock.is_last_part:
+            self.codebook.update(tokens, views["choices"])
+        rounds = self.look(images, views["noise"])
+        image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
+        if self.generator is not None:
+            image_loss = DIRECTIONS * self.predict_other_view(rounds, self.codebook.pooled(assignments), words)
+        if self.predictions:
+            teaching = Teaching(images, tokens.flatten(0, 1), assignments.flatten(0, 1), words)
+            local_loss = DIRECTIONS * sum(
+                prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)
+            )
+        weight = self.settings.image_weight
+        loss = weight * image_loss + (1.0 - weight) * local_loss  # Eq. 1
+        return Step(loss, {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu})
+
+    @torch.no_grad()
+    def teach(self, images: Tensor) -> Tensor:
+        """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D)."""
+        return self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
+
+    def look(self, images: Tensor, noise: Tensor) -> list[Seen]:
+        """What the student makes of images (V*B, 3, H, W) in each round of masks; patches are embedded once for all."""
+        patches = self.student.place(self.student.project(images), self.spec.grid)
+        orders, rounds = self.rounds.orders(noise), self.rounds
+        return [
+            self.see(patches, order[:, :decoded], visible)
+            for order, visible, decoded in zip(orders, rounds.visible, rounds.decoded, strict=True)
+        ]
+
+    def see(self, patches: Tensor, ids: Tensor, visible: int) -> Seen:
+        """Placed patches (V*B, L, D), of which the first `visible` of ids (V*B, m) are encoded."""
+        layers = [-1, *(-1 - before for before in self.early_layers)]
+        last, *early = self.student.encode(patches, keep=ids[:, :visible], layers=layers, norm=False)
+        last, prefix = self.student.normalise(last), self.spec.prefix
+        embedding = last[:, prefix:].mean(dim=1) if self.spec.pool == "avg" else last[:, 0]
+        # Earlier blocks without the final norm, as the code has them; the last block with it, and then a second one.
+        early = [tokens if before else last for tokens, before in zip(early, self.early_layers, strict=True)]
+        return Seen(embedding, [tokens[:, prefix:] for tokens in early], ids)
+
+    def predict_other_view(self, rounds: list[Seen], reduced: Tensor, words: Tensor) -> Tensor:
+        """IMG, Eq. 5 and 6: from a masked view the other view's reduced assignments y_T (V, B, K)."""
+        prototypes = self.generator(words)  # W^b
+        other = reduced.flip(0).flatten(0, 1)
+        targets, entropy = other @ prototypes, entropies(other)
+        embeddings = torch.stack([seen.embedding for seen in rounds])  # (rounds, V*B, D)
+        return divergences(embeddings, prototypes, targets, entropy, self.settings.kappa).mean()
+
+    def momentum(self, clock: Clock) -> float:
+        """alpha of this update (util/misc.py:462-474)."""
+        return cosine(self.settings.momentum, self.settings.momentum_end, clock.step / clock.steps)
+
+    def groups(self) -> list[Group]:
+        """Generators apart: their rate and decay are constants (main_pretrain.py:90, 163; util/misc.py:498-511)."""
+        own = {f"{name}." for name, module in self.named_modules() if isinstance(module, WeightGenerator)}
+        generators = {name: p for name, p in self.named_parameters() if name.startswith(tuple(own))}
+        others = [(name, p) for name, p in self.named_parameters() if name not in generators]
+        apart = decay_groups(generators.items(), weight_decay=self.settings.generator_weight_decay)
+        return decay_groups(others) + [replace(group, lr=self.settings.generator_lr) for group in apart]
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": Encoder(vit=self.teacher), "student": Encoder(vit=self.student)}
+
+
+@dataclass(frozen=True)
+class MocaViews:
+    """Two views, noise for the masks of both, and an image's numbers for the codebook."""
+
+    first: Views
+    second: Views
+    masks: tuple[int, ...]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {
+            "first": self.first(image),
+            "second": self.second(image),
+            "noise": noise(*self.masks),
+            "choices": noise(CHOICES),
+        }
+
+
+def local_prediction(spec: ViTSpec, settings: Settings, hidden: int) -> LocalPrediction:
+    """A decoder and what it predicts."""
+    width = settings.decoder_width
+    decoder = TokenDecoder(spec.width, width, settings.decoder_depth, settings.decoder_heads, spec.grid)
+    target = {
+        "assignments": lambda: AssignmentTarget(spec, width, hidden, settings.kappa),
+        "pixels": lambda: PixelTarget(spec, width),
+        "embeddings": lambda: EmbeddingTarget(spec, width),
+    }[settings.target]()
+    return LocalPrediction(decoder, target, spec.width)
+
+
+def check(spec: ViTSpec, settings: Settings) -> None:
+    """ValueError for settings outside their range."""
+    if not 0 <= settings.image_weight <= 1:
+        raise ValueError(f"image_weight={settings.image_weight}: must be in [0, 1]")
+    if settings.image_weight < 1 and not settings.early_layers:
+        raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
+    for before in settings.early_layers:
+        if not 0 <= before < spec.depth:
+            raise ValueError(f"early_layers={settings.early_layers}: must be from 0 to {spec.depth - 1}")
+    if settings.target not in get_args(LocalTarget):
+        raise ValueError(f"target={settings.target!r}: choose one of {', '.join(get_args(LocalTarget))}")
+    for name in ("momentum", "momentum_end"):
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name}={getattr(settings, name)}: must be in [0, 1]")
+    for name in ("kappa", "generator_ratio", "generator_lr"):
+        if getattr(settings, name) <= 0:
+            raise ValueError(f"{name}={getattr(settings, name)}: must be above 0")
+
+
+METHOD = Moca
+
+_VIT_B = Recipe(
+    source="valeoai/MOCA README and main_pretrain.py, v1.0: teacher momentum 0.994 and rising weight decay, where "
+    "Gidaris et al. 2024, table 11, has 0.99 and 0.05",
+    spec=replace(VIT_B, **SINCOS, pool="avg"),
+    settings=Settings(),
+    epochs=200,
+    batch=2048,
+    lr=1.5e-4,  # per 256 images, so 1.2e-3; the paper's section 4 calls 1.5e-4 the peak, its table 11 the base
+    schedule=WarmupCosine(warmup=30, stretch=1.25),  # ends at 12 % of the peak; not in the paper
+    weight_decay=0.05,
+    weight_decay_schedule=CosineTo(end=0.2),
+    clip=0.1,  # not in the paper
+)
+_VIT_B_PAPER = replace(
+    _VIT_B,
+    source="Gidaris et al. 2024, table 11, with the released code's schedule, clipping and masks (v0.9)",
+    settings=Settings(momentum=0.99),
+    weight_decay_schedule=Constant(),
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_b_v0.9": _VIT_B_PAPER,
+    "vit_b_400": replace(_VIT_B_PAPER, source="Gidaris et al. 2024, table 9; else as v0.9", epochs=400),
+    "vit_b_ablation": replace(
+        _VIT_B_PAPER,
+        source="Gidaris et al. 2024, section 4.1: 100 epochs, one round; the base of table 2",
+        settings=Settings(momentum=0.99, mask_ratios=(0.65,), decoder_mask_ratios=(0.45,)),
+        epochs=100,
+    ),
+    "vit_l": replace(
+        _VIT_B_PAPER,
+        source="Gidaris et al. 2024, table 9; early_layers is the code's default, the paper does not say",
+        spec=replace(VIT_L, **SINCOS, pool="avg"),
+    ),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **SINCOS, pool="avg"),
+        settings=Settings(
+            words=512,
+            border=1,
+            early_layers=(1,),
+            decoder_width=96,
+            decoder_depth=1,
+            decoder_heads=3,
+            generator_lr=1e-3,
+            momentum=0.99,
+            blurs=(0.0, 0.0),
+        ),
+        epochs=20,
+        batch=256,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=2, stretch=1.25),
+        weight_decay_schedule=Constant(),
+        clip=1.0,
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **SINCOS, pool="avg"),
+        settings=Settings(
+            words=64,
+            border=1,
+            early_layers=(1,),
+            decoder_width=32,
+            decoder_depth=1,
+            decoder_heads=2,
+            generator_lr=1e-3,
+            momentum=0.9,
+            crop_scale=(0.6, 1.0),
+            blurs=(0.0, 0.0),
+            solarise=0.0,
+        ),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=1),
+        weight_decay_schedule=Constant(),
+        clip=1.0,
+    ),
+}

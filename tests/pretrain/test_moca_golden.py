@@ -1,0 +1,246 @@
+"""MOCA against recorded steps of its official code (valeoai/MOCA), in float64.
+
+The recording is float32. Its README measures 1e-6 of the largest value for an independent implementation, 3e-5 for
+parameters after several optimiser steps, and asks for 1e-4 in gradients.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from processes import in_two_processes
+from recorded import close, recording, under
+from recorded_moca import (
+    CASES,
+    MISC,
+    TINY,
+    TRAIN,
+    choices,
+    images,
+    method,
+    noise,
+    our_name,
+    recipe,
+    run_settings,
+    settings,
+)
+
+from engine.distributed import World
+from pretrain.mask_rounds import MaskRounds
+from pretrain.method import Clock
+from pretrain.methods.moca import RECIPES as METHOD_RECIPES
+from pretrain.updates import Updates
+
+ONE = Clock(step=0, steps_per_epoch=1, epochs=1)
+TEACHER, _ = recording("moca/teacher_common.safetensors")
+LIMITS = {torch.float64: 1e-6, torch.float32: 1e-5}
+
+
+def case_views(data, dtype=torch.float64):
+    rounds = under(data, "draw.mask_noise.").values()
+    draws = [data[f"draw.{name}"] for name in ("update_view", "randperm", "interior_token")]
+    found = {
+        **images(0),
+        "noise": noise(*rounds),
+        "choices": choices(draws[0], draws[1][0], draws[2][0]),
+    }
+    return {name: tensor.to(dtype) for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CASES["cases"])
+def test_recorded_case(name, dtype):
+    case, (data, _) = CASES["cases"][name], recording(f"moca/case_{name}.safetensors")
+    limit, config = LIMITS[dtype], case["config"]
+    ours = method(settings(config), "avg" if config["avg_pooling"] else "cls", dtype)
+    words, views = ours.codebook.words.clone(), case_views(data, dtype)
+
+    step = ours(views, ONE)
+    step.loss.backward()
+    close(step.loss, data["loss.total"], limit, "loss")
+    close(step.logs["loss_img"], data["loss.img"], limit, "loss_img")
+    close(step.logs["loss_loc"], data["loss.loc"], limit, "loss_loc")
+    check_gradients(ours, case, under(data, "grad."), limit)
+    check_state(ours, data, limit)
+    check_rounds(ours, data, views, words, limit)
+
+
+def check_gradients(ours, case, gradients, limit):
+    found = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
+    assert set(found) == {our_name(name) for name in case["grad_norms"]}
+    for name, norm in case["grad_norms"].items():
+        if norm > 1e-5:
+            close(found[our_name(name)].norm(), norm, 10 * limit, f"gradient norm of {name}")
+    for name, gradient in gradients.items():
+        close(found[our_name(name)], gradient, 10 * limit, f"gradient of {name}")
+
+
+def check_state(ours, data, limit):
+    state = ours.state_dict()
+    for name, tensor in under(TEACHER, "teacher_after_ema.").items():
+        close(state[our_name(name)], tensor, limit, name)
+    for name, tensor in {**under(data, "codebook_after."), **under(data, "bn_after.")}.items():
+        official = f"bow_extractor.bow_extractor.0.{name}" if name.startswith("_") else name
+        theirs = state[our_name(official)]
+        close(theirs, tensor.reshape(theirs.shape), limit, name)
+
+
+@torch.no_grad()
+def check_rounds(ours, data, views, words, limit):
+    pictures = torch.cat([views["first"], views["second"]])
+    orders, rounds = ours.rounds.orders(views["noise"]), ours.look(pictures, views["noise"])
+    for number, (order, seen) in enumerate(zip(orders, rounds, strict=True)):
+        assert torch.equal(order, data[f"mask.{number}.ids_shuffle"].long())
+        recorded = under(data, f"student.{number}.")
+        close(seen.embedding, recorded["x_cls"], limit, "x_cls")
+        prototypes = ours.generator(words)
+        close(3.0 * seen.embedding @ prototypes.T, recorded["img_logits"], limit, "img_logits")
+        if not ours.predictions:
+            continue
+        assert seen.visible == data[f"mask.{number}.len_keep"].item()
+        assert torch.equal(seen.ids, data[f"mask.{number}.ids_pred"].long())
+        prediction = ours.predictions[0]
+        decoded = prediction.decode(seen.embedding, seen.early[0], seen.ids).flatten(0, 1)
+        logits = 3.0 * decoded @ prediction.target.generator(words).T
+        theirs = recorded.get("loc_logits", recorded.get("loc_logits.head16"))
+        close(logits[: len(theirs)], theirs, limit, "loc_logits")
+        if "decoder_out" in recorded:
+            close(decoded, recorded["decoder_out"], limit, "decoder_out")
+            close(seen.early[0], recorded["x_intermediate"][:, 1:], limit, "x_intermediate")
+            close(prototypes, data["student.W_enc"], limit, "W_enc")
+            close(prediction.target.generator(words), data["student.W_dec"], limit, "W_dec")
+
+
+def test_teacher_targets():
+    """After the teacher's move: features, assignments and their means over the inner patches."""
+    ours = method(settings(CASES["cases"]["cond_1mask"]["config"]))
+    close(ours.codebook.words.norm(dim=1), torch.ones(len(ours.codebook.words)), 1e-6)
+    data, _ = recording("moca/case_cond_1mask.safetensors")
+    ours(case_views(data), ONE)
+    pictures = torch.cat(list(images(0).values()))
+    fresh = method(ours.settings)
+    tokens = ours.teach(pictures)
+    assignments = fresh.codebook.assign(tokens)
+    for view in (0, 1):
+        recorded = under(TEACHER, f"teacher.view{view + 1}.")
+        close(tokens[view], recorded["features"][:, 1:], 1e-6, "features")
+        close(assignments[view], recorded["codes"], 2e-6, "codes")
+        close(fresh.codebook.pooled(assignments)[view], recorded["bow"], 2e-6, "bow")
+
+
+def follow(name, clocks, parts):
+    """A recorded run through Updates, checked after every forward pass. Returns its data and our method."""
+    run, (data, _) = TRAIN[name], recording(f"moca/train_{name}.safetensors")
+    chosen = run_settings(run["args"])
+    updates = Updates(method(chosen), recipe(run["args"], chosen, batch=3 * parts))
+    order = [number for epoch in run["batch_order"] for number in epoch]
+    for update, clock in enumerate(clocks):
+        drawn = [data[f"draw.{kind}"][update] for kind in ("update_view", "randperm", "interior_token")]
+        batches = []
+        for part in range(update * parts, (update + 1) * parts):
+            batches.append({**images(order[part]), "noise": noise(data["draw.mask_noise"][part]),
+                            "choices": choices(*drawn)})  # fmt: skip
+        logs = updates.run(batches, clock)
+        steps = run["steps"][update * parts : (update + 1) * parts]
+        for kind, key in (("loss", "total"), ("loss_img", "img"), ("loss_loc", "loc")):
+            close(logs[kind], sum(step[f"loss_{key}"] for step in steps) / parts, 1e-5, f"{kind} {update}")
+        close(logs["grad_norm"], run["grad_norm_before_clip"][update], 1e-5, f"gradient norm {update}")
+        check_step(updates, steps[-1], clock)
+    return run, data, updates.method
+
+
+def check_step(updates, step, clock):
+    book, groups = updates.method.codebook, updates.optimizer.param_groups
+    close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), 1e-6, "lr")
+    close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), 1e-6, "weight decay")
+    close(updates.method.momentum(clock), step["momentum"], 1e-12, "momentum")
+    close(book.mu, step["dist_norm_after"], 1e-6, "mu")
+    close(book.mu_of_update, step["dist_norm_prev_after"], 1e-6, "mu of the update")
+    assert book.oldest.item() == step["ptr_after"]
+    stat = torch.stack([book.words.sum(), book.words.abs().sum(), book.words.norm()])
+    close(stat, torch.tensor(step["codebook_stat_after"], dtype=torch.float64), 1e-6, "codebook")
+    for name, recorded in step.get("teacher_stat_after_ema", {}).items():
+        weight = updates.method.state_dict()[f"teacher.trunk.{name}"]
+        stat = torch.stack([weight.sum(), weight.abs().sum(), weight.norm()])
+        close(stat, torch.tensor(recorded, dtype=torch.float64), 1e-5, f"teacher's {name}")
+
+
+def check_end(ours, run, data):
+    state = ours.state_dict()
+    for name, tensor in under(data, "final.").items():
+        official = f"bow_extractor.bow_extractor.0.{name.removeprefix('codebook.')}" if "codebook" in name else name
+        close(state[our_name(official)], tensor, 3e-5, name)
+    for name, (_, absolutes, norm) in run["final_param_stat_sum_abssum_l2"].items():
+        if (ours_name := our_name(name)) and not name.endswith("attn.qkv.bias"):
+            stat = torch.stack([state[ours_name].double().abs().sum(), state[ours_name].double().norm()])
+            close(stat, torch.tensor([absolutes, norm], dtype=torch.float64), 3e-5, name)
+
+
+def test_recorded_trajectory():
+    clocks = [Clock(step=step, steps_per_epoch=3, epochs=4) for step in range(3)]
+    clocks += [Clock(step=2 + step, steps_per_epoch=2, epochs=4) for step in range(2)]
+    run, data, ours = follow("trajectory", clocks, parts=1)
+    check_end(ours, run, data)
+
+
+def test_recorded_accumulation():
+    """Teacher and codebook move in the last of two parts, mu in both."""
+    clocks = [Clock(step=step, steps_per_epoch=2, epochs=4, parts=2) for step in range(2)]
+    run, data, ours = follow("accum2", clocks, parts=2)
+    check_end(ours, run, data)
+
+
+def member(world: World, folder: Path) -> None:
+    """One of two processes: each writes words of its own, the next step begins with those of the first one."""
+    run, both = TRAIN[f"ddp2_rank{world.rank}"], [TRAIN[f"ddp2_rank{rank}"]["steps"] for rank in range(world.size)]
+    data = under(recording("moca/train_ddp2.safetensors")[0], f"rank{world.rank}.")
+    chosen = run_settings(run["args"], new_words=TINY["num_new_words"] // world.size)
+    updates = Updates(method(chosen), recipe(run["args"], chosen, batch=6), world=world)
+    for step, number in enumerate(run["batch_order"][0]):
+        drawn = [data[f"draw.{kind}"][step] for kind in ("update_view", "randperm", "interior_token")]
+        views = {**images(number), "noise": noise(data["draw.mask_noise"][step]), "choices": choices(*drawn)}
+        clock = Clock(step=step, steps_per_epoch=2, epochs=4)
+        logs = updates.run([views], clock)
+        close(logs["loss"], sum(steps[step]["loss_total"] for steps in both) / 2, 1e-5, f"loss {step}")
+        close(logs["loss_loc"], run["steps"][step]["loss_loc"], 1e-5, f"loss_loc {step}")
+        close(logs["grad_norm"], run["grad_norm_before_clip"][step], 1e-5, f"gradient norm {step}")
+        check_step(updates, run["steps"][step], clock)
+        close(updates.method.codebook.words, data[f"codebook_after_step.{step}"], 1e-6, f"words {step}")
+    for name, tensor in under(data, "final.").items():
+        close(updates.method.state_dict()[our_name(name)], tensor, 3e-5, name)
+
+
+def test_recorded_pair_of_processes(tmp_path):
+    in_two_processes(member, tmp_path)
+
+
+def test_schedules():
+    ours = method(replace(settings(CASES["cases"]["cond_1mask"]["config"]), momentum=0.994, momentum_end=1.0))
+    chosen = METHOD_RECIPES["vit_b"]
+    updates = Updates(ours, chosen)
+    for point in MISC["schedules"]:
+        clock = Clock(step=round(1000 * point["epoch"]), steps_per_epoch=1000, epochs=200)
+        lr, decay = updates.rates(clock)
+        close(lr, point["lr_of_1p2e3"], 1e-12, f"lr at {point['epoch']}")
+        close(decay, point["wd_0p05_to_0p20"], 1e-12, f"weight decay at {point['epoch']}")
+        close(ours.momentum(clock), point["momentum_0p994"], 1e-12, f"momentum at {point['epoch']}")
+
+
+def test_groups():
+    ours = method(settings(CASES["cases"]["cond_1mask"]["config"])).groups()
+    assert len(ours) == len(MISC["param_groups_tiny"])
+    for group, recorded in zip(ours, MISC["param_groups_tiny"], strict=True):
+        assert list(group.parameters) and set(group.parameters) == {our_name(name) for name in recorded["names"]}
+        assert (group.lr is not None) == recorded["is_wgen"]
+        assert (group.weight_decay == 0.0) == (not recorded["use_wd"])
+
+
+@pytest.mark.parametrize("key", MISC["mask_lengths_keep_dec"])
+def test_token_counts(key):
+    patches, ratios, decoder_ratios = key[1:].split("_")
+    rounds = MaskRounds(patches=int(patches), mask_ratios=tuple(map(float, ratios[1:-1].split(","))),
+                        decoder_mask_ratios=tuple(map(float, decoder_ratios[1:-1].split(","))),
+                        complementary=False)  # fmt: skip
+    lengths = [list(pair) for pair in zip(rounds.visible, rounds.decoded, strict=True)]
+    assert lengths == MISC["mask_lengths_keep_dec"][key]
