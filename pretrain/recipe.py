@@ -6,10 +6,12 @@
 import dataclasses
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from checkpoints.spec import ViTSpec
 from pretrain.schedules import Constant, Schedule
+
+Rule = Literal["linear", "root"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +19,8 @@ class Recipe:
     """source: paper or code of the numbers, and what in them is ours. spec: encoder. settings: the method's own.
 
     batch: images in an update, over all processes and accumulated parts. lr: peak at `lr_batch` images in an update,
-    by which it scales, or by the root of which, as `lr_rule` says; as it is where `lr_batch` is 0. clip: norm of the gradient, 0 for any; with `clip_each` every
-    parameter is clipped by its own norm (DINO utils.py:132-141).
+    by which it scales, or by the root of which, as `lr_rule` says; as it is where `lr_batch` is 0. clip: norm of the
+    gradient, 0 for any; with `clip_each` every parameter is clipped by its own norm (DINO utils.py:132-141).
     """
 
     source: str
@@ -28,7 +30,7 @@ class Recipe:
     batch: int
     lr: float
     lr_batch: int = 256
-    lr_rule: Literal["linear", "root"] = "linear"
+    lr_rule: Rule = "linear"
     schedule: Schedule
     weight_decay: float
     weight_decay_schedule: Schedule = field(default_factory=Constant)
@@ -39,6 +41,8 @@ class Recipe:
     clip_each: bool = False
 
     def __post_init__(self) -> None:
+        if self.lr_rule not in get_args(Rule):
+            raise ValueError(f"lr_rule={self.lr_rule!r}: choose one of {', '.join(get_args(Rule))}")
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")

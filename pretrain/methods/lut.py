@@ -1,0 +1,282 @@
+"""LUT (Kim et al. 2024): masked image modelling, and what the visible patches say of the whole image.
+
+Broader-context loss beside MAE's; naver-ai/lut 4420a27, models/models_lut.py, engines/engine_lut.py. On SimMIM after
+table A of the supplementary, which has no code. Two views, hidden in different places; the teacher sees all of both.
+B batch, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import transforms
+
+from checkpoints.spec import ViTSpec
+from pretrain.averaging import frozen_copy, move
+from pretrain.heads import Activation, Norm, mlp
+from pretrain.losses import cosine_regression
+from pretrain.mask_shapes import MaskNoise
+from pretrain.masking import order_of
+from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.methods import mae, simmim
+from pretrain.recipe import Recipe
+from pretrain.schedules import WarmupCosine, cosine
+from pretrain.sizes import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE
+from pretrain.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
+from pretrain.weights import xavier_
+
+Base = Literal["mae", "simmim"]
+HeadNorm = Literal["bn", "ln", "none"]
+Crop = Literal["simple", "random"]
+NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
+BLUR_RADIUS = (0.1, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """base: what hides and rebuilds. mask_ratio: share of patches, or of SimMIM's blocks, that are hidden.
+
+    w_mim, w_bc: weights of the base's loss and of the context loss (table B; Eq. 3's alpha). w_mim=0: table C.
+    projector_depth, predictor_depth: linear layers, 0 for none. head_hidden, head_norm, head_activation: of both.
+    teacher_momentum: at the start; 1 at the end.
+    crop: the code's short side at full size, shifted by up to `crop_padding` mirrored pixels ("simple"), or a random
+    part of `crop_scale` of the area, as the figure draws it.
+    norm_pixels, decoder_*: of MAE. mask_patch, layer_scale, drop_path: of SimMIM; pool: the context of its student is
+    the mean of the visible patches, or of all (ours).
+    """
+
+    base: Base = "mae"
+    mask_ratio: float = 0.75
+    w_mim: float = 1.0
+    w_bc: float = 0.25
+    projector_depth: int = 2
+    predictor_depth: int = 2
+    head_hidden: int = 4096
+    head_norm: HeadNorm = "bn"
+    head_activation: Activation = "relu"
+    teacher_momentum: float = 0.996
+    crop: Crop = "simple"
+    crop_padding: int = 4
+    crop_scale: tuple[float, float] = (0.2, 1.0)
+    norm_pixels: bool = True
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    mask_patch: int = 32
+    layer_scale: float = 0.1
+    drop_path: float = 0.1
+    pool: simmim.Pool = "visible"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("base", Base), ("head_norm", HeadNorm), ("head_activation", Activation), ("crop", Crop),
+                              ("pool", simmim.Pool)):  # fmt: skip
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        for name in ("w_mim", "w_bc", "projector_depth", "predictor_depth", "crop_padding"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+        if self.head_hidden < 1:
+            raise ValueError(f"head_hidden={self.head_hidden}: must be 1 or more")
+        if not 0 <= self.teacher_momentum <= 1:
+            raise ValueError(f"teacher_momentum={self.teacher_momentum}: must be from 0 to 1")
+
+    @property
+    def norm(self) -> Norm | None:
+        return None if self.head_norm == "none" else self.head_norm
+
+    def of_mae(self) -> mae.Settings:
+        return mae.Settings(
+            mask_ratio=self.mask_ratio, norm_pixels=self.norm_pixels, decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth, decoder_heads=self.decoder_heads, crop_scale=self.crop_scale,
+        )  # fmt: skip
+
+    def of_simmim(self) -> simmim.Settings:
+        return simmim.Settings(
+            mask_ratio=self.mask_ratio, mask_patch=self.mask_patch, layer_scale=self.layer_scale,
+            drop_path=self.drop_path, crop_scale=self.crop_scale,
+        )  # fmt: skip
+
+
+class Lut(Method):
+    """Views: "view1", "view2" (B, 3, H, W) and "noise" (B, U), one for both."""
+
+    sync_batch_norm = True
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.batch_statistics = settings.head_norm == "bn"
+        if settings.base == "mae":
+            self.base = mae.MaskedAutoencoder(spec, settings.of_mae())
+        else:
+            self.base = simmim.MaskedPredictor(spec, settings.of_simmim(), settings.pool)
+        noise = self.base.mask_noise()
+        units = noise.grid[0] * noise.grid[1]
+        if 2 * self.base.visible > units:
+            raise ValueError(
+                f"mask_ratio={settings.mask_ratio} leaves {self.base.visible} of {units} visible: two views cannot see "
+                "different ones; use 0.5 or more"
+            )
+        if settings.crop_padding >= spec.image_size:
+            raise ValueError(f"crop_padding={settings.crop_padding} must be less than image_size={spec.image_size}")
+        self.projector = head(spec.width, settings.projector_depth, settings)
+        self.predictor = head(spec.width, settings.predictor_depth, settings)
+        self.teacher = frozen_copy(nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})).eval()
+
+    def train(self, mode: bool = True) -> "Lut":
+        """The teacher's batch norms use their running statistics, always (model_ema_sched.py:133-199)."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def views(self) -> Views:
+        size, settings = self.spec.image_size, self.settings
+        if settings.crop == "simple":
+            part = fixed_crop(size, size, settings.crop_padding)
+        else:
+            part = crop(size, settings.crop_scale)
+        return LutViews(
+            view1=view(part, self.preparation),
+            view2=view([*part, *colours()], self.preparation),
+            mask_noise=self.base.mask_noise(),
+        )
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        images = torch.cat([views["view1"], views["view2"]])
+        order = order_of(views["noise"])  # (B, U)
+        orders = torch.cat([order, order.roll(-self.base.visible, dims=1)])  # view 2 sees the next v units of the order
+
+        latent = self.base.encode(images, orders)
+        first = slice(len(order))
+        mim = self.base.loss(latent[first], images[first], order)  # of view 1 alone
+
+        # Batch norms see one view after the other, as in the code.
+        of1, of2 = (self.predictor(self.projector(part)) for part in self.base.context(latent, orders).chunk(2))
+        target1, target2 = self.targets(images).chunk(2)
+        context = 0.5 * (cosine_regression(of2, target1) + cosine_regression(of1, target2))
+
+        loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
+        return Step(loss, {"mim": mim.detach(), "context": context.detach()})
+
+    @torch.no_grad()
+    def targets(self, images: Tensor) -> Tensor:
+        """What the teacher says of whole images (B, 3, H, W) -> (B, D)."""
+        patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
+        return self.teacher["projector"](patches.mean(dim=1))
+
+    def groups(self) -> list[Group]:
+        return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])
+
+    def after_update(self, clock: Clock) -> None:
+        """Parameters and batch norms' statistics move; the momentum goes by forward passes (engine_lut.py:86-89)."""
+        done = (clock.step * clock.parts + clock.part) / (clock.steps * clock.parts)
+        student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})
+        move(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"student": Encoder(vit=self.base.vit), "teacher": Encoder(vit=self.teacher["vit"])}
+
+
+def head(width: int, depth: int, settings: Settings) -> nn.Sequential:
+    """(B, D) -> (B, D) in `depth` linear layers without bias, nothing after the last (models_lut.py:112-142)."""
+    widths = [width] + [settings.head_hidden] * (depth - 1) + [width] * (depth > 0)
+    norm = settings.norm
+    return xavier_(
+        mlp(widths, norm=norm, activation=settings.head_activation, bias=False, norm_eps=NORM_EPS.get(norm, 0.0))
+    )
+
+
+def colours() -> list[Transform]:
+    """Of view 2: jitter, then one of grey, solarised and blurred, always (main_lut.py:303-337)."""
+    one_of = [
+        transforms.Grayscale(3),
+        transforms.RandomSolarize(SOLARISE_ABOVE, 1.0),
+        Blur(1.0, BLUR_RADIUS),
+    ]
+    return [*Colours(grey=0.0).transforms(), transforms.RandomChoice(one_of)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LutViews:
+    """Two views, crops drawn for each, and one noise for the masks of both."""
+
+    view1: Callable[[Image.Image], Tensor]
+    view2: Callable[[Image.Image], Tensor]
+    mask_noise: MaskNoise
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {"view1": self.view1(image), "view2": self.view2(image), "noise": self.mask_noise()}
+
+
+METHOD = Lut
+
+_VIT_B = Recipe(
+    source="naver-ai/lut 4420a27, docs/PRETRAIN.md, main_lut.py; w_bc: supplementary, table B (the parser has none)",
+    spec=replace(VIT_B, **SINCOS),
+    settings=Settings(),
+    epochs=1600,
+    batch=4096,
+    lr=1.5e-4,
+    schedule=WarmupCosine(warmup=40),
+    weight_decay=0.05,
+    betas=(0.9, 0.95),
+)
+_SIMMIM = Recipe(
+    source="LUT supplementary B.1, table A (100 epochs, w_bc 0.25); the rest is ours: SimMIM's code, its cosine for 100 "
+    "epochs of Swin, LUT's views and heads, masks of 32 px that show the views different blocks",
+    spec=replace(VIT_B, **RELATIVE),
+    settings=Settings(base="simmim", mask_ratio=0.6),
+    epochs=100,
+    batch=2048,
+    lr=2e-4,
+    lr_batch=512,
+    schedule=WarmupCosine(warmup=10, floor=4e-5),
+    weight_decay=0.05,
+    clip=5.0,
+)
+_SMALL = dict(head_hidden=512, decoder_depth=2, teacher_momentum=0.99)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_b_400": replace(_VIT_B, epochs=400, source=f"{_VIT_B.source}; 400 epochs: table B"),
+    "vit_b_100": replace(_VIT_B, epochs=100, source=f"{_VIT_B.source}; 100 epochs: table C"),
+    # The code's rule, blr sqrt(batch) / 4 (main_lut.py:232-236): the same at a batch of 4096, higher below.
+    "vit_b_root": replace(_VIT_B, lr_rule="root", lr_batch=16),
+    "vit_s": replace(_VIT_B, spec=replace(VIT_S, **SINCOS)),
+    "vit_m": replace(_VIT_B, spec=replace(VIT_M, **SINCOS)),
+    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **SINCOS)),
+    "simmim_vit_b": _SIMMIM,
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **SINCOS),
+        settings=Settings(decoder_width=96, decoder_heads=3, **_SMALL),
+        epochs=20,
+        batch=256,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=2),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **SINCOS),
+        settings=Settings(decoder_width=32, decoder_heads=2, crop_padding=2, **_SMALL),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=64,
+        schedule=WarmupCosine(warmup=1),
+    ),
+    "smoke_simmim": replace(
+        _SIMMIM,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **RELATIVE),
+        settings=Settings(base="simmim", mask_ratio=0.6, mask_patch=4, crop_padding=2, **_SMALL),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=64,
+        schedule=WarmupCosine(warmup=1),
+    ),
+}
