@@ -1,9 +1,12 @@
-"""Files that are either whole or absent: write beside the target, flush, rename. Digests of files and JSON values."""
+"""Files that are either whole or absent: write beside the target, flush, rename. Digests of files and JSON values.
+Locks that keep two runs from doing the same work at once."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +50,23 @@ def folder_atomic(path: Path | str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def locked(path: Path | str, work: str) -> Iterator[None]:
+    """Hold the lock file `path` against other processes; wait, and say so, while another one does the same `work`.
+
+    The kernel frees it when a process ends, however it does; the file stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another run: {work} ({path})", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def sha256_of_file(path: Path | str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from imagesets.transforms import normalise
-from probes.judging import Judge, Right
+from probes.judging import Judge
 from probes.tuning import Standing, Training
 
 Select = Literal["last", "holdout", "val"]
@@ -44,12 +44,14 @@ class Chooser:
                 return judged(normalise(pixels.to(course.device), self.mean, self.std)).float()
 
         right = (self.held or self.val)(network)
+        standing.skipped["train" if self.held else "val"] |= right.unreadable
         earlier = max((entry[self.by] for entry in standing.history), default=-1.0)
         entry = {"epoch": training.epoch, self.by: right.accuracy, "loss": training.losses[-1]}
         standing.history.append(entry)
         is_best, is_last = entry[self.by] > earlier, training.epoch == course.rates.epochs
         if self.held and (is_best or is_last):
             right = self.val(network)
+            standing.skipped["val"] |= right.unreadable
         for name, wanted in (("best", is_best), ("last", is_last)):
             if wanted:
                 standing.arrays |= {f"{name}_top1": right.top1, f"{name}_top5": right.top5}
@@ -58,7 +60,9 @@ class Chooser:
         """Correctness of each validation image in the reported and in the last epoch: name -> (N,) float32."""
         reported = "last" if self.select == "last" else "best"
         pairs = (("", reported), ("_last", "last"))
-        return {f"{top}{suffix}": standing.arrays[f"{name}_{top}"] for suffix, name in pairs for top in Right._fields}
+        return {
+            f"{top}{suffix}": standing.arrays[f"{name}_{top}"] for suffix, name in pairs for top in ("top1", "top5")
+        }
 
     def facts(self, standing: Standing) -> dict[str, Any]:
         """JSON values: what chose, the best, the last and the reported epoch, and how every epoch did."""

@@ -5,7 +5,7 @@ Letters: N images, n readable images, D width, B images of a batch.
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +145,8 @@ class Order:
 
     def fill(self, store: Store, world: World) -> int:
         """Extract what is missing; returns how many images all processes put through the backbone together."""
-        with store.locked() if world.is_first else nullcontext():
+        with ExitStack() as held:
+            world.first(lambda: held.enter_context(store.locked()))
             missing = world.together(lambda: self.prepare(store) if world.is_first else {})[0]
             forwards = world.together(lambda: self.compute(store, missing, world))
             world.together(lambda: self.finish(store) if world.is_first else None)

@@ -27,10 +27,14 @@ Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits 
 
 
 class Right(NamedTuple):
-    """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable."""
+    """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable.
+
+    unreadable: paths of these -> why.
+    """
 
     top1: np.ndarray
     top5: np.ndarray
+    unreadable: dict[str, str]
 
     @property
     def accuracy(self) -> float:
@@ -52,20 +56,21 @@ class Judge:
         count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         mine = {number: batches[number] for number in range(self.world.rank, len(batches), self.world.size)}
-        places = np.full((2, count), np.nan, np.float32)
+        places, unreadable = np.full((2, count), np.nan, np.float32), {}
         for found in self.world.together(lambda: self.share(network, mine)):
-            for number, hits in found.items():
+            for number, (hits, bad) in found.items():
                 places[:, batches[number]] = hits
-        return Right(*places)
+                unreadable |= {self.image_set.path(index): why for index, why in bad.items()}
+        return Right(*places, unreadable)
 
-    def share(self, network: Network, batches: dict[int, range]) -> dict[int, np.ndarray]:
-        """Number of each of these batches -> hits (2, B), NaN where unreadable."""
+    def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
+        """Number of each of these batches -> hits (2, B), NaN where unreadable, and why these are."""
         reader = Reader(self.image_set, self.transform, batches)
         found = {}
 
         def judge(item: int, loaded: Loaded) -> None:
             number, span = reader.spans[item]
-            found[number] = self.hits(network, Loaded(*loaded), span)
+            found[number] = self.hits(network, Loaded(*loaded), span), loaded[2]
 
         if torch.device(self.space.device).type == "cpu":
             run_in_lanes(lambda item: judge(item, reader[item]), range(len(reader)), self.space.workers)

@@ -12,23 +12,21 @@ Batches are fixed by N and the batch size alone, so a continued or divided extra
 Letters: N images, D width, B images of a batch.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from engine.files import digest, write_atomic
+from engine.files import digest, locked, write_atomic
 
 COMMIT_EVERY = 1.0  # seconds of work that a kill may cost; a sync of the disk takes milliseconds
 ITEM = np.dtype(np.float32).itemsize
@@ -143,16 +141,9 @@ class Store:
         """(N, D) float32, memory-mapped and read-only; rows of unreadable images are zeros."""
         return np.memmap(self.path(kind, "f32"), np.float32, mode="r", shape=(self.count, self.width))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the folder against other runs; wait, and say so, while another run fills it."""
-        with open(self.folder / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for another run that extracts the same features ({self.folder})", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return locked(self.folder / "lock", "it extracts the same features")
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from engine.files import write_atomic
+from engine.files import locked, write_atomic
 from engine.progress import Progress
 from engine.schedules import Pace, rate
 from probes.batches import Batches, Table
@@ -60,9 +60,17 @@ class Sweep:
         self.history = np.full((self.course.epochs, len(self.heads.heads)), -1, np.int64)
 
     def run(self, label: str) -> None:
-        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge."""
-        if self.course.path.exists():
-            self.load()
+        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge.
+
+        While another process does the same training, wait; then there is little left to do.
+        """
+        with locked(self.course.path.with_suffix(".lock"), "it trains the same heads"):
+            if self.course.path.exists():
+                self.load()
+            self.train(label)
+
+    def train(self, label: str) -> None:
+        """All epochs that are left."""
         saved = time.monotonic()
         left = (self.course.epochs - self.epoch) * self.batches.cut.count
         with Progress(label, left, "steps") as progress:

@@ -133,11 +133,11 @@ def group_size(share: int, most: int, even: bool) -> int:
 
 
 class Group(NamedTuple):
-    """images (m, 3, S, S) float32, targets (m, K) probabilities; unreadable: place -> why, replaced by the next."""
+    """images (m, 3, S, S) float32, targets (m, K) probabilities; unreadable: path -> why, replaced by the next."""
 
     images: Tensor
     targets: Tensor
-    unreadable: dict[int, str]
+    unreadable: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,7 +157,7 @@ class Groups(Dataset):
     def __getitem__(self, item: int) -> Group:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
         epoch, seed, classes = step // self.cut.steps_per_epoch, self.cut.seed, len(self.image_set.classes)
-        unreadable: dict[int, str] = {}
+        unreadable: dict[str, str] = {}
         images, labels = [], []
         for index, repeat in self.cut.images(step, group):
             image, place = self.readable(index, unreadable)
@@ -168,13 +168,14 @@ class Groups(Dataset):
             mixed, targets = self.augmentation.mixed(torch.stack(images), torch.tensor(labels), classes)
         return Group(mixed, targets, unreadable)
 
-    def readable(self, index: int, unreadable: dict[int, str]) -> tuple[Image.Image, int]:
+    def readable(self, index: int, unreadable: dict[str, str]) -> tuple[Image.Image, int]:
         """Image `index`, or the next one that can be read, and its place."""
-        for place in range(index, index + len(self.image_set)):
+        count = len(self.image_set)
+        for place in (number % count for number in range(index, index + count)):
             try:
-                return self.image_set.image(place % len(self.image_set)), place % len(self.image_set)
+                return self.image_set.image(place), place
             except UnreadableImage as error:
-                unreadable[place % len(self.image_set)] = error.reason
+                unreadable[self.image_set.path(place)] = error.reason
         raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images of train can be read")
 
 
@@ -191,6 +192,5 @@ def stream(groups: Groups, space: Workspace) -> Iterator[Group]:
     for found in DataLoader(groups, batch_size=None, num_workers=loaders(space), pin_memory=pinned):
         group = Group(*found)
         if group.unreadable and not space.skip_bad:
-            index, reason = next(iter(group.unreadable.items()))
-            raise UnreadableImage(groups.image_set.path(index), reason)
+            raise UnreadableImage(*next(iter(group.unreadable.items())))
         yield group

@@ -10,11 +10,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
-from engine.files import write_atomic
+from engine.files import locked, write_atomic
 from engine.layer_decay import layer_groups
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
@@ -67,11 +67,14 @@ class Course:
 
 @dataclass(kw_only=True)
 class Standing:
-    """What judging has found so far. history: a JSON entry an epoch. arrays: by name. unreadable: index -> why."""
+    """What training and judging have found so far. history: a JSON entry an epoch. arrays: by name.
+
+    skipped: paths of unreadable images -> why, of those to train on ("train"), with those held out, and of "val".
+    """
 
     history: list[dict[str, Any]] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    unreadable: dict[int, str] = field(default_factory=dict)
+    skipped: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
 
 
 class Training:
@@ -105,6 +108,14 @@ class Training:
     def epoch(self) -> int:
         """Epochs that are over."""
         return self.step // self.course.rates.steps_per_epoch
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait while another run does the same training, then keep others from it for the length of a block."""
+        lock = locked(self.course.path.with_suffix(".lock"), "it does the same training")
+        with ExitStack() as held:
+            self.world.first(lambda: held.enter_context(lock))
+            yield
 
     def resume(self) -> None:
         """Go on from the saved state, where there is one."""
@@ -145,8 +156,10 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         last: list[Tensor] = []
         # What can fail in one process alone comes before the first exchange between them: the last part's backward.
-        losses = self.world.together(lambda: self.forward_backward(batches, last))
-        self.check(fmean(losses))
+        shares = self.world.together(lambda: self.forward_backward(batches, last))
+        for share in shares:
+            self.standing.skipped["train"] |= share.unreadable
+        self.check(fmean(share.loss for share in shares))
         last[0].backward()
         if self.course.clip:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), self.course.clip)
@@ -154,11 +167,11 @@ class Training:
         if self.averaged is not None:
             self.averaged.update(self.classifier)
 
-    def forward_backward(self, batches: Iterator[Group], last: list[Tensor]) -> float:
-        """Mean loss of this process's share. The last part's loss goes to `last`, still to be propagated back."""
+    def forward_backward(self, batches: Iterator[Group], last: list[Tensor]) -> "Share":
+        """This process's share of a step. The last part's loss goes to `last`, still to be propagated back."""
         count = len(self.course.groups) * self.course.group // self.course.part
-        total = torch.zeros((), device=self.course.device)
-        for number, (images, targets, place) in enumerate(self.parts(batches), start=1):
+        total, unreadable = torch.zeros((), device=self.course.device), {}
+        for number, (images, targets, place) in enumerate(self.parts(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():
                 loss = self.loss(images, targets, place) / count
@@ -167,13 +180,15 @@ class Training:
                     last.append(loss)
                 else:
                     loss.backward()
-        return total.item()
+        return Share(total.item(), unreadable)
 
-    def parts(self, batches: Iterator[Group]) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
+    def parts(
+        self, batches: Iterator[Group], unreadable: dict[str, str]
+    ) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
         """Images and targets of this step on the device, a part at a time, with its place: group and first image."""
         for number in self.course.groups:
             group = next(batches)
-            self.standing.unreadable |= group.unreadable
+            unreadable |= group.unreadable
             for first in range(0, len(group.images), self.course.part):
                 chosen = slice(first, first + self.course.part)
                 images, targets = (t[chosen].to(self.course.device, non_blocking=True) for t in group[:2])
@@ -207,7 +222,7 @@ class Training:
             "step": self.step,
             "losses": list(self.losses),
             "history": self.standing.history,
-            "unreadable": {str(index): why for index, why in self.standing.unreadable.items()},
+            "skipped": self.standing.skipped,
         }
         tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         write_atomic(self.course.path, save(tensors, metadata={"facts": json.dumps(facts)}))
@@ -233,7 +248,7 @@ class Training:
         self.step = facts["step"]
         self.losses.extend(facts["losses"])
         self.standing.history = facts["history"]
-        self.standing.unreadable = {int(index): why for index, why in facts["unreadable"].items()}
+        self.standing.skipped = facts["skipped"]
         self.standing.arrays = {name: tensor.numpy() for name, tensor in part(tensors, "standing.").items()}
         if self.step == self.course.rates.steps:
             return
@@ -245,6 +260,13 @@ class Training:
             place, _, kind = name.partition(".")
             moments.setdefault(int(place), {})[kind] = tensor
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+
+
+class Share(NamedTuple):
+    """What a process did of a step: its mean loss, and path -> why of the images it could not read."""
+
+    loss: float
+    unreadable: dict[str, str]
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

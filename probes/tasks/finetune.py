@@ -30,7 +30,7 @@ from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
 from probes.tuning import Course, Training
 
 COST = 300.0  # a hundred epochs, each image forward and back
-VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
+VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
 PARTS = {"cpu": 32, "cuda": 128}  # images at once unless --batch-size says otherwise
 RULES = {
     "batch/256": lambda batch: batch / 256,
@@ -151,16 +151,7 @@ class Finetune:
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
         key = self.key(export, train, val, cut, part, space, world)
         training = Training(classifier, self.course(cut, part, key, space, world), world)
-        training.resume()
         size = sized.spec.image_size
-        groups = Groups(
-            image_set=train,
-            cut=cut,
-            steps=range(training.step, training.course.rates.steps),
-            groups=training.course.groups,
-            augmentation=self.augmentation,
-            transform=self.augmentation.transform(size, export.mean, export.std),
-        )
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         chooser = Chooser(
             select=self.select,
@@ -169,18 +160,26 @@ class Finetune:
             mean=export.mean,
             std=export.std,
         )
-        training.run(stream(groups, space), chooser, f"fine-tuning on {train.url}")
+        with training.alone():
+            training.resume()
+            groups = Groups(
+                image_set=train,
+                cut=cut,
+                steps=range(training.step, training.course.rates.steps),
+                groups=training.course.groups,
+                augmentation=self.augmentation,
+                transform=self.augmentation.transform(size, export.mean, export.std),
+            )
+            training.run(stream(groups, space), chooser, f"fine-tuning on {train.url}")
         per_image = chooser.per_image(training.standing)
         metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
-        facts = chooser.facts(training.standing) | self.record(training, cut, train, val, world)
+        facts = chooser.facts(training.standing) | self.record(training, cut, {"train": train, "val": val}, world)
         facts |= {"transform": transform.name, "warnings": self.warnings(export, cut)}
         return Outcome(metrics=metrics, per_image=per_image, facts=facts)
 
-    def record(self, training: Training, cut: Cut, train: ImageSet, val: ImageSet, world: World) -> dict[str, Any]:
+    def record(self, training: Training, cut: Cut, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """What the training consisted of, as JSON values."""
-        course, unreadable = training.course, {}
-        for found in world.gather_objects(training.standing.unreadable):
-            unreadable |= found
+        course, skipped = training.course, training.standing.skipped
         return {
             "learning_rate": course.rates.lr,
             "steps": course.rates.steps,
@@ -191,9 +190,15 @@ class Finetune:
                 "processes": world.size,
                 "mixed_together": cut.group,
             },
-            "train": {"url": train.url, "fingerprint": train.fingerprint, "images": len(train)},
-            "val": {"url": val.url, "fingerprint": val.fingerprint, "images": len(val)},
-            "unreadable": {train.path(index): unreadable[index] for index in sorted(unreadable)},
+            **{
+                split: {
+                    "url": images.url,
+                    "fingerprint": images.fingerprint,
+                    "images": len(images),
+                    "skipped": dict(sorted(skipped[split].items())),
+                }
+                for split, images in sets.items()
+            },
         }
 
     def cut(self, images: int, space: Workspace, world: World) -> tuple[Cut, int]:

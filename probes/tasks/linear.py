@@ -166,7 +166,7 @@ class Linear:
         sweep.run(f"linear heads on {train.url} {train.split}")
         last = sweep.heads.alone(sweep.last_place)
         facts = {
-            "train": self.trained_on(train, batches, space) if self.augment else gallery.facts,
+            "train": self.trained_on(train, batches, gallery, space) if self.augment else gallery.facts,
             "val": queries.facts,
             "selection": self.select,
             **sweep.record(len(judged)),
@@ -239,14 +239,18 @@ class Linear:
             "device": torch.device(space.device).type,
         }
 
-    def trained_on(self, train: ImageSet, batches: AugmentedBatches, space: Workspace) -> dict[str, Any]:
-        """As `FeatureSet.facts` says it of features that are kept."""
+    def trained_on(
+        self, train: ImageSet, batches: AugmentedBatches, held: FeatureSet, space: Workspace
+    ) -> dict[str, Any]:
+        """As `FeatureSet.facts` says it of features that are kept. held: of the images that choose."""
+        skipped = {train.path(index): batches.skipped[index] for index in sorted(batches.skipped)}
+        skipped |= held.facts["skipped"] if self.select == "holdout" else {}
         return {
             "url": train.url,
             "split": train.split,
             "fingerprint": train.fingerprint,
             "images": len(train),
-            "skipped": {train.path(index): batches.skipped[index] for index in sorted(batches.skipped)},
+            "skipped": skipped,
             "transform": f"{self.crop_rule}-crop-{self.train_interpolation}-flip_exact",
             "precision": space.precision,
             "batch_size": batches.chunk,

@@ -1,5 +1,8 @@
 """The fine-tuning task on image sets small enough to be trained on in a second."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from probes import tuning
 from probes.classifier import Classifier, HeadRecipe
+from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 from probes.training_groups import Augmentation, Cut, Groups, group_size, posterized
 from probes.tuning import Training
@@ -252,21 +256,61 @@ def test_a_divergence_stops_with_step_and_losses_and_keeps_the_state(export, tmp
     assert history(continued) == history(untroubled)
 
 
-def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
+def write_folder(root) -> str:
+    """Two classes, 40 training and 12 validation images."""
     for split, count in (("train", 40), ("val", 12)):
         for number in range(count):
-            folder = tmp_path / "set" / split / f"class{number % 2}"
+            folder = root / split / f"class{number % 2}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (16, 16), (200 * (number % 2), 50, number)).save(folder / f"{number:03d}.png")
+    return f"folder:{root}"
+
+
+def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
+    space, task = workspace(tmp_path, write_folder(tmp_path / "set")), replace(QUICK, batch=40, mixed_together=40)
     broken = [sorted((tmp_path / "set" / split).rglob("*.png"))[3] for split in ("train", "val")]
     for path in broken:
         path.write_bytes(path.read_bytes()[:50])
-    space, task = workspace(tmp_path, f"folder:{tmp_path / 'set'}"), replace(QUICK, batch=40, mixed_together=40)
     with pytest.raises(UnreadableImage, match=broken[0].name):
         task.run(export, space)
     outcome = task.run(export, replace(space, skip_bad=True))
-    assert list(outcome.facts["unreadable"]) == [str(broken[0])]
+    assert [list(outcome.facts[split]["skipped"]) for split in ("train", "val")] == [[str(path)] for path in broken]
     assert np.flatnonzero(np.isnan(outcome.per_image["top1"])).tolist() == [3]
+    again = task.run(export, replace(space, skip_bad=True))
+    assert again.facts == outcome.facts, "a finished training must remember what was skipped"
+
+
+def test_unreadable_images_that_choose_the_epoch_are_counted_too(export, tmp_path):
+    task = replace(QUICK, batch=20, mixed_together=20, select="holdout", holdout=0.25)
+    space = workspace(tmp_path, write_folder(tmp_path / "set"), skip_bad=True)
+    train = open_set(space.data, "train")
+    held = held_out(train, 0.25, space.seed)
+    path = Path(train.path(held[2]))
+    path.write_bytes(path.read_bytes()[:50])
+    outcome = task.run(export, space)
+    assert list(outcome.facts["train"]["skipped"]) == [str(path)] and outcome.facts["val"]["skipped"] == {}
+
+
+def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatch, capsys):
+    """The second one waits, says so, and finds the training done."""
+    updates, update = [], Training.update
+    began = threading.Event()
+
+    def slowly(self, batches):
+        updates.append(threading.get_ident())
+        began.set()
+        time.sleep(0.05)
+        update(self, batches)
+
+    monkeypatch.setattr(Training, "update", slowly)
+    space = workspace(tmp_path, "digits:", limit=100)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(QUICK.run, export, space)
+        assert began.wait(60)
+        second = QUICK.run(export, space)
+    assert second.metrics == first.result().metrics and second.facts == first.result().facts
+    assert len(updates) == second.facts["steps"] == 6 and len(set(updates)) == 1
+    assert capsys.readouterr().err.count("waiting for another run: it does the same training") == 1
 
 
 @pytest.mark.parametrize(

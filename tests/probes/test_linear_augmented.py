@@ -1,6 +1,7 @@
 """Training on augmented images: the crops, their independence of workers, and what the heads are given."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from probes.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
 from probes.batches import Cut
+from probes.holdout import held_out
 from probes.readouts import kinds_of
 from probes.tasks.linear import Linear
 
@@ -171,3 +173,14 @@ def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
     assert outcome.metrics["top1"] == 100.0
     assert outcome.cost["augmented_forwards"] == 4 * 60
     assert list(outcome.facts["train"]["skipped"]) == [str(broken)]
+
+
+def test_unreadable_images_that_choose_are_counted_too(export, tmp_path):
+    space = workspace(tmp_path, write_folder(tmp_path / "set"), skip_bad=True)
+    train = open_set(space.data, "train")
+    held = held_out(train, SMALL.holdout, space.seed)
+    trained_on = np.setdiff1d(np.arange(len(train)), held)
+    broken = [train.path(index) for index in (trained_on[7], held[1])]
+    for path in map(Path, broken):
+        path.write_bytes(path.read_bytes()[:60])
+    assert list(SMALL.run(export, space).facts["train"]["skipped"]) == broken

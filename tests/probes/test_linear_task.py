@@ -1,5 +1,8 @@
 """The linear task on image sets small enough to know the answer."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +10,12 @@ import pytest
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
+from probes import sweep
 from probes.features import extract
 from probes.kinds import FeatureKind
 from probes.readouts import joined, kinds_of
 from probes.splits import open_splits
+from probes.sweep import Sweep
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(0.1, 1.0, 10.0), readouts=("avg", "cls1+avg"), epochs=20, batch=64, augment=False)
@@ -99,6 +104,28 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
     assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
     with pytest.raises(ValueError, match=r"no finite number from step \d+ on, with learning rate \S+ on avg"):
         replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
+
+
+def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatch, capsys):
+    """The second one waits, says so, and goes on from what the first one saved last."""
+    epochs, judge_epoch, began = [], Sweep.judge_epoch, threading.Event()
+
+    def slowly(self):
+        epochs.append((threading.get_ident(), self.epoch))
+        began.set()
+        time.sleep(0.02)
+        judge_epoch(self)
+
+    monkeypatch.setattr(Sweep, "judge_epoch", slowly)
+    monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
+    space = workspace(tmp_path, "digits:", limit=100)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(SMALL.run, export, space)
+        assert began.wait(60)
+        second = SMALL.run(export, space)
+    assert second.metrics == first.result().metrics and second.facts == first.result().facts
+    assert [epoch for _, epoch in epochs] == list(range(SMALL.epochs)) and len({ident for ident, _ in epochs}) == 1
+    assert capsys.readouterr().err.count("waiting for another run: it trains the same heads") == 1
 
 
 def test_one_class_is_refused(export, tmp_path):
