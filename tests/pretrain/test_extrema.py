@@ -1,0 +1,289 @@
+"""ExtreMA beside its recordings: masks, augmentations, the three designs, moving the teacher, exports, mistakes."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from engine.seeding import AUGMENT, seeded
+from pretrain.losses import contrast, cosine_regression
+from pretrain.method import Clock, Encoder, Method
+from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN, METHOD, RECIPES, Settings, visible
+from pretrain.sizes import VIT_SMOKE
+from pretrain.updates import Updates
+
+SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)
+SETTINGS = Settings(mask_ratio=0.75, masks=3, projector_hidden=24, projector_width=8, drop_path=0.0)
+DESIGNS = {"class attention": CLASS_ATTENTION, "class token": CLASS_TOKEN, "average": AVERAGE}
+BATCH = 6
+
+
+def method_of(design: str = "class attention", **changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(replace(SMALL, **DESIGNS[design]), replace(SETTINGS, **changes)).double()
+
+
+def picture(seed: int) -> Image.Image:
+    """Coarse grey squares: two crops of it look different, two colourings alike but for brightness and contrast."""
+    coarse = torch.randint(40, 216, (6, 6), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Image.fromarray(coarse.numpy()).resize((48, 48), Image.Resampling.BICUBIC).convert("RGB")
+
+
+def views_of(method: Method, count: int = BATCH) -> dict[str, Tensor]:
+    make = method.views()
+    found = []
+    for seed in range(count):
+        with seeded(AUGMENT, seed):
+            found.append({name: tensor.double() for name, tensor in make(picture(seed)).items()})
+    return default_collate(found)
+
+
+def clock(step: int = 0, part: int = 0, parts: int = 1) -> Clock:
+    return Clock(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+
+
+def updates_of(method: Method) -> Updates:
+    return Updates(method, replace(RECIPES["smoke"], spec=method.spec, settings=method.settings, batch=BATCH))
+
+
+def test_masks_of_one_draw_are_disjoint_and_differ_between_images():
+    ids = visible(torch.rand(5, 1, 16, generator=torch.Generator().manual_seed(0)), masks=4, keep=4)
+    assert torch.equal(ids.flatten(1).sort(dim=1).values, torch.arange(16).expand(5, -1))
+    assert len({tuple(image.tolist()) for image in ids.flatten(1)}) == 5
+
+
+def test_masks_with_replacement_have_a_draw_each():
+    noise = torch.rand(5, 3, 16, generator=torch.Generator().manual_seed(0))
+    ids = visible(noise, masks=3, keep=10)  # more than fits into the image without
+    for mask in range(3):
+        assert torch.equal(ids[:, mask], noise[:, mask].argsort(dim=1)[:, :10])
+
+
+def test_nothing_masked_is_the_whole_image():
+    method = method_of(mask_ratio=0.0, masks=1).eval()
+    views = views_of(method, 2)
+    whole = method.predictor(method.online(method.online.place(views["student"])))
+    torch.testing.assert_close(method.predict(views["student"], views["noise"])[0], whole)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_each_mask_is_what_it_would_be_alone(replacement):
+    method = method_of(replacement=replacement)
+    views = views_of(method)
+    together = method.predict(views["student"], views["noise"])
+    placed = method.online.place(views["student"])
+    for mask, ids in enumerate(visible(views["noise"], method.settings.masks, method.keep).unbind(1)):
+        for image in range(BATCH):
+            alone = method.predictor(method.online(placed[image : image + 1, ids[image]]))
+            torch.testing.assert_close(together[mask, image], alone[0])
+
+
+def likeness(views: dict[str, Tensor]) -> float:
+    """Lowest correlation of both branches' pixels over the images; 1 for the same piece of the picture."""
+    student, teacher = (views[branch][:, 0].flatten(1) for branch in ("student", "teacher"))
+    return min(torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in zip(student, teacher, strict=True))
+
+
+# Table 4: none, the three rows of one augmentation, the four of two.
+ONE = [("none", "none"), ("none", "shared"), ("shared", "none"), ("shared", "shared")]
+TWO = [("none", "independent"), ("independent", "none"), ("independent", "independent"), ("shared", "independent")]
+
+
+@pytest.mark.parametrize(("crop", "colour"), ONE + TWO)
+def test_augmentations(crop, colour):
+    method = method_of(crop=crop, colour=colour)
+    views = views_of(method)
+    assert views["student"].shape == (BATCH, 3, 16, 16) and views["noise"].shape == (BATCH, 1, 16)
+    assert ("teacher" in views) == ((crop, colour) in TWO)
+    if "teacher" in views:
+        assert not torch.equal(views["student"], views["teacher"])
+        assert (likeness(views) > 0.9) == (crop != "independent")
+    centre = views_of(method_of(crop="none", colour="none"))["student"]
+    again = views_of(method)["student"]
+    assert torch.equal(views["student"], again)
+    assert torch.equal(views["student"], centre) == ((crop, colour) == ("none", "none"))
+    assert views_of(method_of(replacement=True))["noise"].shape == (BATCH, 3, 16)
+
+
+def test_both_branches_see_their_own_view():
+    method = method_of()
+    views = views_of(method)
+    loss = method(views, clock()).loss
+    predictions = method.predict(views["student"], views["noise"])
+    torch.testing.assert_close(loss, cosine_regression(predictions, method.targets(views["teacher"])))
+    assert not torch.isclose(loss, cosine_regression(predictions, method.targets(views["student"])))
+
+
+def test_losses_against_their_formulas():
+    generator = torch.Generator().manual_seed(0)
+    predictions, targets = torch.randn(3, 5, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    cosines = torch.cosine_similarity(predictions, targets, dim=-1)
+    torch.testing.assert_close(cosine_regression(predictions, targets), (2 - 2 * cosines).mean())
+    logits = torch.cosine_similarity(predictions.unsqueeze(2), targets, dim=-1) / 0.2  # (M, B, B)
+    own = torch.diagonal(logits, dim1=1, dim2=2) - logits.logsumexp(dim=2)
+    torch.testing.assert_close(contrast(predictions, targets, 0.2), -own.mean() * 2 * 0.2)
+
+
+@pytest.mark.parametrize(("design", "loss"), product(DESIGNS, ["byol", "infonce"]))
+def test_gradients_reach_what_is_trained_and_nothing_else(design, loss):
+    method = method_of(design, loss=loss)
+    method(views_of(method), clock()).loss.backward()
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.requires_grad == (not name.startswith("momentum.") and not name.endswith("pos_embed")), name
+    groups = [set(group.parameters) for group in method.groups()]
+    assert groups[0] | groups[1] == {name for name, p in method.named_parameters() if p.requires_grad}
+    assert {name for name in groups[1] if name.endswith(("cls_token", "class_query", ".bias"))} == set()
+
+
+def test_teacher_moves_once_an_update_from_the_weights_before_it():
+    method = method_of(teacher_momentum=0.9)
+    updates = updates_of(method)
+    for parameter in method.predictor.parameters():
+        parameter.data.add_(0.1)
+    updates.run([views_of(method)], clock(0))
+    before = {name: p.detach().clone() for name, p in method.named_parameters()}
+    halves = [{name: tensor[i::2] for name, tensor in views_of(method).items()} for i in range(2)]
+    updates.run(halves, clock(1, parts=2))
+    momentum = method.teacher_momentum.at(0.9, clock(1))
+    for name, parameter in method.momentum.named_parameters():
+        moved = momentum * before[f"momentum.{name}"] + (1 - momentum) * before[f"online.{name}"]
+        torch.testing.assert_close(parameter, moved, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_parts_of_a_batch_equal_the_whole():
+    found = []
+    for parts in (1, 3):
+        method = method_of()
+        updates = updates_of(method)
+        for step in range(3):
+            batch = views_of(method)
+            cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
+            logs = updates.run(cut, clock(step, parts=parts))
+        found.append((logs["loss"], method.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+    for name, tensor in found[0][1].items():
+        torch.testing.assert_close(tensor, found[1][1][name], rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_fixed_positions_do_not_drift():
+    method = method_of().float()
+    table = method.momentum.vit.trunk.pos_embed.clone()
+    updates = updates_of(method)
+    batch = {name: tensor.float() for name, tensor in views_of(method).items()}
+    for step in range(4):
+        updates.run([batch], clock(step))
+    assert torch.equal(method.momentum.vit.trunk.pos_embed, table)
+    assert torch.equal(method.online.vit.trunk.pos_embed, table)
+
+
+def test_drop_path_is_the_students_own_and_each_row_has_its_draw():
+    method = method_of(drop_path=0.5)
+    views = views_of(method)
+    assert torch.equal(method.targets(views["student"]), method.targets(views["student"]))
+    same = method.online.place(views["student"])[:1, :4].repeat(16, 1, 1)  # 16 masks that keep the same patches
+    projections = method.online(same).round(decimals=9)
+    assert len(projections.unique(dim=0)) == 4  # of the last block, either branch, both or none are left out
+
+
+def test_bfloat16_keeps_the_loss_precise():
+    for loss in ("byol", "infonce"):
+        method = method_of(loss=loss).float()
+        views = {name: tensor.float() for name, tensor in views_of(method).items()}
+        exact = method(views, clock()).loss
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = method(views, clock()).loss
+        assert rounded.dtype == torch.float32
+        assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def exported(method: Method, encoder: Encoder) -> ViTExport:
+    made = ViTExport.from_vit(encoder.vit, method.preparation)
+    return ViTExport.make(made.spec, made.preparation, made.tensors, {**made.extra, **encoder.extra})
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_exports_give_the_instance_representation(design, tmp_path):
+    method = method_of(design).float()
+    for parameter in method.online.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+    images = views_of(method)["student"].float()
+    encoders = method.encoders()
+    assert list(encoders) == ["momentum", "online"]
+    for network, encoder in zip((method.momentum, method.online), encoders.values(), strict=True):
+        export = ViTExport.load(exported(method, encoder).save(tmp_path / design / str(id(network))))
+        (found,) = Backbone(export)(images)
+        instance = found.avg if export.spec.pool == "avg" else found.cls
+        with torch.no_grad():
+            ours = network.instance(network.vit.encode(network.place(images), norm=False)[0])
+        torch.testing.assert_close(instance, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
+    method = method_of().float()
+    tree = {}
+    for branch, official in (("online", "base_encoder"), ("momentum", "momentum_encoder")):
+        for name, tensor in method.get_submodule(branch).state_dict().items():
+            name = name.removeprefix("vit.").removeprefix("trunk.").replace("class_query", "cls_token")
+            name = name.replace("class_attention", "blocks_token").replace("projector", "head")
+            tree[f"state_dict.{official}.{name}"] = tensor
+    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tree, facts={})
+    imported = import_file(load_extension("importers", "extrema"), file, ImportOptions(heads=SMALL.heads))
+    ours = exported(method, method.encoders()["momentum"])
+    assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
+    assert imported.preparation == ours.preparation
+    for theirs, own in ((imported.tensors, ours.tensors), (imported.extra, ours.extra)):
+        assert theirs.keys() == own.keys()
+        assert all(torch.equal(tensor, own[name]) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"masks": 5}, "masks=5 of 4 patches each are more than the image's 16; use masks=4"),
+        ({"mask_ratio": 0.0, "masks": 2}, "masks=2 of 16 patches"),
+        ({"mask_ratio": 0.95}, "mask_ratio=0.95 leaves none of 16 patches"),
+        ({"mask_ratio": 1.0}, "mask_ratio=1.0"),
+        ({"mask_ratio": -0.1}, "mask_ratio=-0.1"),
+        ({"masks": 0}, "masks=0"),
+        ({"loss": "moco"}, "loss='moco': choose one of byol, infonce"),
+        ({"crop": "two"}, "crop='two': choose one of none, shared, independent"),
+        ({"colour": "two"}, "colour='two'"),
+        ({"crop": "independent", "colour": "shared"}, "colour='shared' with crop='independent'"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale=\\(0.0, 1.0\\)"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"teacher_momentum": 1.5}, "teacher_momentum=1.5"),
+        ({"drop_path": 1.0}, "drop_path=1.0"),
+        ({"projector_hidden": 0}, "projector_hidden=0"),
+        ({"projector_width": 0}, "projector_width=0"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("design", "changes", "message"),
+    [
+        (CLASS_ATTENTION, {"final_norm": "all"}, "final_norm='all' does not fit class_attention=2"),
+        (CLASS_TOKEN, {"class_position": True}, "class_position=True does not fit .* set class_position=False"),
+        (AVERAGE, {"final_norm": "all"}, "set final_norm=pooled"),
+        (CLASS_ATTENTION, {"position": "learned"}, "set position=sincos_column_first"),
+    ],
+)
+def test_encoders_of_no_design(design, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        METHOD(replace(SMALL, **design | changes), SETTINGS)
+    assert "\n" not in str(error.value)
