@@ -261,7 +261,7 @@ _VIT_S = replace(
     spec=replace(VIT_S, **CLASS_ATTENTION),
 )
 _22K = dict(
-    source="Wu et al. 2022, section 5.1, table 7: ImageNet-22k, as many updates; ours: warm-up of 4 epochs",
+    source="Wu et al. 2022, section 5.1, table 7: ImageNet-22k, as many updates; ours: warm-up; ViT-S as ViT-B",
     epochs=30,
     schedule=WarmupCosine(warmup=4),
 )
