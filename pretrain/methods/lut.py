@@ -224,8 +224,8 @@ _VIT_B = Recipe(
     betas=(0.9, 0.95),
 )
 _SIMMIM = Recipe(
-    source="LUT supplementary B.1, table A (100 epochs, w_bc 0.25); the rest is ours: SimMIM's code, its cosine for 100 "
-    "epochs of Swin, LUT's views and heads, masks of 32 px that show the views different blocks",
+    source="LUT supplementary B.1, table A (100 epochs, w_bc 0.25); the rest is ours: SimMIM's code, its cosine for "
+    "100 epochs of Swin, LUT's views and heads, masks of 32 px that show the views different blocks",
     spec=replace(VIT_B, **RELATIVE),
     settings=Settings(base="simmim", mask_ratio=0.6),
     epochs=100,
