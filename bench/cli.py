@@ -4,7 +4,7 @@ can cause into one line.
 A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
 `run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
 Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
-memory, connection), 130 interrupted.
+memory, connection), 75 a signal stopped a pretraining after it had saved its state, 130 interrupted.
 """
 
 import argparse
@@ -28,6 +28,7 @@ EPILOG = """examples:
   bench demo                                                       no data, no network
   bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
   bench run --checkpoint X --suite frozen --data cifar10=folder:/data/cifar10 --out results
+  bench pretrain mae --recipe smoke --images digits: --out runs/mae
   bench doctor                                                     what is installed, what is missing
 """
 

@@ -1,4 +1,4 @@
-"""When a training saves its state, and when it leaves: now and then, and at a scheduler's signals."""
+"""When a training saves its state, and when it leaves: now and then, and when a signal asks."""
 
 import signal
 import time
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 SAVE_SHARE = 0.02  # of the time at most goes into saving, whatever was asked
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # a scheduler's: save and leave
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
 
 
 @contextmanager
 def listening(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at a scheduler's signals, for the length of a block."""
+    """Call `stop` at SIGNALS, for the length of a block. SIGQUIT (Ctrl-\\) still ends it at once, unsaved."""
 
     def heard(number: int, frame: FrameType | None) -> None:
         stop()

@@ -35,7 +35,8 @@ from pretrain.updates import Precision, Updates
 
 LOG_EVERY = 2.0  # seconds between two lines of the log, at least
 
-# (export of the first branch, clock) -> values for the log, such as an online k-NN accuracy.
+# (export of the first branch, clock) -> values for the log, such as an online k-NN accuracy. Every process calls it, so
+# that they may share its work, and gets the same values.
 Monitor = Callable[[ViTExport, Clock], Mapping[str, float]]
 
 
@@ -174,8 +175,7 @@ class Trainer:
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            found = self.world.first(lambda: dict(run.monitor(self.exports(first_only=True)["export"], self.clock())))
-            self.write(records, found)
+            self.write(records, run.monitor(self.exports(first_only=True)["export"], self.clock()))
 
     def parts(self, steps: range) -> Generator[Part]:
         """What this process sees during `steps`."""

@@ -1,6 +1,7 @@
 """List tasks, importers and methods."""
 
 import argparse
+import sys
 
 from engine.extensions import one_line, source_files
 
@@ -11,12 +12,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench list`."""
     parser.add_argument("kind", nargs="?", choices=tuple(SECTIONS), help="list only these")
     parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
+    parser.add_argument("--recipes", action="store_true", help="list the methods' recipes with cost and source")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Names and one line each, read without importing the files; with --protocols they are imported."""
+    """Names and one line each, read without importing the files; --protocols and --recipes import them."""
+    if arguments.protocols and arguments.recipes:
+        raise ValueError("--protocols are of tasks, --recipes of methods: give one of them")
     if arguments.protocols:
         return _list_protocols(arguments.kind)
+    if arguments.recipes:
+        return _list_recipes(arguments.kind)
     for title in [arguments.kind] if arguments.kind else SECTIONS:
         files = source_files(SECTIONS[title])
         print(f"{title}:" if files else f"{title}: none yet")
@@ -40,4 +46,25 @@ def _list_protocols(kind: str | None) -> int:
         print(f"{'':{width}}  {chosen.protocol.source}")
     if not found.protocols:
         print("no protocols yet")
+    return 0
+
+
+def _list_recipes(kind: str | None) -> int:
+    from bench.messages import in_one_line
+    from bench.recipes import costs
+    from engine.extensions import load_extension
+
+    if kind not in (None, "methods"):
+        raise ValueError(f"{kind} have no recipes; use: bench list methods --recipes")
+    for method, path in sorted(source_files("methods").items()):
+        try:
+            recipes = load_extension("methods", method).RECIPES
+        except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+            print(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", file=sys.stderr)
+            continue
+        print(f"{method}  {one_line(path)}".rstrip())
+        width = max(map(len, recipes))
+        for name, recipe in recipes.items():
+            print(f"  {name:{width}}  {costs(recipe)}")
+            print(f"  {'':{width}}  {recipe.source}")
     return 0

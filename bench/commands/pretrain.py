@@ -1,0 +1,100 @@
+"""Pretrain an encoder with a method's recipe; resumable at any step."""
+
+import argparse
+from pathlib import Path
+
+from bench.arguments import above_zero, positive, whole_number
+
+EPILOG = """examples:
+  bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
+  bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --at-once 128 --resume
+  bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
+  torchrun --nproc-per-node 8 -m bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
+
+methods and their recipes: bench list methods --recipes
+exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it, all is saved: add --resume; 2 an error
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench pretrain`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("method", metavar="METHOD", help="such as mae")
+    parser.add_argument("--recipe", metavar="R", help="one of the method's recipes")
+    parser.add_argument("--images", required=True, metavar="URL",
+        help="images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...")  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run alone")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
+        help="change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6")  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="go on where this run was; start it where there is none")
+    parser.add_argument("--dry-run", action="store_true", help="print the recipe and its sizes, and do nothing")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
+    parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
+    parser.add_argument("--at-once", type=positive, metavar="N",
+        help="at most N images of a process in a forward pass; the recipe's batch is made of several")  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
+    parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
+    parser.add_argument("--export-every", type=whole_number, default=0, metavar="EPOCHS",
+        help="write the export that often, not at the end alone")  # fmt: skip
+    parser.add_argument("--knn-every", type=whole_number, default=0, metavar="EPOCHS",
+        help="log the encoder's k-NN accuracy that often")  # fmt: skip
+    parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
+    parser.add_argument("--knn-limit", type=positive, metavar="N", help="at most N images of each split for that")
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: finished; 75: stopped by a signal, after saving."""
+    from bench.devices import chosen_device
+    from bench.pretraining import Request, run, training_precision
+    from pretrain.trainer import Run
+
+    device = chosen_device(arguments.device)
+    precision = training_precision(arguments.precision, device)
+    settings = Run(
+        out=arguments.out,
+        device=device,
+        precision=precision,
+        seed=arguments.seed,
+        workers=arguments.workers,
+        at_once=arguments.at_once,
+        skip_bad=arguments.skip_bad,
+        resume=arguments.resume,
+        save_minutes=arguments.save_minutes,
+        export_every=arguments.export_every,
+        monitor_every=arguments.knn_every,
+        monitor=_monitor(arguments, device, precision),
+        wandb=arguments.wandb,
+    )
+    request = Request(
+        method=arguments.method,
+        recipe=arguments.recipe,
+        changes=tuple(arguments.set),
+        images=arguments.images,
+        run=settings,
+        dry_run=arguments.dry_run,
+    )
+    return run(request)
+
+
+def _monitor(arguments: argparse.Namespace, device: str, precision: str):
+    """The online k-NN, where it was asked for."""
+    from bench.online_knn import OnlineKnn
+    from engine.tasks import Workspace
+
+    if not arguments.knn_every:
+        if arguments.knn_data or arguments.knn_limit:
+            raise ValueError("--knn-data and --knn-limit need --knn-every EPOCHS, which says how often")
+        return None
+    space = Workspace(
+        cache=arguments.out / "online-knn",
+        data=arguments.knn_data or arguments.images,
+        device=device,
+        precision="float32" if precision == "float32" else "bfloat16",
+        limit=arguments.knn_limit,
+        skip_bad=arguments.skip_bad,
+    )
+    return OnlineKnn(space=space)
