@@ -4,7 +4,7 @@ MOCA section 3.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py:
 V views, B images of this process, L patches on an h x w grid, D width, K words, k new words in a step.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, distributed, nn
@@ -14,6 +14,13 @@ from pretrain.losses import full, unit
 
 NewWords = Literal["token", "avg_token", "farthest"]
 MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
+
+
+class Assignments(NamedTuple):
+    """q_T of each patch: shares (V, B, L, K) that sum to 1, and their entropies (V, B, L)."""
+
+    shares: Tensor
+    entropies: Tensor
 
 
 class Codebook(nn.Module):
@@ -58,8 +65,8 @@ class Codebook(nn.Module):
         return cells[..., border : height - border, border : width - border, :]
 
     @torch.no_grad()
-    def assign(self, tokens: Tensor) -> Tensor:
-        """The teacher's patches (V, B, L, D) -> assignments q_T (V, B, L, K). Moves mu, once for each view.
+    def assign(self, tokens: Tensor) -> Assignments:
+        """Softly assign the teacher's patches (V, B, L, D). Moves mu, once for each view.
 
         The temperature is mu / inv_delta as in the code (:150-151): the paper's 1 / (10 mu) would turn its effect
         round. It is that of the last update, so the same for all views.
@@ -69,7 +76,9 @@ class Codebook(nn.Module):
         # The mean of the similarities is the similarity to the mean word: a pass over K numbers less.
         contrast = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
         self._follow(contrast.mean(dim=(1, 2)).to(self.mu))
-        return cosines.mul_(self.inv_delta / self.mu_of_update).softmax(dim=-1)
+        logarithms = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
+        shares = logarithms.exp()
+        return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1))
 
     def _follow(self, contrasts: Tensor) -> None:
         """mu, with the (V,) contrasts between the nearest word and the mean one; over all processes."""
@@ -80,9 +89,9 @@ class Codebook(nn.Module):
         for contrast in contrasts:
             self.mu.lerp_(contrast, 1.0 - MU_DECAY)
 
-    def pooled(self, assignments: Tensor) -> Tensor:
-        """q_T (V, B, L, K) -> reduced assignments y_T (V, B, K), the mean within the border; they sum to 1."""
-        return self.within(assignments.unflatten(2, self.grid)).mean(dim=(2, 3))
+    def pooled(self, shares: Tensor) -> Tensor:
+        """Shares (V, B, L, K) -> reduced assignments y_T (V, B, K), the mean within the border; they sum to 1."""
+        return self.within(shares.unflatten(2, self.grid)).mean(dim=(2, 3))
 
     @torch.no_grad()
     def update(self, tokens: Tensor, choices: Tensor) -> None:

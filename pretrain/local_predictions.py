@@ -6,7 +6,7 @@ B views, k visible patches, m decoded ones, L patches, D width, d decoder width,
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from pretrain.decoders import TokenDecoder
 from pretrain.losses import unit
 from pretrain.masking import take
 from pretrain.pixels import normalised, patchify
-from pretrain.weight_generators import WeightGenerator, divergences, entropies
+from pretrain.weight_generators import WeightGenerator, divergences
 from pretrain.weights import xavier_
 
 LocalTarget = Literal["assignments", "pixels", "embeddings"]
@@ -37,13 +37,64 @@ class Seen(NamedTuple):
 
 
 class Teaching(NamedTuple):
-    """What there is to predict. images (B, 3, H, W), the teacher's patches (B, L, D) and their assignments (B, L, K)
-    to the codebook's words (K, D)."""
+    """What there is to predict: images (B, 3, H, W), the teacher's patches (B, L, D), their shares (B, L, K) of the
+    codebook's words (K, D) and the entropies (B, L) of these."""
 
     images: Tensor
     tokens: Tensor
-    assignments: Tensor
+    shares: Tensor
+    entropies: Tensor
     words: Tensor
+
+
+class AssignmentTarget(nn.Module):
+    """The teacher's assignments of the same view (Eq. 2-4), of visible and masked patches alike."""
+
+    def __init__(self, generator: WeightGenerator, kappa: float) -> None:
+        super().__init__()
+        self.generator, self.kappa = generator, kappa
+
+    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
+        prototypes = self.generator(teaching.words)  # W^d
+        targets = teaching.shares @ prototypes  # (B, L, d), for all rounds
+        losses = []
+        for tokens, seen in zip(decoded, rounds, strict=True):
+            entropies = teaching.entropies.gather(1, seen.ids)
+            losses.append(divergences(tokens, prototypes, take(targets, seen.ids), entropies, self.kappa).mean())
+        return losses
+
+
+class PixelTarget(nn.Module):
+    """MAE's loss on the masked patches (section 4.2, tables 3 and 8; which patches is inferred from MAE)."""
+
+    def __init__(self, width: int, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.pixels = xavier_(nn.Linear(width, patch**2 * 3))
+
+    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
+        patches = patchify(teaching.images, self.patch)
+        losses = []
+        for tokens, seen in zip(decoded, rounds, strict=True):
+            masked = slice(seen.visible, None)
+            target = normalised(take(patches, seen.ids[:, masked]))
+            losses.append((self.pixels(tokens[:, masked]) - target).square().mean())
+        return losses
+
+
+class EmbeddingTarget(nn.Module):
+    """Cosine distance to the teacher's tokens (section 4.2, table 3; of the patches that assignments are predicted for,
+    which is inferred)."""
+
+    def __init__(self, width: int, width_out: int) -> None:
+        super().__init__()
+        self.tokens = xavier_(nn.Linear(width, width_out))
+
+    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
+        return [
+            1.0 - (unit(self.tokens(tokens)) * unit(take(teaching.tokens, seen.ids))).sum(dim=-1).mean()
+            for tokens, seen in zip(decoded, rounds, strict=True)
+        ]
 
 
 class LocalPrediction(nn.Module):
@@ -65,52 +116,16 @@ class LocalPrediction(nn.Module):
         return self.decoder(tokens, ids)
 
 
-class AssignmentTarget(nn.Module):
-    """The teacher's assignments of the same view (Eq. 2-4), of visible and masked patches alike."""
-
-    def __init__(self, spec: ViTSpec, width: int, hidden: int, kappa: float) -> None:
-        super().__init__()
-        self.generator = WeightGenerator(spec.width, hidden, width)
-        self.kappa = kappa
-
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
-        prototypes = self.generator(teaching.words)  # W^d
-        targets = teaching.assignments @ prototypes  # (B, L, d), for all rounds
-        entropy = entropies(teaching.assignments)
-        return [
-            divergences(tokens, prototypes, take(targets, seen.ids), entropy.gather(1, seen.ids), self.kappa).mean()
-            for tokens, seen in zip(decoded, rounds, strict=True)
-        ]
-
-
-class PixelTarget(nn.Module):
-    """MAE's loss on the masked patches (section 4.2, tables 3 and 8; which patches is inferred from MAE)."""
-
-    def __init__(self, spec: ViTSpec, width: int) -> None:
-        super().__init__()
-        self.patch = spec.patch_size
-        self.pixels = xavier_(nn.Linear(width, spec.patch_size**2 * 3))
-
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
-        patches = patchify(teaching.images, self.patch)
-        return [
-            (self.pixels(tokens[:, seen.visible :]) - normalised(take(patches, seen.ids[:, seen.visible :])))
-            .square()
-            .mean()
-            for tokens, seen in zip(decoded, rounds, strict=True)
-        ]
-
-
-class EmbeddingTarget(nn.Module):
-    """Cosine distance to the teacher's tokens (section 4.2, table 3; of the patches that assignments are predicted for,
-    which is inferred)."""
-
-    def __init__(self, spec: ViTSpec, width: int) -> None:
-        super().__init__()
-        self.tokens = xavier_(nn.Linear(width, spec.width))
-
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
-        return [
-            1.0 - (unit(self.tokens(tokens)) * unit(take(teaching.tokens, seen.ids))).sum(dim=-1).mean()
-            for tokens, seen in zip(decoded, rounds, strict=True)
-        ]
+def local_prediction(
+    target: LocalTarget, decoder: TokenDecoder, spec: ViTSpec, generator_hidden: int, kappa: float
+) -> LocalPrediction:
+    """`decoder`, for patches of the encoder `spec`, with what it is to predict."""
+    if target not in get_args(LocalTarget):
+        raise ValueError(f"target={target!r}: choose one of {', '.join(get_args(LocalTarget))}")
+    width = decoder.norm.normalized_shape[0]
+    if target == "pixels":
+        return LocalPrediction(decoder, PixelTarget(width, spec.patch_size), spec.width)
+    if target == "embeddings":
+        return LocalPrediction(decoder, EmbeddingTarget(width, spec.width), spec.width)
+    generator = WeightGenerator(spec.width, generator_hidden, width)
+    return LocalPrediction(decoder, AssignmentTarget(generator, kappa), spec.width)

@@ -4,7 +4,6 @@ The codebook changes at every step, so the student's prototypes are generated fr
 C.1, valeoai/MOCA models_moca.py:204-218, 263-338. K words, D their width, d the student's width.
 """
 
-import torch
 from torch import Tensor, nn
 
 from pretrain.losses import full, unit
@@ -29,11 +28,6 @@ class WeightGenerator(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         words = unit(words)
         return unit(self.layers(words) + self.skip(words))
-
-
-def entropies(assignments: Tensor) -> Tensor:
-    """(..., K) -> (...)."""
-    return torch.special.entr(assignments).sum(dim=-1)
 
 
 def divergences(tokens: Tensor, prototypes: Tensor, targets: Tensor, entropies: Tensor, kappa: float) -> Tensor:

@@ -1,13 +1,12 @@
 """MOCA (Gidaris et al. 2024): predict the teacher's codebook assignments of masked patches, and of the other view.
 
 Figure 2 of the paper; valeoai/MOCA models_moca.py, main_pretrain.py, util/misc.py. Where the paper and the released
-code differ, this follows the code: tables below and docstrings say where.
+code differ, this follows the code, and says so.
 V=2 views, B images, L patches, k visible ones, D width, K words.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import torch
 from PIL import Image
@@ -18,22 +17,14 @@ from checkpoints.vit import ViT
 from pretrain.averaging import frozen_copy, move
 from pretrain.codebook import Codebook, NewWords
 from pretrain.decoders import TokenDecoder
-from pretrain.local_predictions import (
-    AssignmentTarget,
-    EmbeddingTarget,
-    LocalPrediction,
-    LocalTarget,
-    PixelTarget,
-    Seen,
-    Teaching,
-)
+from pretrain.local_predictions import LocalTarget, Seen, Teaching, local_prediction
 from pretrain.mask_rounds import MaskRounds
 from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.views import Colours, crop, noise, view
-from pretrain.weight_generators import WeightGenerator, divergences, entropies
+from pretrain.weight_generators import WeightGenerator, divergences
 from pretrain.weights import xavier_vit
 
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
@@ -54,8 +45,8 @@ class Settings:
     target: what decoders predict; pixels and embeddings (tables 3, 8) are inferred.
     kappa: 1 / tau_b = 1 / tau_d of Eq. 2 and 5. generator_ratio: hidden width over D.
     generator_lr, generator_weight_decay: constants of the generators' own, neither scaled nor warmed up (code).
-    momentum: of the teacher, which goes to momentum_end by a cosine; the same number keeps it.
-    crop_scale, blurs, solarise: of the views (C.4), blurs: chance for the first and the second one; solarise: second.
+    teacher_momentum: alpha, at the start and, by a cosine, at the end (teacher_momentum_end).
+    crop_scale: area of a view. blurs: chance for the first and the second view. solarise: for the second (C.4).
     """
 
     words: int = 4096
@@ -76,19 +67,37 @@ class Settings:
     generator_ratio: float = 2.0
     generator_lr: float = 1e-4
     generator_weight_decay: float = 0.05
-    momentum: float = 0.994
-    momentum_end: float = 1.0
+    teacher_momentum: float = 0.994
+    teacher_momentum_end: float = 1.0
     crop_scale: tuple[float, float] = (0.2, 1.0)
     blurs: tuple[float, float] = (1.0, 0.1)
     solarise: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("image_weight", "teacher_momentum", "teacher_momentum_end", "solarise"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to 1")
+        for name in ("kappa", "generator_ratio", "generator_lr"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
+        if not all(0 <= chance <= 1 for chance in self.blurs):
+            raise ValueError(f"blurs={self.blurs}: must be two chances from 0 to 1")
+        if self.image_weight < 1 and not self.early_layers:
+            raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
 
 
 class Moca(Method):
     """Views: "first" and "second" (B, 3, H, W), "noise" (B, drawn rounds, V, L) and "choices" (B, 3)."""
 
+    batch_statistics = True  # the codebook takes words of a process's forward pass, mu is a mean over it
+
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check(spec, settings)
+        for before in settings.early_layers:
+            if not 0 <= before < spec.depth:
+                raise ValueError(f"early_layers={settings.early_layers}: must be from 0 to {spec.depth - 1}")
         self.rounds = MaskRounds(
             patches=spec.grid[0] * spec.grid[1],
             mask_ratios=settings.mask_ratios,
@@ -110,7 +119,16 @@ class Moca(Method):
         with_image, with_local = settings.image_weight > 0, settings.image_weight < 1
         self.generator = WeightGenerator(spec.width, hidden, spec.width) if with_image else None
         self.early_layers = settings.early_layers if with_local else ()
-        self.predictions = nn.ModuleList(local_prediction(spec, settings, hidden) for _ in self.early_layers)
+        self.predictions = nn.ModuleList(
+            local_prediction(settings.target, self.decoder(), spec, hidden, settings.kappa) for _ in self.early_layers
+        )
+
+    def decoder(self) -> TokenDecoder:
+        """A fresh one."""
+        settings = self.settings
+        return TokenDecoder(
+            self.spec.width, settings.decoder_width, settings.decoder_depth, settings.decoder_heads, self.spec.grid
+        )
 
     def views(self) -> Views:
         settings = self.settings
@@ -124,22 +142,20 @@ class Moca(Method):
 
     def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
         images = torch.cat([views["first"], views["second"]])
-        if clock.is_last_part:  # the student is that of the update before (models_moca.py:548-560)
-            move(self.teacher, self.student, self.momentum(clock))
+        if clock.is_last_part:  # by the student that the update before left (models_moca.py:548-560)
+            move(self.teacher, self.student, self.alpha(clock))
         words = self.codebook.words.clone()  # targets and prototypes of a step share the words that it began with
         tokens = self.teach(images)
-        assignments = self.codebook.assign(tokens)  # q_T
+        assignments = self.codebook.assign(tokens)
         if clock.is_last_part:
             self.codebook.update(tokens, views["choices"])
         rounds = self.look(images, views["noise"])
         image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
         if self.generator is not None:
-            image_loss = DIRECTIONS * self.predict_other_view(rounds, self.codebook.pooled(assignments), words)
+            image_loss = DIRECTIONS * self.predict_other_view(rounds, self.codebook.pooled(assignments.shares), words)
         if self.predictions:
-            teaching = Teaching(images, tokens.flatten(0, 1), assignments.flatten(0, 1), words)
-            local_loss = DIRECTIONS * sum(
-                prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)
-            )
+            teaching = Teaching(images, *(each.flatten(0, 1) for each in (tokens, *assignments)), words)
+            local_loss = DIRECTIONS * self.predict_patches(rounds, teaching)
         weight = self.settings.image_weight
         loss = weight * image_loss + (1.0 - weight) * local_loss  # Eq. 1
         return Step(loss, {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu})
@@ -172,13 +188,19 @@ class Moca(Method):
         """IMG, Eq. 5 and 6: from a masked view the other view's reduced assignments y_T (V, B, K)."""
         prototypes = self.generator(words)  # W^b
         other = reduced.flip(0).flatten(0, 1)
-        targets, entropy = other @ prototypes, entropies(other)
         embeddings = torch.stack([seen.embedding for seen in rounds])  # (rounds, V*B, D)
-        return divergences(embeddings, prototypes, targets, entropy, self.settings.kappa).mean()
+        entropies = torch.special.entr(other).sum(dim=-1)
+        return divergences(embeddings, prototypes, other @ prototypes, entropies, self.settings.kappa).mean()
 
-    def momentum(self, clock: Clock) -> float:
-        """alpha of this update (util/misc.py:462-474)."""
-        return cosine(self.settings.momentum, self.settings.momentum_end, clock.step / clock.steps)
+    def predict_patches(self, rounds: list[Seen], teaching: Teaching) -> Tensor:
+        """LOC, Eq. 3 and 4: from a masked view its own patches' targets; the sum over the decoders."""
+        losses = [prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)]
+        return torch.stack(losses).sum()
+
+    def alpha(self, clock: Clock) -> float:
+        """The teacher's momentum in this update (util/misc.py:462-474)."""
+        settings = self.settings
+        return cosine(settings.teacher_momentum, settings.teacher_momentum_end, clock.step / clock.steps)
 
     def groups(self) -> list[Group]:
         """Generators apart: their rate and decay are constants (main_pretrain.py:90, 163; util/misc.py:498-511)."""
@@ -209,37 +231,6 @@ class MocaViews:
         }
 
 
-def local_prediction(spec: ViTSpec, settings: Settings, hidden: int) -> LocalPrediction:
-    """A decoder and what it predicts."""
-    width = settings.decoder_width
-    decoder = TokenDecoder(spec.width, width, settings.decoder_depth, settings.decoder_heads, spec.grid)
-    target = {
-        "assignments": lambda: AssignmentTarget(spec, width, hidden, settings.kappa),
-        "pixels": lambda: PixelTarget(spec, width),
-        "embeddings": lambda: EmbeddingTarget(spec, width),
-    }[settings.target]()
-    return LocalPrediction(decoder, target, spec.width)
-
-
-def check(spec: ViTSpec, settings: Settings) -> None:
-    """ValueError for settings outside their range."""
-    if not 0 <= settings.image_weight <= 1:
-        raise ValueError(f"image_weight={settings.image_weight}: must be in [0, 1]")
-    if settings.image_weight < 1 and not settings.early_layers:
-        raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
-    for before in settings.early_layers:
-        if not 0 <= before < spec.depth:
-            raise ValueError(f"early_layers={settings.early_layers}: must be from 0 to {spec.depth - 1}")
-    if settings.target not in get_args(LocalTarget):
-        raise ValueError(f"target={settings.target!r}: choose one of {', '.join(get_args(LocalTarget))}")
-    for name in ("momentum", "momentum_end"):
-        if not 0 <= getattr(settings, name) <= 1:
-            raise ValueError(f"{name}={getattr(settings, name)}: must be in [0, 1]")
-    for name in ("kappa", "generator_ratio", "generator_lr"):
-        if getattr(settings, name) <= 0:
-            raise ValueError(f"{name}={getattr(settings, name)}: must be above 0")
-
-
 METHOD = Moca
 
 _VIT_B = Recipe(
@@ -258,9 +249,11 @@ _VIT_B = Recipe(
 _VIT_B_PAPER = replace(
     _VIT_B,
     source="Gidaris et al. 2024, table 11, with the released code's schedule, clipping and masks (v0.9)",
-    settings=Settings(momentum=0.99),
+    settings=Settings(teacher_momentum=0.99),
     weight_decay_schedule=Constant(),
 )
+# For small grids: a border of one patch, no blur, the decoder one block deep behind the last but one of four.
+_SMALL = dict(border=1, early_layers=(1,), decoder_depth=1, generator_lr=1e-3, crop_scale=(0.4, 1.0), blurs=(0.0, 0.0))
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_v0.9": _VIT_B_PAPER,
@@ -268,7 +261,7 @@ RECIPES = {
     "vit_b_ablation": replace(
         _VIT_B_PAPER,
         source="Gidaris et al. 2024, section 4.1: 100 epochs, one round; the base of table 2",
-        settings=Settings(momentum=0.99, mask_ratios=(0.65,), decoder_mask_ratios=(0.45,)),
+        settings=Settings(teacher_momentum=0.99, mask_ratios=(0.65,), decoder_mask_ratios=(0.45,)),
         epochs=100,
     ),
     "vit_l": replace(
@@ -280,17 +273,7 @@ RECIPES = {
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **SINCOS, pool="avg"),
-        settings=Settings(
-            words=512,
-            border=1,
-            early_layers=(1,),
-            decoder_width=96,
-            decoder_depth=1,
-            decoder_heads=3,
-            generator_lr=1e-3,
-            momentum=0.99,
-            blurs=(0.0, 0.0),
-        ),
+        settings=Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
         epochs=20,
         batch=256,
         lr=1e-3,
@@ -302,19 +285,7 @@ RECIPES = {
         _VIT_B,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **SINCOS, pool="avg"),
-        settings=Settings(
-            words=64,
-            border=1,
-            early_layers=(1,),
-            decoder_width=32,
-            decoder_depth=1,
-            decoder_heads=2,
-            generator_lr=1e-3,
-            momentum=0.9,
-            crop_scale=(0.6, 1.0),
-            blurs=(0.0, 0.0),
-            solarise=0.0,
-        ),
+        settings=Settings(**_SMALL, words=64, decoder_width=32, decoder_heads=2, teacher_momentum=0.9, solarise=0.0),
         epochs=2,
         batch=64,
         lr=1e-3,

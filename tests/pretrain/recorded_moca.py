@@ -61,7 +61,8 @@ def settings(config: Mapping[str, Any], **changes: Any) -> Settings:
         decoder_mask_ratios=tuple(config["dec_mask_ratio"]), image_weight=config["img_weight"],
         early_layers=(config.get("early_layer", TINY["early_layer"]),), decoder_width=TINY["decoder_embed_dim"],
         decoder_depth=TINY["decoder_depth"], decoder_heads=TINY["decoder_num_heads"], kappa=TINY["kappa"],
-        generator_ratio=TINY["pred_mlp_ratio"], momentum=TINY["momentum"], momentum_end=TINY["momentum"],
+        generator_ratio=TINY["pred_mlp_ratio"], teacher_momentum=TINY["momentum"],
+        teacher_momentum_end=TINY["momentum"],
     )  # fmt: skip
     return replace(found, **changes)
 
@@ -91,7 +92,7 @@ def recipe(args: Mapping[str, Any], chosen: Settings, batch: int) -> Recipe:
 def run_settings(args: Mapping[str, Any], **changes: Any) -> Settings:
     """Settings of a recorded run."""
     return settings(
-        args, momentum=args["alpha"], momentum_end=1.0 if args["alpha_cos"] else args["alpha"],
+        args, teacher_momentum=args["alpha"], teacher_momentum_end=1.0 if args["alpha_cos"] else args["alpha"],
         generator_lr=args["lr_wgen"], generator_weight_decay=args["weight_decay_wgen"], **changes,
     )  # fmt: skip
 

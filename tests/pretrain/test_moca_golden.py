@@ -29,11 +29,13 @@ from recorded_moca import (
 from engine.distributed import World
 from pretrain.mask_rounds import MaskRounds
 from pretrain.method import Clock
-from pretrain.methods.moca import RECIPES as METHOD_RECIPES
+from pretrain.methods.moca import RECIPES
 from pretrain.updates import Updates
 
 ONE = Clock(step=0, steps_per_epoch=1, epochs=1)
 TEACHER, _ = recording("moca/teacher_common.safetensors")
+TINY_SIZES = {name: getattr(settings(CASES["cases"]["cond_1mask"]["config"]), name)
+              for name in ("words", "new_words", "early_layers", "decoder_width", "decoder_heads")}  # fmt: skip
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-5}
 
 
@@ -125,8 +127,8 @@ def test_teacher_targets():
     for view in (0, 1):
         recorded = under(TEACHER, f"teacher.view{view + 1}.")
         close(tokens[view], recorded["features"][:, 1:], 1e-6, "features")
-        close(assignments[view], recorded["codes"], 2e-6, "codes")
-        close(fresh.codebook.pooled(assignments)[view], recorded["bow"], 2e-6, "bow")
+        close(assignments.shares[view], recorded["codes"], 2e-6, "codes")
+        close(fresh.codebook.pooled(assignments.shares)[view], recorded["bow"], 2e-6, "bow")
 
 
 def follow(name, clocks, parts):
@@ -154,7 +156,7 @@ def check_step(updates, step, clock):
     book, groups = updates.method.codebook, updates.optimizer.param_groups
     close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), 1e-6, "lr")
     close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), 1e-6, "weight decay")
-    close(updates.method.momentum(clock), step["momentum"], 1e-12, "momentum")
+    close(updates.method.alpha(clock), step["momentum"], 1e-12, "momentum")
     close(book.mu, step["dist_norm_after"], 1e-6, "mu")
     close(book.mu_of_update, step["dist_norm_prev_after"], 1e-6, "mu of the update")
     assert book.oldest.item() == step["ptr_after"]
@@ -215,16 +217,17 @@ def test_recorded_pair_of_processes(tmp_path):
     in_two_processes(member, tmp_path)
 
 
-def test_schedules():
-    ours = method(replace(settings(CASES["cases"]["cond_1mask"]["config"]), momentum=0.994, momentum_end=1.0))
-    chosen = METHOD_RECIPES["vit_b"]
+@pytest.mark.parametrize(("name", "recorded"), [("vit_b", "momentum_0p994"), ("vit_b_v0.9", "momentum_0p99")])
+def test_schedules_of_the_recipes(name, recorded):
+    chosen = RECIPES[name]
+    ours = method(replace(chosen.settings, **TINY_SIZES))
     updates = Updates(ours, chosen)
     for point in MISC["schedules"]:
-        clock = Clock(step=round(1000 * point["epoch"]), steps_per_epoch=1000, epochs=200)
+        clock = Clock(step=round(1000 * point["epoch"]), steps_per_epoch=1000, epochs=chosen.epochs)
         lr, decay = updates.rates(clock)
         close(lr, point["lr_of_1p2e3"], 1e-12, f"lr at {point['epoch']}")
-        close(decay, point["wd_0p05_to_0p20"], 1e-12, f"weight decay at {point['epoch']}")
-        close(ours.momentum(clock), point["momentum_0p994"], 1e-12, f"momentum at {point['epoch']}")
+        close(decay, point["wd_0p05_to_0p20"] if name == "vit_b" else 0.05, 1e-12, f"decay at {point['epoch']}")
+        close(ours.alpha(clock), point[recorded], 1e-12, f"momentum at {point['epoch']}")
 
 
 def test_groups():
