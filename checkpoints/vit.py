@@ -116,8 +116,15 @@ class ViT(nn.Module):
         tokens, biases = self._enter(self.place(self.project(images), grid), None, grid)
         for block in self.trunk.blocks[:number]:
             tokens = block(tokens, **biases)
-        block = self.trunk.blocks[number]
-        return _attention_map(block.attn, block.norm1(tokens), **biases)
+        return self.attention_of(tokens, number, grid)
+
+    def attention_of(
+        self, tokens: Tensor, layer: int = -1, grid: tuple[int, int] | None = None, rows: slice = slice(None)
+    ) -> Tensor:
+        """The same from the tokens (B, P+L, D) before that block, for those who have them; rows: which queries."""
+        block = self.trunk.blocks[self._block_number(layer)]
+        biases = self._relative_bias(tokens.shape[1] - self.spec.prefix, None, grid)
+        return _attention_map(block.attn, block.norm1(tokens), rows, **biases)
 
     def _block_number(self, layer: int) -> int:
         if not -self.spec.depth <= layer < self.spec.depth:
@@ -172,8 +179,10 @@ class ViT(nn.Module):
         return torch.cat([query, tokens], dim=1)
 
 
-def _attention_map(attention: nn.Module, tokens: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-    """Softmax map (B, H, N, N) of a timm attention module, which itself only returns the mixed values."""
+def _attention_map(
+    attention: nn.Module, tokens: Tensor, rows: slice, shared_rel_pos_bias: Tensor | None = None
+) -> Tensor:
+    """`rows` of the softmax map (B, H, N, N) of a timm attention module, which itself only returns the mixed values."""
     batch, length, _ = tokens.shape
     bias = attention.qkv.bias
     if getattr(attention, "q_bias", None) is not None:
@@ -182,9 +191,9 @@ def _attention_map(attention: nn.Module, tokens: Tensor, shared_rel_pos_bias: Te
     query, key, _ = joint.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm(query), attention.k_norm(key)
-    logits = query * attention.scale @ key.transpose(-2, -1)
+    logits = query[:, :, rows] * attention.scale @ key.transpose(-2, -1)
     if getattr(attention, "relative_position_bias_table", None) is not None:
-        logits = logits + attention._get_rel_pos_bias()
+        logits = logits + attention._get_rel_pos_bias()[..., rows, :]
     if shared_rel_pos_bias is not None:
-        logits = logits + shared_rel_pos_bias
+        logits = logits + shared_rel_pos_bias[..., rows, :]
     return logits.softmax(dim=-1)
