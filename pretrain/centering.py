@@ -53,8 +53,8 @@ class Centre(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move to what was seen, by all processes."""
-        if not self.enabled:
+        """Move to what all processes have seen."""
+        if self.seen is None:
             return
         world = current_world()
         if world.size > 1:

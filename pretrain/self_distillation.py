@@ -23,6 +23,13 @@ from pretrain.views import Colours, crop, view
 from pretrain.weights import truncated_vit
 
 GLOBAL_CROPS = 2
+POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
+# Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
+SMALL = dict(
+    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, blur=(0.0, 0.0, 0.0),
+    solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
+)  # fmt: skip
+SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_crops=2, local_size=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +127,7 @@ class SelfDistillation(Method):
     def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
         super().__init__(spec, settings)
         check(spec, settings)
+        self.batch_statistics = settings.head_norm == "bn"
         self.student = Branch(spec, settings)
         self.teacher = frozen_copy(self.student)
         self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)

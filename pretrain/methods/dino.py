@@ -14,7 +14,7 @@ from pretrain.losses import cross_views
 from pretrain.method import Clock, Step
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
-from pretrain.self_distillation import DistillationSettings, SelfDistillation
+from pretrain.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
 from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
 
 
@@ -36,7 +36,6 @@ class Dino(SelfDistillation):
 
 METHOD = Dino
 
-POSITIONS = dict(position_resize="bicubic_offset")
 _VIT_S = Recipe(
     source="Caron et al. 2021; dino README.md (vanilla run, 8 x 64 images), main_dino.py:42-130",
     spec=replace(VIT_S, **POSITIONS),
@@ -50,11 +49,6 @@ _VIT_S = Recipe(
     clip=3.0,
     clip_each=True,
 )
-# Two global crops and few prototypes. Blur and solarisation leave little of so small an image.
-_SMALL = Settings(
-    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, blur=(0.0, 0.0, 0.0),
-    solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
-)  # fmt: skip
 RECIPES = {
     "vit_s": _VIT_S,
     "vit_s_300": replace(
@@ -68,7 +62,7 @@ RECIPES = {
         _VIT_S,
         source="ours: the ViT-S recipe on 8 x 8 patches without local crops, for two cores",
         spec=replace(VIT_32PX, **POSITIONS),
-        settings=_SMALL,
+        settings=Settings(**SMALL),
         epochs=4,
         batch=128,
         lr=1e-3,
@@ -79,7 +73,7 @@ RECIPES = {
         _VIT_S,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=replace(_SMALL, prototypes=64, head_hidden=64, bottleneck=32, local_crops=2, local_size=8),
+        settings=Settings(**SMOKE),
         epochs=2,
         batch=64,
         lr=1e-3,

@@ -1,6 +1,7 @@
 """DINO's recording (facebookresearch/dino 7c446df), and what puts DINO, or a method that must equal it, through it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -8,10 +9,9 @@ from recorded import ROOT, clock, close, fill, recording, under
 from torch import Tensor
 
 from pretrain.method import Clock
-from pretrain.methods.dino import POSITIONS
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo
-from pretrain.self_distillation import DistillationSettings, SelfDistillation
+from pretrain.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
 from pretrain.sizes import VIT_SMOKE
 from pretrain.updates import Updates
 
@@ -120,10 +120,10 @@ def close_gradients(updates: Watched, step: int, limit: float) -> None:
         close(updates.gradients[name], gradient, limit, f"gradient of {name}")
 
 
-def run_recorded(updates: Watched, limit: float, dtype: torch.dtype = torch.float64) -> None:
-    """Both steps of a method that must compute what DINO does."""
+def run_recorded(updates: Watched, limit: float, given: Callable[[int], dict[str, Tensor]] = views) -> None:
+    """Both steps of a method that must compute what DINO does. given: step -> its views."""
     for step in range(STEPS):
-        logs = updates.run([views(step, dtype)], clock(step, CONFIG, 1))
+        logs = updates.run([given(step)], clock(step, CONFIG, 1))
         close(logs["loss"], DATA[f"step{step}/loss"], limit, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], limit, f"centre {step}")
         close_gradients(updates, step, limit)

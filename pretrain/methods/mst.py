@@ -1,0 +1,293 @@
+"""MST (Li et al. 2021), reimplemented from its description: DINO, hiding what is little attended, rebuilding the image.
+
+No official code was published. Facts are from the paper's appendix, algorithm 1 and the sections named below; what is
+marked "inferred" is not. B images, G = 2 global and N local crops, L patches of h rows and w columns, D width,
+K prototypes.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from checkpoints.spec import ViTSpec
+from pretrain.crops import Crops
+from pretrain.image_decoder import WIDTH, convolutional, linear
+from pretrain.losses import cross_views, full
+from pretrain.masking import mask_at, take
+from pretrain.method import Clock, Step
+from pretrain.prototype_head import HeadNorm, PrototypeHead
+from pretrain.recipe import Recipe
+from pretrain.schedules import CosineTo, TableCosine
+from pretrain.self_distillation import GLOBAL_CROPS, POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
+from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.views import noise
+
+Select = Literal["attention", "random", "none"]
+Replace = Literal["mask", "bert"]
+Restore = Literal["all", "masked"]
+Per = Literal["token", "image"]
+Decoder = Literal["conv", "linear"]
+Reduction = Literal["pixel", "mean", "image"]
+LocalNorm = Literal["batch", "running"]
+BERT_MASK, BERT_OTHER = 0.8, 0.1  # shares of the chosen tokens (Devlin et al. 2019, section 3.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(DistillationSettings):
+    """select: which patches may be hidden; with "attention" the `low_fraction` of them that the teacher's class token
+    attends to least. mask_chance: p, with which each of them is hidden, or with per="image" all of an image's at once.
+    replace: by the mask token, or as BERT does. restore: "all" of the image is rebuilt, or what was hidden. These and
+    inst_weight are the columns of table 4.
+
+    inst_weight, restore_weight: lambda 1 and 2 (section 7). decoder_*: see image_decoder.py. reduction: of the absolute
+    differences, which are summed over "pixel" channels, over nothing ("mean") or over the "image", then averaged.
+    local_norm: what normalises local crops in the head's batch norms, their own statistics or the running ones.
+    Inferred: mask_chance, low_fraction (no text that could be had has either), the decoder, reduction, local_norm.
+    """
+
+    head_norm: HeadNorm = "bn"
+    select: Select = "attention"
+    low_fraction: float = 1 / 8
+    mask_chance: float = 0.05
+    per: Per = "token"
+    replace: Replace = "mask"
+    restore: Restore = "all"
+    inst_weight: float = 1.0
+    restore_weight: float = 0.6
+    decoder: Decoder = "conv"
+    decoder_width: int = WIDTH
+    decoder_norm: bool = True
+    reduction: Reduction = "pixel"
+    local_norm: LocalNorm = "batch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        closed = {"select": Select, "per": Per, "replace": Replace, "restore": Restore, "decoder": Decoder,
+                  "reduction": Reduction, "local_norm": LocalNorm}  # fmt: skip
+        for name, choices in closed.items():
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        if not 0 <= self.mask_chance <= 1 or not 0 < self.low_fraction <= 1:
+            raise ValueError(f"mask_chance={self.mask_chance}, low_fraction={self.low_fraction}: must be from 0 to 1")
+        if min(self.inst_weight, self.restore_weight) < 0 or self.inst_weight + self.restore_weight == 0:
+            raise ValueError("inst_weight and restore_weight must not be negative, and not both 0")
+        if self.decoder_width < 1:
+            raise ValueError(f"decoder_width={self.decoder_width}: must be 1 or more")
+        if self.local_crops and not self.inst_weight:
+            raise ValueError(f"local_crops={self.local_crops} serve the instance loss: use 0 with inst_weight=0")
+        if self.select == "none" and self.restore == "masked" and self.restore_weight:
+            raise ValueError("restore=masked with select=none rebuilds nothing: use restore=all")
+
+
+class Mst(SelfDistillation):
+    """Views: DINO's, and "noise" (B, G, 3, L): whether a patch is hidden, how it is replaced, by which other patch."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.lowest = int(spec.grid[0] * spec.grid[1] * settings.low_fraction)
+        if settings.select == "attention" and (not self.lowest or spec.depth < 2):
+            raise ValueError(
+                f"low_fraction={settings.low_fraction} of {spec.grid[0]} x {spec.grid[1]} patches, depth={spec.depth}: "
+                "select=attention needs one patch and two blocks at least"
+            )
+        self.batch_statistics |= settings.restore_weight > 0 and settings.decoder == "conv" and settings.decoder_norm
+        if not settings.inst_weight:
+            self.student.head.requires_grad_(False)
+        # Zero at first, as iBOT's (inferred).
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.select != "none")
+        self.decoder = image_decoder(spec, settings) if settings.restore_weight else None
+
+    def views(self) -> "MstViews":
+        return MstViews(super().views(), self.spec.grid[0] * self.spec.grid[1])
+
+    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+        crops, noise = views["global"], views["noise"].flatten(0, 1)
+        with torch.no_grad():
+            targets, attention = self.teach(crops, clock)
+            hidden = self.choose(attention, noise)
+        tokens = self.see(crops, hidden, noise)
+        logs, loss = {}, 0.0
+        if self.settings.inst_weight:
+            instance = self.discriminate(tokens[:, :1].view(*crops.shape[:2], -1), views.get("local"), targets)
+            logs["instance"], loss = instance.detach(), self.settings.inst_weight * instance
+        if self.decoder is not None:
+            restoration = self.restoration(tokens[:, self.spec.prefix :], crops, hidden)
+            logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
+        return Step(loss, logs)
+
+    def teach(self, crops: Tensor, clock: Clock) -> tuple[Tensor | None, Tensor | None]:
+        """Whole global crops (B, G, 3, S, S) -> targets (B, G, K), and how much the class token attends to each patch
+        in the last block, as the mean over heads (B G, L); None for what nothing needs."""
+        targets, attention, vit = None, None, self.teacher.vit
+        if self.settings.inst_weight or self.settings.select == "attention":
+            before, after = vit(crops.flatten(0, 1), layers=(-2, -1), norm=False)
+            if self.settings.inst_weight:
+                classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
+                targets = self.targets(self.teacher.head.last_layer(self.embed(self.teacher.head, classes)), clock)
+            if self.settings.select == "attention":
+                attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
+        return targets, attention
+
+    def choose(self, attention: Tensor | None, noise: Tensor) -> Tensor:
+        """Attention (B G, L), noise (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
+        chosen = noise[:, 0, :1] if self.settings.per == "image" else noise[:, 0]
+        chosen = (chosen < self.settings.mask_chance).expand(-1, noise.shape[-1])
+        if self.settings.select == "none":
+            return torch.zeros_like(chosen)
+        if attention is None:
+            return chosen
+        return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, noise.shape[-1])
+
+    def see(self, crops: Tensor, hidden: Tensor, noise: Tensor) -> Tensor:
+        """The student's normalised tokens (B G, 1+L, D) of global crops with hidden patches: they are replaced after
+        the linear projection (section 11), before positions are added (inferred)."""
+        vit = self.student.vit
+        patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, noise)
+        return vit.encode(vit.place(patches, self.spec.grid))[0]
+
+    def replaced(self, patches: Tensor, hidden: Tensor, noise: Tensor) -> Tensor:
+        """Patches (B G, L, D) with those that are hidden (B G, L) replaced; noise (B G, 3, L)."""
+        if self.settings.select == "none":
+            return patches
+        instead = self.mask_token.to(patches.dtype)
+        if self.settings.replace == "bert":
+            kind, place = noise[:, 1:2].mT, (noise[:, 2] * noise.shape[-1]).long()
+            # BERT's other token is any word of its vocabulary; here it is another patch of the image (inferred).
+            rest = torch.where(kind < BERT_MASK + BERT_OTHER, take(patches, place), patches)
+            instead = torch.where(kind < BERT_MASK, instead, rest)
+        return torch.where(hidden.unsqueeze(-1), instead, patches)
+
+    def discriminate(self, classes: Tensor, local: Tensor | None, targets: Tensor) -> Tensor:
+        """Class tokens (B, G, D) of the global crops, the local crops (B, N, 3, s, s), targets (B, G, K) -> lambda 1's
+        loss: DINO's, which for two crops is algorithm 1's."""
+        head = self.student.head
+        vectors = [self.embed(head, classes)]
+        if local is not None:
+            with running_kept(head, self.settings.local_norm):
+                vectors.append(self.embed(head, self.student.class_tokens(local)))
+        logits = head.last_layer(torch.cat(vectors, dim=1)).split([part.shape[1] for part in vectors], dim=1)
+        return cross_views(logits[0], logits[1] if local is not None else None, targets,
+                           self.settings.student_temperature)  # fmt: skip
+
+    def embed(self, head: PrototypeHead, tokens: Tensor) -> Tensor:
+        """Class tokens (B, V, D) -> unit vectors (B, V, d). A batch norm's batch is one view of different images, not
+        all views (section 3)."""
+        if self.settings.head_norm != "bn":
+            return head.embed(tokens)
+        return torch.stack([head.embed(view) for view in tokens.unbind(dim=1)], dim=1)
+
+    def restoration(self, patches: Tensor, crops: Tensor, hidden: Tensor) -> Tensor:
+        """Patch tokens (B G, L, D), what the student was given (B, G, 3, S, S), hidden (B G, L) -> lambda 2's loss."""
+        maps = patches.mT.unflatten(2, self.spec.grid).unflatten(0, crops.shape[:2])
+        views = zip(maps.unbind(1), crops.unbind(1), hidden.view(*crops.shape[:2], -1).unbind(1), strict=True)
+        return torch.stack([self.differences(self.decoder(map), crop, mask) for map, crop, mask in views]).mean()
+
+    def differences(self, images: Tensor, crop: Tensor, hidden: Tensor) -> Tensor:
+        """L1 of images (B, 3, S, S) and their originals, with restore="masked" where hidden (B, L): each image's mean
+        over its hidden patches, 0 where there are none. Algorithm 1's sum over a batch is not to be taken at its word:
+        section 10 has the two losses about equal."""
+        scale = {"mean": 1, "pixel": crop.shape[1], "image": crop[0].numel()}[self.settings.reduction]
+        if self.settings.restore == "all":
+            return scale * F.l1_loss(full(images), crop)
+        patches = F.avg_pool2d((full(images) - crop).abs().mean(dim=1), self.spec.patch_size).flatten(1)
+        return scale * ((patches * hidden).sum(dim=1) / hidden.sum(dim=1).clamp(min=1)).mean()
+
+
+def image_decoder(spec: ViTSpec, settings: Settings) -> nn.Module:
+    """(B, D, h, w) -> (B, 3, S, S)."""
+    if settings.decoder == "linear":
+        return linear(spec.width, spec.patch_size)
+    return convolutional(spec.width, spec.patch_size, settings.decoder_width, settings.decoder_norm)
+
+
+@contextmanager
+def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
+    """Batch norms inside do not move their running statistics (section 3); they normalise by "batch" or "running"."""
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    momenta = [module.momentum for module in norms]
+    for module in norms:
+        module.momentum = 0.0  # of the new value
+        module.train(norm == "batch")
+    try:
+        yield
+    finally:
+        for module, momentum in zip(norms, momenta, strict=True):
+            module.momentum = momentum
+            module.train()
+
+
+@dataclass(frozen=True)
+class MstViews:
+    """Crops, and three kinds of noise for the patches of each global one."""
+
+    crops: Crops
+    patches: int
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {**self.crops(image), "noise": noise(GLOBAL_CROPS, 3, self.patches)}
+
+
+METHOD = Mst
+
+_VIT_S = Recipe(
+    source="a reimplementation from the description, without official code: Li et al. 2021, appendix sections 2, 3, 7; "
+    "temperatures, momentum and decay as DINO; inferred: mask_chance, low_fraction, decoder, head, crops, clipping",
+    spec=replace(VIT_S, **POSITIONS),
+    settings=Settings(teacher_temperature=0.07, teacher_warmup=30),
+    epochs=100,
+    batch=1024,
+    lr=5e-4,  # 2e-3 for the batch of 1024 (section 7)
+    schedule=TableCosine(warmup=10, floor=1e-6),
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4),
+    clip=3.0,
+    clip_each=True,
+)
+
+
+def _ablation(what: str, **changes) -> Recipe:
+    return replace(_VIT_S, source=f"{_VIT_S.source}; {what}", settings=replace(_VIT_S.settings, **changes))
+
+
+_TABLE_4 = dict(select="random", mask_chance=0.15, replace="bert", restore="masked")  # BERT's share, inferred
+RECIPES = {
+    "vit_s": _VIT_S,
+    "vit_s_300": replace(_VIT_S, epochs=300),
+    "vit_s_mlm": _ablation("table 4, row 1", **_TABLE_4, inst_weight=0.0, local_crops=0),
+    "vit_s_mlm_dino": _ablation("table 4, row 2", **_TABLE_4),
+    "vit_s_bert": _ablation("table 4, row 3", replace="bert"),
+    "vit_s_random_p0.01": _ablation("section 9", select="random", mask_chance=0.01, head_norm="none"),
+    "vit_s_random_p0": _ablation("section 9", select="none", head_norm="none"),
+    # As mask_chance is not known, more of it than its guess.
+    "vit_s_p0.15": _ablation("ours: sweep of mask_chance", mask_chance=0.15),
+    "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),
+    "32px": replace(
+        _VIT_S,
+        source="ours: the ViT-S recipe on 8 x 8 patches without local crops, for two cores",
+        spec=replace(VIT_32PX, **POSITIONS),
+        settings=Settings(**SMALL, decoder_width=64),
+        epochs=4,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TableCosine(warmup=0.5, floor=1e-6),
+    ),
+    "smoke": replace(
+        _VIT_S,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **POSITIONS),
+        settings=Settings(**SMOKE, decoder_width=16),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TableCosine(warmup=1, floor=1e-6),
+    ),
+}
