@@ -11,7 +11,7 @@ from engine.files import write_atomic
 # They decide nothing: the images may have moved, a source may have been worded anew.
 UNCOMPARED = ("data.url", "settings.source")
 # What a kill leaves of files and folders that are written beside their place (engine/files.py).
-LEFTOVERS = (".run.json.*", ".log.jsonl.*", ".export*")
+LEFTOVERS = (".run.json.*", ".log.jsonl.*", ".export*", ".start.*")
 
 
 def claim(folder: Path, identity: Mapping[str, Any], resume: bool) -> None:

@@ -97,6 +97,8 @@ class Trainer:
         """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
         self.world.first(lambda: claim(self.run.out, self.identity(), self.run.resume))
         self.load()
+        if self.step == 0:
+            self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
         if self.step < self.clock().steps:
             with listening(self.stop):
                 self.loop()
