@@ -1,0 +1,360 @@
+"""MOCA beyond the recordings: its switches, its codebook, its losses by another way, and what a user may get wrong."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from recorded_moca import MISC, our_name
+from torch.nn import functional as F
+
+import pretrain.methods.moca as module
+from imagesets.sets import open_set
+from pretrain.codebook import Codebook, farthest
+from pretrain.mask_rounds import MaskRounds
+from pretrain.method import Clock
+from pretrain.methods.moca import METHOD, RECIPES
+from pretrain.pixels import normalised, patchify
+from pretrain.trainer import build
+from pretrain.views import Blur
+from pretrain.weight_generators import divergences
+
+SMOKE = RECIPES["smoke"]
+NOW = Clock(step=0, steps_per_epoch=2, epochs=1)
+IMAGES = 6
+
+
+def moca(pool="avg", **changes):
+    recipe = replace(SMOKE, spec=replace(SMOKE.spec, pool=pool), settings=replace(SMOKE.settings, **changes))
+    return build(module, recipe, seed=0).double()
+
+
+def views(method, images=IMAGES):
+    torch.manual_seed(1)
+    size, rounds = method.spec.image_size, method.rounds
+    first, second = torch.randn(2, images, 3, size, size, dtype=torch.float64)
+    return {
+        "first": first,
+        "second": second,
+        "noise": torch.rand(images, rounds.drawn, 2, rounds.patches),
+        "choices": torch.rand(images, 3),
+    }
+
+
+ONE_ROUND = dict(mask_ratios=(0.5,), decoder_mask_ratios=(0.25,))
+SWITCHES = {
+    "cls": dict(pool="cls"),
+    "one round": ONE_ROUND,
+    "independent": dict(complementary=False),
+    "three rounds": dict(mask_ratios=(0.5, 0.5, 0.75), decoder_mask_ratios=(0.25, 0.0, 0.5)),
+    "default decoder": dict(early_layers=(0,)),
+    "both decoders": dict(early_layers=(2, 0)),
+    "image loss only": dict(image_weight=1.0),
+    "local loss only": dict(image_weight=0.0),
+    "local loss only, cls": dict(image_weight=0.0, pool="cls"),
+    "pixels": dict(target="pixels"),
+    "embeddings": dict(target="embeddings"),
+    "mean of an image": dict(new_word="avg_token"),
+    "farthest": dict(new_word="farthest"),
+    "no border": dict(border=0),
+    "same width": dict(decoder_width=64),
+}
+
+
+@pytest.mark.parametrize("changes", SWITCHES.values(), ids=SWITCHES)
+def test_every_switch_trains_all_that_is_trainable(changes):
+    """And a teacher that is followed for a few steps is learned from."""
+    ours = moca(**changes)
+    given, losses = views(ours), []
+    optimizer = torch.optim.Adam([p for p in ours.parameters() if p.requires_grad], lr=3e-3)
+    for _ in range(6):
+        optimizer.zero_grad()
+        step = ours(given, NOW)
+        step.loss.backward()
+        for name, parameter in ours.named_parameters():
+            assert (parameter.grad is not None) == parameter.requires_grad, name
+        optimizer.step()
+        losses.append(step.loss.item())
+    assert losses[-1] < losses[0]
+    weight = ours.settings.image_weight
+    assert step.loss.item() == pytest.approx(weight * step.logs["loss_img"] + (1 - weight) * step.logs["loss_loc"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(image_weight=1.5), "image_weight=1.5"),
+        (dict(teacher_momentum=2.0), "teacher_momentum=2.0"),
+        (dict(kappa=0.0), "kappa=0.0"),
+        (dict(crop_scale=(0.5, 0.2)), "crop_scale="),
+        (dict(blurs=(2.0, 0.0)), "blurs="),
+        (dict(early_layers=()), "early_layers is empty"),
+        (dict(early_layers=(4,)), "early_layers=.*from 0 to 3"),
+        (dict(target="colours"), "target='colours'"),
+        (dict(new_word="first"), "new_word='first'"),
+        (dict(new_words=5), "new_words=5 must divide words=64"),
+        (dict(border=2), "border=2 leaves nothing of 4 x 4"),
+        (dict(border=-1), "border=-1"),
+        (dict(inv_delta=0.0), "inv_delta=0.0"),
+        (dict(mask_ratios=(0.5,)), "a number for each round"),
+        (dict(mask_ratios=(), decoder_mask_ratios=()), "a number for each round"),
+        (dict(mask_ratios=(0.99, 0.75)), "0 of 16 patches"),
+        (dict(mask_ratios=(0.3, 0.75)), "more be decoded"),
+        (dict(mask_ratios=(0.5, 0.5), decoder_mask_ratios=(0.25, 0.25)), "set complementary=False"),
+        (dict(decoder_heads=5), "decoder_heads=5"),
+        (dict(decoder_width=30), "width=30"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        moca(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_fewer_images_than_new_words_are_refused():
+    ours = moca()
+    with pytest.raises(ValueError, match="new_words=4 is more than the 3 images"):
+        ours(views(ours, images=3), NOW)
+
+
+def test_complementary_rounds():
+    """The second round sees none of what the first saw or predicts, and predicts the same."""
+    rounds = RECIPES["vit_b"].settings
+    rounds = MaskRounds(patches=196, mask_ratios=rounds.mask_ratios, decoder_mask_ratios=rounds.decoder_mask_ratios,
+                        complementary=True)  # fmt: skip
+    assert (rounds.visible, rounds.decoded, rounds.drawn) == ((88, 49), (127, 88), 1)
+    for first, second in zip(*rounds.orders(torch.rand(3, 1, 2, 196)), strict=True):
+        assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(196))
+        assert not set(second[:49].tolist()) & set(first[:127].tolist())
+        assert first[88:127].tolist() == second[49:88].tolist()
+
+
+def test_complementary_rounds_of_unlike_lengths():
+    """7 x 7 patches: 9 are predicted in the first round, 10 in the second, the last of them a patch nobody saw."""
+    rounds = MaskRounds(patches=49, mask_ratios=(0.55, 0.75), decoder_mask_ratios=(0.35, 0.55), complementary=True)
+    first, second = (order[0].tolist() for order in rounds.orders(torch.rand(1, 1, 2, 49)))
+    assert second[12:21] == first[22:31] and second[21] in first[31:] and second[21] not in second[:12]
+
+
+def test_views_are_masked_apart_and_in_the_order_of_the_images():
+    """Rows are all first views, then all second ones."""
+    rounds = MaskRounds(patches=4, mask_ratios=(0.5, 0.5), decoder_mask_ratios=(0.0, 0.0), complementary=False)
+    noise = torch.rand(3, 2, 2, 4)
+    orders = rounds.orders(noise)
+    assert rounds.drawn == 2
+    for number, order in enumerate(orders):
+        for view in range(2):
+            for image in range(3):
+                assert order[3 * view + image].tolist() == noise[image, number, view].argsort().tolist()
+
+
+def codebook(**changes):
+    torch.manual_seed(0)
+    plain = dict(words=8, new_words=2, width=16, grid=(5, 5), border=1, inv_delta=10.0, kind="token")
+    return Codebook(**plain | changes).double()
+
+
+def test_words_are_a_queue_of_inner_tokens_of_one_view():
+    book = codebook()
+    tokens = torch.randn(2, 4, 25, 16, dtype=torch.float64)
+    inner = {6, 7, 8, 11, 12, 13, 16, 17, 18}
+    for step in range(5):
+        before, choices = book.words.clone(), torch.rand(4, 3)
+        book.update(tokens, choices)
+        places = [(2 * step + new) % 8 for new in range(2)]
+        assert book.oldest.item() == (2 * step + 2) % 8
+        view = int(choices[0, 0] >= 0.5)
+        images = choices[:, 1].argsort()[:2].tolist()
+        for place, image in zip(places, images, strict=True):
+            likeness = F.normalize(tokens[view, image], dim=1) @ book.words[place]
+            assert likeness.max() == pytest.approx(1.0) and likeness.argmax().item() in inner
+        kept = [place for place in range(8) if place not in places]
+        assert torch.equal(book.words[kept], before[kept])
+
+
+def test_every_inner_token_can_become_a_word():
+    book, found = codebook(words=64, new_words=1), set()
+    tokens = torch.randn(2, 1, 25, 16, dtype=torch.float64)
+    for number in torch.linspace(0, 1 - 2**-24, 9):
+        book.update(tokens, torch.tensor([[0.75, 0.0, number]]))
+        found.add((F.normalize(tokens[1, 0], dim=1) @ book.words[book.oldest - 1]).argmax().item())
+    assert len(found) >= 8 and {6, 18} <= found
+
+
+def test_mean_of_an_image_as_word():
+    book = codebook(kind="avg_token")
+    tokens = torch.randn(2, 4, 25, 16, dtype=torch.float64)
+    book.update(tokens, torch.tensor([[0.2, 0.9, 0.0], [0.9, 0.1, 0.0], [0.9, 0.8, 0.0], [0.9, 0.3, 0.0]]))
+    for place, image in ((0, 1), (1, 3)):
+        mean = tokens[0, image].reshape(5, 5, 16)[1:4, 1:4].mean(dim=(0, 1))
+        assert torch.allclose(book.words[place], F.normalize(mean, dim=0))
+
+
+def test_farthest_points():
+    """By hand: of four directions the two that are farthest from the word at 0 degrees and from each other."""
+    angles = torch.tensor([10.0, 170.0, 175.0, 80.0]).deg2rad()
+    candidates = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert farthest(candidates, torch.tensor([[1.0, 0.0]]), 2).tolist() == [2, 3]
+
+
+def test_sharpness_is_that_of_the_last_update_and_mu_moves_once_for_each_view():
+    book = codebook()
+    tokens = torch.randn(2, 3, 25, 16, dtype=torch.float64)
+    cosines = F.normalize(tokens, dim=-1) @ book.words.T
+    shares, entropies = book.assign(tokens)
+    assert torch.allclose(shares, (10 / 0.5 * cosines).softmax(dim=-1))
+    assert torch.allclose(entropies, -(shares * shares.log()).sum(dim=-1))
+    contrasts = (cosines.amax(dim=-1) - cosines.mean(dim=-1)).mean(dim=(1, 2)).tolist()
+    expected = 0.99 * (0.99 * 0.5 + 0.01 * contrasts[0]) + 0.01 * contrasts[1]
+    assert book.mu.item() == pytest.approx(expected) and book.mu_of_update.item() == 0.5
+    book.mu.fill_(0.25)
+    assert torch.allclose(book.assign(tokens).shares, shares)
+    book.mu.fill_(0.25)
+    book.update(tokens, torch.rand(3, 3))
+    cosines = F.normalize(tokens, dim=-1) @ book.words.T
+    assert torch.allclose(book.assign(tokens).shares, (10 / 0.25 * cosines).softmax(dim=-1))
+
+
+def test_the_border_is_left_out_of_an_image():
+    shares = torch.rand(2, 3, 25, 8, dtype=torch.float64)
+    inner = shares.reshape(2, 3, 5, 5, 8)[:, :, 1:4, 1:4].mean(dim=(2, 3))
+    assert torch.allclose(codebook().pooled(shares), inner)
+    assert torch.allclose(codebook(border=0).pooled(shares), shares.mean(dim=2))
+
+
+def test_divergences_are_torch_s():
+    """And so are their gradients, for tokens and for prototypes."""
+    torch.manual_seed(0)
+    tokens, prototypes = torch.randn(7, 6).double(), torch.randn(9, 6).double()
+    shares = torch.randn(7, 9).double().softmax(dim=-1)
+    shares[0] = torch.eye(9)[3].double()  # q log q is 0 at 0
+    found = []
+    for ours in (True, False):
+        given = [tokens.clone().requires_grad_(), prototypes.clone().requires_grad_()]
+        if ours:
+            loss = divergences(*given, shares @ given[1], torch.special.entr(shares).sum(-1), 3.0).mean()
+        else:
+            loss = F.kl_div((3.0 * given[0] @ given[1].T).log_softmax(-1), shares, reduction="batchmean")
+        found.append([loss.detach(), *torch.autograd.grad(loss, given)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs)
+
+
+def test_both_decoders_add_up():
+    both, parts = moca(early_layers=(1, 0)), []
+    given = views(both)
+    total = both(given, NOW).logs["loss_loc"].item()
+    for number, early in enumerate((1, 0)):
+        alone = moca(early_layers=(early,))
+        state = {name: value for name, value in moca(early_layers=(1, 0)).state_dict().items()}
+        for name in alone.state_dict():
+            state[name] = state[name.replace("predictions.0.", f"predictions.{number}.")]
+        alone.load_state_dict({name: state[name] for name in alone.state_dict()})
+        parts.append(alone(given, NOW).logs["loss_loc"].item())
+    assert total == pytest.approx(sum(parts)) and parts[0] != pytest.approx(parts[1])
+
+
+def test_pixels_are_those_of_the_masked_patches():
+    ours = moca(target="pixels", image_weight=0.0, **ONE_ROUND)
+    given = views(ours)
+    loss = ours(given, NOW).loss.item()
+    images = torch.cat([given["first"], given["second"]])
+    (seen,) = ours.look(images, given["noise"])
+    prediction = ours.predictions[0]
+    rebuilt = prediction.target.pixels(prediction.decode(seen.embedding, seen.early[0], seen.ids))
+    patches = normalised(patchify(images, ours.spec.patch_size))
+    errors = [
+        (rebuilt[row, place] - patches[row, seen.ids[row, place]]).square().mean().item()
+        for row in range(2 * IMAGES)
+        for place in range(8, 12)
+    ]
+    assert (seen.visible, seen.ids.shape[1]) == (8, 12)
+    assert loss == pytest.approx(2 * sum(errors) / len(errors))
+
+
+def test_embeddings_are_compared_by_angle():
+    ours = moca(target="embeddings", image_weight=0.0, **ONE_ROUND)
+    given = views(ours)
+    loss = ours(given, NOW).loss.item()
+    images = torch.cat([given["first"], given["second"]])
+    (seen,) = ours.look(images, given["noise"])
+    prediction, tokens = ours.predictions[0], ours.teach(images).flatten(0, 1)
+    told = prediction.target.tokens(prediction.decode(seen.embedding, seen.early[0], seen.ids))
+    cosines = [F.cosine_similarity(told[row], tokens[row][seen.ids[row]]).mean() for row in range(2 * IMAGES)]
+    assert loss == pytest.approx(2 * (1 - torch.stack(cosines).mean().item()))
+
+
+def test_the_teacher_moves_to_the_student_before_it_teaches():
+    ours = moca(teacher_momentum=0.0, teacher_momentum_end=0.0)
+    with torch.no_grad():
+        for parameter in ours.student.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    given = views(ours)
+    first = ours(given, replace(NOW, part=0, parts=2)).loss.item()
+    weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)
+    assert not all(torch.equal(teacher, student) for teacher, student in weights)
+    assert ours.codebook.oldest == 0
+    second = ours(given, replace(NOW, part=1, parts=2)).loss.item()
+    weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)
+    assert all(torch.allclose(teacher, student) for teacher, student in weights)
+    assert first != pytest.approx(second) and ours.codebook.oldest == 4
+
+
+def test_weights_of_the_published_model():
+    """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
+    recipe = RECIPES["vit_b"]
+    with torch.device("meta"):
+        method = METHOD(recipe.spec, recipe.settings)
+    ours = {name: (list(p.shape), p.requires_grad) for name, p in method.named_parameters()}
+    theirs = {our_name(name): tuple(facts) for name, facts in MISC["vit_base_param_shapes_requires_grad"].items()}
+    constants = theirs.pop(None)
+    assert ours == theirs and constants
+    counts = MISC["vit_base_param_counts"]
+    assert sum(p.numel() for p in method.parameters() if p.requires_grad) == counts["trainable"]
+    assert sum(p.numel() for p in method.teacher.parameters()) == counts["encoder"]
+
+
+@pytest.mark.parametrize("key", MISC["pos_embed"])
+def test_position_tables(key):
+    width, side = map(int, key.split("x"))
+    sizes = dict(width=width, heads=1, image_size=16 * side, patch_size=16, depth=1, mlp_hidden=4)
+    with torch.device("cpu"):
+        spec = replace(SMOKE.spec, **sizes)
+        table = METHOD(spec, replace(SMOKE.settings, early_layers=(0,))).student.trunk.pos_embed[0].double()
+    recorded = MISC["pos_embed"][key]
+    assert [table.sum().item(), table.abs().sum().item(), table.norm().item()] == pytest.approx(recorded["stat"], 1e-6)
+    for row, name in ((1, "row1"), (2, "row2"), (1 + side, "rowG1")):
+        assert table[row, :8].tolist() == pytest.approx(recorded[name], abs=1e-6)
+
+
+def test_initial_state():
+    ours = moca()
+    for name, value in ours.teacher.state_dict().items():
+        assert torch.equal(value, ours.student.state_dict()[name])
+    words = ours.codebook.words
+    assert (words >= 0).all() and (words == 0).float().mean() == pytest.approx(0.5, abs=0.05)
+    assert torch.allclose(words.norm(dim=1), torch.ones(len(words)).double())
+    assert ours.generator.layers[3].bias.eq(0).all()
+    bound = math.sqrt(6 / (64 + 128))
+    assert 0.9 * bound < ours.generator.layers[0].weight.abs().max() <= bound
+
+
+def test_views_of_an_image():
+    ours = METHOD(RECIPES["32px"].spec, replace(RECIPES["32px"].settings, blurs=(1.0, 0.1)))
+    made = ours.views()
+    found = made(open_set("digits:", "train").image(0))
+    assert {name: tuple(value.shape) for name, value in found.items()} == {
+        "first": (3, 32, 32), "second": (3, 32, 32), "noise": (1, 2, 64), "choices": (3,),
+    }  # fmt: skip
+    assert not torch.equal(found["first"], found["second"])
+    chances = [
+        [step.chance for step in each.transforms if isinstance(step, Blur)] for each in (made.first, made.second)
+    ]
+    assert chances == [[1.0], [0.1]]
+
+
+def test_exports_are_the_teacher_and_then_the_student():
+    found = moca().encoders()
+    assert list(found) == ["teacher", "student"] and found["teacher"].vit.spec.pool == "avg"
+    assert not any(p.requires_grad for p in found["teacher"].vit.parameters())
