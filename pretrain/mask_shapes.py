@@ -17,6 +17,7 @@ from pretrain.views import noise
 
 Sampling = Literal["random", "block", "grid", "square"]
 ATTEMPTS = 10  # for one block
+LEAST = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ def _block(mask: Tensor, least: int, most: int, aspect: float) -> int:
     return 0
 
 
+def _blocks(grid: tuple[int, int], hidden: int) -> Tensor:
+    return blocks(grid, hidden, least=max(1, round(LEAST * grid[0] * grid[1])))
+
+
 def _square(grid: tuple[int, int], hidden: int) -> Tensor:
     side = math.isqrt(hidden)
     top, left = random.randint(0, grid[0] - side), random.randint(0, grid[1] - side)
@@ -92,6 +97,6 @@ def _square(grid: tuple[int, int], hidden: int) -> Tensor:
 
 SHAPES: dict[str, Callable[[tuple[int, int], int], Tensor]] = {
     "random": lambda grid, hidden: torch.zeros(grid),
-    "block": blocks,
+    "block": _blocks,
     "square": _square,
 }

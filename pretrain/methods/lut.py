@@ -44,8 +44,8 @@ class Settings:
     teacher_momentum: at the start; 1 at the end.
     crop: the code's short side at full size, shifted by up to `crop_padding` mirrored pixels ("simple"), or a random
     part of `crop_scale` of the area, as the figure draws it.
-    norm_pixels, decoder_*: of MAE. mask_patch, layer_scale, drop_path: of SimMIM; pool: the context of its student is
-    the mean of the visible patches, or of all (ours).
+    norm_pixels, decoder_*: of MAE. mask_patch, layer_scale_start, drop_path: of SimMIM. seen: what its student's
+    context is the mean of, the visible patches or all (ours).
     """
 
     base: Base = "mae"
@@ -66,18 +66,20 @@ class Settings:
     decoder_depth: int = 8
     decoder_heads: int = 16
     mask_patch: int = 32
-    layer_scale: float = 0.1
+    layer_scale_start: float = 0.1
     drop_path: float = 0.1
-    pool: simmim.Pool = "visible"
+    seen: simmim.Seen = "visible"
 
     def __post_init__(self) -> None:
         for name, choices in (("base", Base), ("head_norm", HeadNorm), ("head_activation", Activation), ("crop", Crop),
-                              ("pool", simmim.Pool)):  # fmt: skip
+                              ("seen", simmim.Seen)):  # fmt: skip
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
         for name in ("w_mim", "w_bc", "projector_depth", "predictor_depth", "crop_padding"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+        if self.w_mim == self.w_bc == 0:
+            raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
         if self.head_hidden < 1:
             raise ValueError(f"head_hidden={self.head_hidden}: must be 1 or more")
         if not 0 <= self.teacher_momentum <= 1:
@@ -95,7 +97,7 @@ class Settings:
 
     def of_simmim(self) -> simmim.Settings:
         return simmim.Settings(
-            mask_ratio=self.mask_ratio, mask_patch=self.mask_patch, layer_scale=self.layer_scale,
+            mask_ratio=self.mask_ratio, mask_patch=self.mask_patch, layer_scale_start=self.layer_scale_start,
             drop_path=self.drop_path, crop_scale=self.crop_scale,
         )  # fmt: skip
 
@@ -111,7 +113,7 @@ class Lut(Method):
         if settings.base == "mae":
             self.base = mae.MaskedAutoencoder(spec, settings.of_mae())
         else:
-            self.base = simmim.MaskedPredictor(spec, settings.of_simmim(), settings.pool)
+            self.base = simmim.MaskedPredictor(spec, settings.of_simmim(), settings.seen)
         noise = self.base.mask_noise()
         units = noise.grid[0] * noise.grid[1]
         if 2 * self.base.visible > units:

@@ -73,6 +73,11 @@ class MaskedAutoencoder(nn.Module):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__()
+        if spec.position != "sincos_column_first" or spec.prefix != 1:
+            raise ValueError(
+                f"position={spec.position!r} with {spec.prefix} prefix tokens is no encoder of MAE: it needs "
+                "position='sincos_column_first', class_token=True, registers=0"
+            )
         self.settings, self.grid = settings, spec.grid
         self.patches = spec.grid[0] * spec.grid[1]
         self.visible = kept(self.patches, settings.mask_ratio)

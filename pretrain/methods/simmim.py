@@ -30,7 +30,7 @@ from pretrain.weights import TOKEN_STD, beit_vit
 Masks = Literal["random", "block", "square"]
 PixelLoss = Literal["l1", "l2", "smooth_l1"]
 Area = Literal["masked", "all"]
-Pool = Literal["visible", "all"]
+Seen = Literal["visible", "all"]
 LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
 COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
 
@@ -42,7 +42,7 @@ class Settings:
 
     head_depth: linear layers of the pixel head, GELU between them (table 2). loss: table 4. loss_area: hidden patches,
     or all of them, which makes of the prediction a reconstruction.
-    layer_scale: its initial value. drop_path: of the last block, in pretraining too. crop_scale: area of the crop.
+    layer_scale_start: before training. drop_path: of the last block, in pretraining too. crop_scale: area of the crop.
     """
 
     mask_ratio: float = 0.6
@@ -51,7 +51,7 @@ class Settings:
     head_depth: int = 1
     loss: PixelLoss = "l1"
     loss_area: Area = "masked"
-    layer_scale: float = 0.1
+    layer_scale_start: float = 0.1
     drop_path: float = 0.1
     crop_scale: tuple[float, float] = (0.67, 1.0)
 
@@ -64,8 +64,8 @@ class Settings:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path={self.drop_path}: must be 0 or more, and less than 1")
-        if self.layer_scale <= 0:
-            raise ValueError(f"layer_scale={self.layer_scale}: must be above 0")
+        if self.layer_scale_start <= 0:
+            raise ValueError(f"layer_scale_start={self.layer_scale_start}: must be above 0")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
 
@@ -78,11 +78,11 @@ class MaskedPredictor(nn.Module):
 
     undecayed = ("vit.trunk.cls_token", "vit.trunk.pos_embed")  # vision_transformer.py:285; the mask token is decayed
 
-    def __init__(self, spec: ViTSpec, settings: Settings, pool: Pool = "visible") -> None:
+    def __init__(self, spec: ViTSpec, settings: Settings, seen: Seen = "visible") -> None:
         super().__init__()
         if spec.relative_position == "none" or not spec.layer_scale:
             raise ValueError("SimMIM's encoder is BEiT's: it needs relative_position='shared' and layer_scale=True")
-        self.settings, self.grid, self.pool = settings, spec.grid, pool
+        self.settings, self.grid, self.seen = settings, spec.grid, seen
         self.patches, self.patch = spec.grid[0] * spec.grid[1], spec.patch_size
         self.register_buffer("blocks", blocks_of(spec, settings.mask_patch), persistent=False)
         units = len(self.blocks)
@@ -94,7 +94,7 @@ class MaskedPredictor(nn.Module):
                 f"mask_ratio={settings.mask_ratio} with mask_patch={settings.mask_patch} leaves {self.visible} of "
                 f"{units} blocks visible"
             )
-        self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale)
+        self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
         nn.init.trunc_normal_(self.mask_token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
         self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
@@ -109,7 +109,7 @@ class MaskedPredictor(nn.Module):
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
         """Encoded tokens -> the mean (B, D) of the visible patches, or of all."""
         patches = latent[:, 1:]
-        seen = patches if self.pool == "all" else take(patches, self.ids(order[:, : self.visible]))
+        seen = patches if self.seen == "all" else take(patches, self.ids(order[:, : self.visible]))
         return seen.mean(dim=1)
 
     def loss(self, latent: Tensor, images: Tensor, order: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def recipe() -> Recipe:
     spec = replace(VIT_SMOKE, image_size=CONFIG["img"], patch_size=CONFIG["patch"], width=CONFIG["dim"],
                    depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=4 * CONFIG["dim"], **RELATIVE)  # fmt: skip
     settings = Settings(mask_ratio=CONFIG["mask_ratio"], mask_patch=CONFIG["mask_patch"],
-                        layer_scale=CONFIG["init_values"], drop_path=0.0)  # fmt: skip
+                        layer_scale_start=CONFIG["init_values"], drop_path=0.0)  # fmt: skip
     schedule = Multistep(warmup=CONFIG["warmup"], start=CONFIG["warm_lr"] / CONFIG["lr"],
                          milestones=(CONFIG["milestone"],))  # fmt: skip
     return Recipe(

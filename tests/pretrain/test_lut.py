@@ -1,0 +1,235 @@
+"""LUT beside its recordings: on both bases, what views and teacher see, moving the teacher, exports, mistakes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import SMALL, clock, exported, views_of
+
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from pretrain.losses import cosine_regression
+from pretrain.masking import order_of
+from pretrain.method import Method
+from pretrain.methods import mae, simmim
+from pretrain.methods.lut import METHOD, RECIPES, Settings
+from pretrain.pixels import patchify
+from pretrain.sizes import RELATIVE, SINCOS
+from pretrain.updates import Updates
+
+SPECS = {"mae": replace(SMALL, **SINCOS), "simmim": replace(SMALL, **RELATIVE)}
+SETTINGS = Settings(head_hidden=24, decoder_width=16, decoder_depth=1, decoder_heads=2, mask_patch=4, drop_path=0.0,
+                    crop_padding=2)  # fmt: skip
+BASES = pytest.mark.parametrize("base", ["mae", "simmim"])
+
+
+def method_of(base: str = "mae", **changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(SPECS[base], replace(SETTINGS, base=base, **changes)).double()
+
+
+def updates_of(method: Method) -> Updates:
+    return Updates(method, replace(RECIPES["smoke"], spec=method.spec, settings=method.settings, batch=6))
+
+
+def seen(method: Method, number: int) -> torch.Tensor:
+    """(6, L) bool: the patches of view `number` that the student's output for it depends on."""
+    views = views_of(method)
+    images = torch.cat([views["view1"], views["view2"]]).requires_grad_()
+    order = order_of(views["noise"])
+    orders = torch.cat([order, order.roll(-method.base.visible, dims=1)])
+    part = method.base.context(method.base.encode(images, orders), orders).chunk(2)[number]
+    (gradient,) = torch.autograd.grad(part.square().sum(), images)
+    return patchify(gradient.chunk(2)[number], method.spec.patch_size).abs().sum(-1) > 0
+
+
+@pytest.mark.parametrize(("base", "visible"), [("mae", 4), ("simmim", 6)])
+def test_views_are_seen_in_different_places(base, visible):
+    method = method_of(base, mask_ratio=0.75 if base == "mae" else 0.6)
+    first, second = seen(method, 0), seen(method, 1)
+    assert (first.sum(1) == visible).all() and (second.sum(1) == visible).all()
+    assert not (first & second).any()
+
+
+@BASES
+def test_loss_is_that_of_the_base_and_of_crossed_contexts(base):
+    method = method_of(base, head_norm="ln", w_mim=0.5)
+    views = views_of(method)
+    step = method(views, clock())
+    order = order_of(views["noise"])
+    orders = (order, order.roll(-method.base.visible, dims=1))
+    said = [
+        method.predictor(method.projector(method.base.context(method.base.encode(view, ids), ids)))
+        for view, ids in zip((views["view1"], views["view2"]), orders, strict=True)
+    ]
+    targets = [method.targets(views[name]) for name in ("view1", "view2")]
+    context = 0.5 * (cosine_regression(said[1], targets[0]) + cosine_regression(said[0], targets[1]))
+    mim = method.base.loss(method.base.encode(views["view1"], order), views["view1"], order)
+    torch.testing.assert_close(step.loss, 0.5 * mim + 0.25 * context)
+    torch.testing.assert_close((step.logs["mim"], step.logs["context"]), (mim.detach(), context.detach()))
+
+
+def test_the_base_alone_is_the_base():
+    """With no weight on the context, view 1's loss is that of MAE and of SimMIM with the same weights."""
+    for base, other in (("mae", mae), ("simmim", simmim)):
+        method = method_of(base, w_bc=0.0, mask_ratio=0.6)
+        settings = method.settings.of_mae() if base == "mae" else method.settings.of_simmim()
+        alone = other.METHOD(SPECS[base], settings).double()
+        getattr(alone, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
+        views = views_of(method)
+        expected = alone({"image": views["view1"], "noise": views["noise"]}, clock()).loss
+        torch.testing.assert_close(method(views, clock()).loss, expected)
+
+
+@BASES
+def test_gradients_reach_what_is_trained_and_nothing_else(base):
+    method = method_of(base)
+    method(views_of(method), clock()).loss.backward()
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.requires_grad == (not name.startswith("teacher.") and not name.endswith("pos_embed")), name
+    decayed = {name for group in method.groups() if group.weight_decay is None for name in group.parameters}
+    assert "projector.0.weight" in decayed and "projector.1.weight" not in decayed
+    assert ("base.vit.trunk.cls_token" in decayed) == (base == "mae")
+
+
+@BASES
+def test_the_teacher_is_an_average_and_stays_in_evaluation(base):
+    method = method_of(base, teacher_momentum=0.9)
+    updates = updates_of(method)
+    updates.run([views_of(method)], clock(0))
+    before = {name: tensor.clone() for name, tensor in method.teacher.state_dict().items()}
+    statistics = method.teacher["projector"][1].running_mean.clone()
+    updates.run([views_of(method)], clock(1))
+    momentum = 1 - 0.1 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi / 4, dtype=torch.float64)))
+    student = {**{f"vit.{n}": t for n, t in method.base.vit.state_dict().items()},
+               **{f"projector.{n}": t for n, t in method.projector.state_dict().items()}}  # fmt: skip
+    for name, tensor in method.teacher.state_dict().items():
+        if tensor.is_floating_point():
+            expected = momentum * before[name] + (1 - momentum) * student[name]
+            torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-12, msg=name)
+    assert not torch.equal(method.teacher["projector"][1].running_mean, statistics)
+    assert not method.train().teacher["projector"][1].training and method.projector[1].training
+
+
+def test_the_teacher_drops_no_paths():
+    method = method_of("simmim", drop_path=0.5)
+    views = views_of(method)
+    assert torch.equal(method.targets(views["view1"]), method.targets(views["view1"]))
+    torch.manual_seed(0)
+    assert len({method(views, clock()).logs["mim"].item() for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize(("projector", "predictor"), [(0, 0), (1, 3), (2, 0)])
+def test_head_depths(projector, predictor):
+    method = method_of(projector_depth=projector, predictor_depth=predictor)
+    for network, depth in ((method.projector, projector), (method.predictor, predictor)):
+        assert len([layer for layer in network if isinstance(layer, torch.nn.Linear)]) == depth
+        assert network(torch.zeros(2, 32).double()).shape == (2, 32)
+    method(views_of(method), clock()).loss.backward()
+
+
+@BASES
+def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
+    found = []
+    for parts in (1, 3):
+        method = method_of(base, head_norm="ln", teacher_momentum=1.0)
+        assert not method.batch_statistics and method_of(base).batch_statistics
+        updates = updates_of(method)
+        for step in range(2):
+            batch = views_of(method)
+            cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
+            logs = updates.run(cut, clock(step, parts=parts))
+        found.append(logs["loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
+
+
+@BASES
+def test_bfloat16_keeps_the_losses_precise(base):
+    method = method_of(base, head_norm="ln").float()
+    views = views_of(method, dtype=torch.float32)
+    exact = method(views, clock())
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = method(views, clock())
+    assert rounded.loss.dtype == torch.float32
+    assert rounded.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
+    assert rounded.logs["context"].item() == pytest.approx(exact.logs["context"].item(), rel=0.03)
+
+
+def test_crops():
+    for changes in ({}, {"crop": "random"}):
+        views = views_of(method_of(**changes))
+        assert views["view1"].shape == views["view2"].shape == (6, 3, 16, 16) and views["noise"].shape == (6, 16)
+        assert not torch.equal(views["view1"], views["view2"])
+    assert not torch.equal(views_of(method_of())["view1"], views["view1"])
+
+
+@BASES
+def test_exports_are_what_the_importers_make_of_official_files(base, tmp_path):
+    method = method_of(base).float()
+    with torch.no_grad():
+        method.teacher["vit"].trunk.cls_token.add_(1.0)
+    encoders = method.encoders()
+    assert list(encoders) == ["student", "teacher"]
+    student = {f"model.{name}": t for name, t in method.base.vit.trunk.state_dict().items()}
+    teacher = {f"model_ema.ema.{name}": t for name, t in method.teacher["vit"].trunk.state_dict().items()}
+    if base == "simmim":  # LUT's code has none: SimMIM's conventions
+        student = {name.replace("model.", "model.encoder."): t for name, t in student.items()}
+        teacher = {}
+    for branch, tensors in (("student", student), ("teacher", teacher)):
+        if tensors:
+            key, given = ("lut", {**student, **teacher}) if base == "mae" else ("simmim", tensors)
+            options = ImportOptions(heads=SMALL.heads, branch=branch if base == "mae" else None)
+            file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=given, facts={})
+            imported = import_file(load_extension("importers", key), file, options)
+            ours = exported(method, encoders[branch])
+            assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
+            assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
+
+
+def test_rules_of_the_learning_rate():
+    """The code's blr sqrt(batch) / 4 (main_lut.py:232-236) and the paper's blr batch / 256 meet at 4096."""
+    linear, root = RECIPES["vit_b"], RECIPES["vit_b_root"]
+    assert linear.peak == pytest.approx(2.4e-3) and root.peak == pytest.approx(2.4e-3)
+    assert replace(root, batch=1024).peak == pytest.approx(1.5e-4 * 1024**0.5 / 4)
+    assert replace(linear, batch=1024).peak == pytest.approx(1.5e-4 * 1024 / 256)
+    with pytest.raises(ValueError, match="lr_rule='square': choose one of linear, root"):
+        replace(root, lr_rule="square")
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        ("mae", {"mask_ratio": 0.4}, "mask_ratio=0.4 leaves 9 of 16 visible: two views cannot"),
+        ("simmim", {"mask_ratio": 0.4}, "mask_ratio=0.4 leaves 9 of 16 visible: two views cannot"),
+        ("mae", {"mask_ratio": 1.0}, "mask_ratio=1.0 leaves 0 of 16"),
+        ("simmim", {"mask_patch": 6}, "mask_patch=6"),
+        ("mae", {"decoder_heads": 3}, "decoder_heads=3"),
+        ("mae", {"head_norm": "gn"}, "head_norm='gn': choose one of bn, ln, none"),
+        ("mae", {"head_activation": "tanh"}, "head_activation='tanh': choose one of relu, gelu"),
+        ("mae", {"seen": "half"}, "seen='half': choose one of visible, all"),
+        ("mae", {"crop": "centre"}, "crop='centre': choose one of simple, random"),
+        ("mae", {"crop_padding": 16}, "crop_padding=16 must be less than image_size=16"),
+        ("mae", {"crop_padding": -1}, "crop_padding=-1"),
+        ("mae", {"projector_depth": -1}, "projector_depth=-1"),
+        ("mae", {"head_hidden": 0}, "head_hidden=0"),
+        ("mae", {"w_bc": -0.1}, "w_bc=-0.1"),
+        ("mae", {"w_bc": 0.0, "w_mim": 0.0}, "w_mim=0 with w_bc=0"),
+        ("mae", {"teacher_momentum": 1.5}, "teacher_momentum=1.5"),
+        ("simmim", {"drop_path": 1.0}, "drop_path=1.0"),
+    ],
+)
+def test_settings_that_cannot_be(base, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(base, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_bases_that_cannot_be():
+    with pytest.raises(ValueError, match="base='beit': choose one of mae, simmim"):
+        replace(SETTINGS, base="beit")
+    with pytest.raises(ValueError, match="relative_position='shared'"):
+        METHOD(SPECS["mae"], replace(SETTINGS, base="simmim"))
+    with pytest.raises(ValueError, match="position='none'"):
+        METHOD(SPECS["simmim"], SETTINGS)

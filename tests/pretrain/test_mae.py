@@ -1,0 +1,161 @@
+"""MAE beside its recordings: the ablations of its table 1, initial weights, exports, mistakes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import SMALL, clock, exported, picture, views_of
+
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from engine.seeding import AUGMENT, seeded
+from pretrain.masking import order_of
+from pretrain.method import Method
+from pretrain.methods.mae import METHOD, RECIPES, Settings
+from pretrain.pixels import normalised, patchify
+from pretrain.sizes import SINCOS
+from pretrain.updates import Updates
+
+SPEC = replace(SMALL, **SINCOS)
+SETTINGS = Settings(decoder_width=16, decoder_depth=1, decoder_heads=2)
+
+
+def method_of(**changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(SPEC, replace(SETTINGS, **changes)).double()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_hidden_pixels_are_asked_for_and_only_visible_ones_are_seen(masked):
+    method = method_of(encoder_mask_tokens=masked)
+    network, views = method.autoencoder, views_of(method)
+    ids = order_of(views["noise"])
+    images = views["image"].requires_grad_()
+    latent = network.encode(images, ids)
+    assert latent.shape == (6, 1 + (16 if masked else 4), SPEC.width)
+    (seen,) = torch.autograd.grad(latent.square().sum(), images)
+    touched = patchify(seen, 4).abs().sum(-1) > 0
+    expected = torch.zeros(6, 16, dtype=torch.bool).scatter_(1, ids[:, :4], True)
+    assert torch.equal(touched, expected)
+    (asked,) = torch.autograd.grad(network.loss(latent.detach(), images, ids), images)
+    assert torch.equal(patchify(asked, 4).abs().sum(-1) > 0, ~expected)
+
+
+def test_mask_tokens_in_the_encoder_against_the_definition():
+    method = method_of(encoder_mask_tokens=True)
+    network, views = method.autoencoder, views_of(method)
+    ids, images = order_of(views["noise"]), views["image"]
+    patches = network.vit.project(images)
+    patches[torch.arange(6).unsqueeze(1), ids[:, 4:]] = network.mask_token[0]
+    tokens = network.vit.encode(network.vit.place(patches, SPEC.grid))[0]
+    in_order = tokens[:, 1:].gather(1, ids.unsqueeze(-1).expand(-1, -1, SPEC.width))
+    torch.testing.assert_close(network.encode(images, ids)[:, 1:], in_order)
+    torch.testing.assert_close(network.context(network.encode(images, ids), ids), in_order[:, :4].mean(1))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_reach_what_is_trained_and_nothing_else(masked):
+    method = method_of(encoder_mask_tokens=masked)
+    method(views_of(method), clock()).loss.backward()
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+    fixed = {name for name, parameter in method.named_parameters() if not parameter.requires_grad}
+    unused = {"autoencoder.decoder.mask_token"} if masked else set()
+    assert fixed == {"autoencoder.vit.trunk.pos_embed"} | unused
+
+
+def test_targets():
+    method, raw = method_of(), method_of(norm_pixels=False)
+    views = views_of(method)
+    found = [m(views, clock()).loss for m in (method, raw)]
+    assert not torch.isclose(*found)
+    flat = normalised(patchify(views["image"], 4))
+    torch.testing.assert_close(flat.mean(-1), torch.zeros(6, 16).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(flat.var(-1), torch.ones(6, 16).double(), atol=1e-2, rtol=0)
+
+
+def test_crops():
+    """Table 1e: the centre draws nothing, a fixed size keeps the scale, jitter changes colours alone."""
+    made = {}
+    for name, changes in {"centre": {"crop": "centre"}, "fixed": {"crop": "fixed"}, "random": {},
+                          "jitter": {"crop": "centre", "colour_jitter": 1.0}}.items():  # fmt: skip
+        view = method_of(**changes).views()
+        images = []
+        for seed in range(4):
+            with seeded(AUGMENT, seed):
+                images.append(view(picture(1))["image"])
+        made[name] = images
+    assert all(image.shape == (3, 16, 16) for images in made.values() for image in images)
+    assert all(torch.equal(image, made["centre"][0]) for image in made["centre"])
+    assert not torch.equal(made["fixed"][0], made["fixed"][1])
+    assert not torch.equal(made["random"][0], made["random"][1])
+    assert not torch.equal(made["jitter"][0], made["jitter"][1])
+
+
+@pytest.mark.parametrize("sampling", ["random", "block", "grid"])
+def test_every_sampling_learns(sampling):
+    method = method_of(sampling=sampling)
+    updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6))
+    losses = [updates.run([views_of(method)], clock(2))["loss"] for _ in range(15)]
+    assert losses[-1] < 0.99 * losses[0]
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    trunk = METHOD(replace(SPEC, width=64), SETTINGS).autoencoder.vit.trunk
+    weight = trunk.patch_embed.proj.weight
+    assert weight.abs().max() <= (6 / (64 + 48)) ** 0.5 and weight.std().item() == pytest.approx(
+        (2 / (64 + 48)) ** 0.5, rel=0.1
+    )
+    assert trunk.patch_embed.proj.bias.abs().max() > 0  # torch's own
+    assert trunk.blocks[0].attn.qkv.bias.abs().max() == 0
+    assert trunk.cls_token.std().item() == pytest.approx(0.02, rel=0.3)
+
+
+def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
+    method = method_of().float()
+    state = method.autoencoder.vit.trunk.state_dict()
+    file = ForeignFile(path=tmp_path, sha256="0" * 64, facts={},
+                       tensors={f"model.{name}": tensor for name, tensor in state.items()})  # fmt: skip
+    imported = import_file(load_extension("importers", "mae"), file, ImportOptions(heads=SPEC.heads))
+    ours = exported(method, method.encoders()["encoder"])
+    assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec
+    assert imported.preparation == ours.preparation
+    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_ratio": 1.0}, "mask_ratio=1.0 leaves 0 of 16"),
+        ({"mask_ratio": 0.0}, "mask_ratio=0.0 leaves 16 of 16"),
+        ({"mask_ratio": 0.95}, "mask_ratio=0.95 leaves 0 of 16"),
+        ({"sampling": "rows"}, "sampling='rows': choose one of random, block, grid"),
+        ({"sampling": "grid", "mask_ratio": 0.5}, "mask_ratio=0.5 with sampling='grid'"),
+        ({"crop": "none"}, "crop='none': choose one of random, fixed, centre"),
+        ({"crop_scale": (0.5, 0.2)}, "crop_scale=\\(0.5, 0.2\\)"),
+        ({"colour_jitter": 1.5}, "colour_jitter=1.5"),
+        ({"decoder_depth": 0}, "decoder_depth=0"),
+        ({"decoder_width": 18}, "decoder_width=18"),
+        ({"decoder_heads": 3}, "decoder_heads=3 does not divide"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": "learned"}, "position='learned'"),
+        ({"class_token": False, "class_position": False, "pool": "avg"}, "0 prefix tokens"),
+    ],
+)
+def test_encoders_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message):
+        METHOD(replace(SPEC, **changes), SETTINGS)
+    with pytest.raises(ValueError, match="even grid of patches, not 3 x 3"):
+        METHOD(replace(SPEC, image_size=12), replace(SETTINGS, sampling="grid"))

@@ -1,0 +1,159 @@
+"""SimMIM beside its recordings: masks, heads and losses of the ablations, initial weights, exports, mistakes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from toys import SMALL, clock, exported, views_of
+
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from pretrain.masking import mask_at, order_of
+from pretrain.method import Method
+from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
+from pretrain.pixels import patchify
+from pretrain.sizes import RELATIVE, SINCOS
+from pretrain.updates import Updates
+
+SPEC = replace(SMALL, **RELATIVE)
+SETTINGS = Settings(mask_patch=4, drop_path=0.0)
+
+
+def method_of(**changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(SPEC, replace(SETTINGS, **changes)).double()
+
+
+def test_blocks_are_squares_in_raster_order():
+    assert blocks_of(SPEC, 8).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    assert blocks_of(SPEC, 4).flatten().tolist() == list(range(16))
+
+
+def test_the_encoder_sees_no_hidden_pixel():
+    method = method_of(mask_patch=8)
+    network, views = method.predictor, views_of(method)
+    order, images = order_of(views["noise"]), views["image"].requires_grad_()
+    (seen,) = torch.autograd.grad(network.encode(images, order).square().sum(), images)
+    hidden = mask_at(network.ids(order[:, network.visible :]), 16)
+    assert torch.equal(patchify(seen, 4).abs().sum(-1) == 0, hidden) and (hidden.sum(1) == 12).all()
+
+
+@pytest.mark.parametrize("area", ["masked", "all"])
+@pytest.mark.parametrize(("loss", "error"), [("l1", F.l1_loss), ("l2", F.mse_loss), ("smooth_l1", F.smooth_l1_loss)])
+def test_losses_against_their_definition(loss, error, area):
+    method = method_of(loss=loss, loss_area=area)
+    network, views = method.predictor, views_of(method)
+    order = order_of(views["noise"])
+    prediction = network.pixels(network.encode(views["image"], order)[:, 1:])
+    hidden = mask_at(network.ids(order[:, network.visible :]), 16)
+    asked = hidden if area == "masked" else torch.ones_like(hidden)
+    expected = error(prediction[asked], patchify(views["image"], 4)[asked])
+    torch.testing.assert_close(method(views, clock()).loss, expected, rtol=1e-7, atol=0)
+
+
+def test_context_is_of_the_visible_patches_or_of_all():
+    method = method_of(mask_patch=8)
+    network, views = method.predictor, views_of(method)
+    order = order_of(views["noise"])
+    latent = network.encode(views["image"], order)
+    hidden = mask_at(network.ids(order[:, network.visible :]), 16)
+    torch.testing.assert_close(network.context(latent, order)[0], latent[0, 1:][~hidden[0]].mean(0))
+    network.seen = "all"
+    torch.testing.assert_close(network.context(latent, order), latent[:, 1:].mean(1))
+
+
+@pytest.mark.parametrize(("sampling", "hidden"), [("random", 10), ("block", 10), ("square", 9)])
+def test_sampling(sampling, hidden):
+    method = method_of(sampling=sampling, head_depth=2)
+    assert len(method.predictor.blocks) - method.predictor.visible == hidden
+    updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6))
+    losses = [updates.run([views_of(method)], clock(2))["loss"] for _ in range(15)]
+    assert losses[-1] < 0.99 * losses[0]
+
+
+def test_every_parameter_learns():
+    method = method_of()
+    method(views_of(method), clock()).loss.backward()
+    assert all(p.grad is not None and p.requires_grad for p in method.parameters())
+
+
+def test_drop_path_is_active():
+    method = method_of(drop_path=0.5)
+    views = views_of(method)
+    torch.manual_seed(0)
+    assert len({method(views, clock()).loss.item() for _ in range(4)}) > 1
+    method = method_of()
+    assert len({method(views, clock()).loss.item() for _ in range(4)}) == 1
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    network = METHOD(replace(SPEC, width=64, mlp_hidden=256), replace(SETTINGS, layer_scale_start=0.3)).predictor
+    trunk = network.vit.trunk
+    for tensor in (trunk.blocks[0].attn.qkv.weight, trunk.patch_embed.proj.weight, trunk.cls_token,
+                   network.mask_token):  # fmt: skip
+        assert 0.015 < tensor.abs().max() <= 0.02  # cut off at one standard deviation
+    for number, block in enumerate(trunk.blocks, start=1):
+        for weight in (block.attn.proj.weight, block.mlp.fc2.weight):
+            assert weight.abs().max().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.02)
+        assert (block.gamma_1 == 0.3).all() and (block.gamma_2 == 0.3).all()
+        assert (block.attn.q_bias == 0).all() and (block.attn.v_bias == 0).all() and (block.mlp.fc1.bias == 0).all()
+    assert (trunk.rel_pos_bias.relative_position_bias_table == 0).all() and (trunk.patch_embed.proj.bias == 0).all()
+    assert network.pixels[0].bias.abs().max() > 0  # torch's own
+
+
+def test_bfloat16_keeps_the_loss_precise():
+    method = method_of().float()
+    views = views_of(method, dtype=torch.float32)
+    exact = method(views, clock()).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = method(views, clock()).loss
+    assert rounded.dtype == torch.float32 and rounded.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
+    method = method_of().float()
+    network = method.predictor
+    tensors = {f"model.encoder.{name}": tensor for name, tensor in network.vit.trunk.state_dict().items()}
+    tensors |= {"model.encoder.mask_token": network.mask_token.detach(),
+                "model.decoder.0.weight": network.pixels[0].weight.detach(),
+                "model.decoder.0.bias": network.pixels[0].bias.detach()}  # fmt: skip
+    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
+    imported = import_file(load_extension("importers", "simmim"), file, ImportOptions())
+    ours = exported(method, method.encoders()["encoder"])
+    assert imported.spec == ours.spec and imported.preparation == ours.preparation
+    assert imported.tensors.keys() == ours.tensors.keys()
+    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_ratio": 0.0}, "mask_ratio=0.0 with mask_patch=4 leaves 16 of 16"),
+        ({"mask_ratio": 0.99}, "mask_ratio=0.99 with mask_patch=4 leaves 0 of 16"),
+        ({"mask_patch": 16}, "mask_ratio=0.6 with mask_patch=16 leaves 0 of 1"),
+        ({"mask_patch": 6}, "mask_patch=6: must be a multiple of patch_size=4 that divides image_size=16"),
+        ({"mask_patch": 12}, "mask_patch=12"),
+        ({"mask_patch": 0}, "mask_patch=0"),
+        ({"head_depth": 0}, "head_depth=0"),
+        ({"sampling": "grid"}, "sampling='grid': choose one of random, block, square"),
+        ({"loss": "huber"}, "loss='huber': choose one of l1, l2, smooth_l1"),
+        ({"loss_area": "half"}, "loss_area='half': choose one of masked, all"),
+        ({"drop_path": 1.0}, "drop_path=1.0"),
+        ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale=\\(0.0, 1.0\\)"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_encoders_that_cannot_be():
+    with pytest.raises(ValueError, match="needs relative_position='shared' and layer_scale=True"):
+        METHOD(replace(SMALL, **SINCOS), SETTINGS)
+    with pytest.raises(ValueError, match="layer_scale=True"):
+        METHOD(replace(SPEC, layer_scale=False), SETTINGS)

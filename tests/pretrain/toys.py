@@ -1,0 +1,39 @@
+"""Small encoders, pictures and their views, for tests of methods."""
+
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from checkpoints.export import ViTExport
+from engine.seeding import AUGMENT, seeded
+from pretrain.method import Clock, Encoder, Method
+from pretrain.sizes import VIT_SMOKE
+
+SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)  # 4 x 4 patches of 16 px
+
+
+def picture(seed: int, width: int = 48, height: int = 48) -> Image.Image:
+    """Coarse coloured squares."""
+    coarse = torch.randint(40, 216, (6, 6, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return Image.fromarray(coarse.numpy()).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def views_of(method: Method, count: int = 6, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """A batch of views, of `count` pictures."""
+    make, found = method.views(), []
+    for seed in range(count):
+        with seeded(AUGMENT, seed):
+            found.append({name: tensor.to(dtype) for name, tensor in make(picture(seed)).items()})
+    return default_collate(found)
+
+
+def clock(step: int = 0, part: int = 0, parts: int = 1) -> Clock:
+    return Clock(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+
+
+def exported(method: Method, encoder: Encoder) -> ViTExport:
+    made = ViTExport.from_vit(encoder.vit, method.preparation)
+    return ViTExport.make(made.spec, made.preparation, made.tensors, {**made.extra, **encoder.extra})
