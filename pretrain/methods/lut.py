@@ -254,10 +254,11 @@ RECIPES = {
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **SINCOS),
         settings=Settings(decoder_width=96, decoder_heads=3, **_SMALL),
-        epochs=20,
-        batch=256,
+        epochs=2,
+        batch=128,
         lr=1e-3,
-        schedule=WarmupCosine(warmup=2),
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
     ),
     "smoke": replace(
         _VIT_B,
@@ -267,7 +268,7 @@ RECIPES = {
         epochs=2,
         batch=64,
         lr=1e-3,
-        lr_batch=64,
+        lr_batch=0,
         schedule=WarmupCosine(warmup=1),
     ),
     "smoke_simmim": replace(
@@ -278,7 +279,7 @@ RECIPES = {
         epochs=2,
         batch=64,
         lr=1e-3,
-        lr_batch=64,
+        lr_batch=0,
         schedule=WarmupCosine(warmup=1),
     ),
 }
