@@ -1,7 +1,7 @@
 """From what a user types to a ViTExport.
 
 FOLDER            an export, or a timm folder
-timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise
+timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise (timm:PATH is a file)
 IMPORTER:PATH     a foreign file, read by the importer of that name
 PATH              a foreign file whose format is found from its keys
 pixels:SIDE       no network: the image itself, resized to SIDE pixels
@@ -24,7 +24,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     options = options or ImportOptions()
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
-    if colon and scheme in TIMM_SCHEMES:
+    if colon and scheme in TIMM_SCHEMES and not (scheme == "timm" and Path(rest).expanduser().is_file()):
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
         return pixels(int(rest) if rest.isdecimal() else 0)
@@ -34,7 +34,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
-        near = get_close_matches(scheme, [*file_importers(), *TIMM_SCHEMES], n=1) if colon else []
+        near = get_close_matches(scheme, dict.fromkeys([*file_importers(), *TIMM_SCHEMES]), n=1) if colon else []
         meant = f"did you mean {near[0]}:{rest}?" if near else f"importers: {', '.join(file_importers())}"
         raise ValueError(
             f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
@@ -44,8 +44,8 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
 
 
 def file_importers() -> list[str]:
-    """Keys of the importers that read a file; timm's models come by name."""
-    return [key for key in source_files("importers") if key != "timm"]
+    """Keys of the importers, all of which read a file."""
+    return list(source_files("importers"))
 
 
 def detect(file: ForeignFile) -> str:

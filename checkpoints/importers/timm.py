@@ -1,28 +1,33 @@
-"""timm: any VisionTransformer or Beit by name (`timm:NAME`, `hf-hub:ID`, `local-dir:FOLDER`).
+"""timm: any VisionTransformer or Beit by name (`timm:NAME`, `hf-hub:ID`, `local-dir:FOLDER`) or file (`timm:PATH`).
 
-Nothing is downloaded unless the reference names the hub or a pretrained timm model. Weights of folders and hub
+Nothing is downloaded unless the reference names the hub or a pretrained timm model. Weights of files, folders and hub
 repositories go through reading.py like every foreign file; those of timm's own names are fetched and read by timm.
+A file is a state dict, alone or as timm's train.py saves it; its head count and image statistics are the user's to say.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 
 import timm
 import torch
-from huggingface_hub import hf_hub_download, list_repo_files
+from huggingface_hub import constants, get_session, hf_hub_download, list_repo_files
 from timm.models.beit import Beit
 from timm.models.vision_transformer import VisionTransformer
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import Branch, Conversion
+from checkpoints.importing import TRUNK, Branch, Conversion, plain_vit, relative_vit
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.spec import Preparation, ViTSpec
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
-BRANCHES = {"model": ("",)}
+BRANCHES = {"model": ("", "state_dict."), "ema": ("state_dict_ema.",)}
+CLASSIFIER = ("head.weight", "head.bias")
 DROPPED = {
-    r"head\.(weight|bias)": "classifier",
+    r"(state_dict(_ema)?\.)?head\.(weight|bias)": "classifier",
     r"attn_pool\..*": "pooling head",
 }
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
@@ -39,22 +44,30 @@ class TimmModel(ForeignFile):
 
 
 def recognise(file: ForeignFile) -> bool:
-    return False  # timm models come by name, never as a bare file
+    """A plain ViT with a classifier, at the root or under `state_dict`. Without one it could be of many sources."""
+    for prefix in BRANCHES["model"]:
+        names = {name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)}
+        if names >= {*CLASSIFIER, "patch_embed.proj.weight"}:
+            return all(TRUNK.fullmatch(name) for name in names if name not in CLASSIFIER)
+    return False
 
 
 def open_model(reference: str) -> TimmModel:
     """The model that timm calls `reference`, with its pretrained weights. ValueError says what cannot be had."""
     kind, _, place = reference.partition(":")
     try:
-        if kind in ("local-dir", "hf-hub"):
-            file = read_foreign(Path(place) / _in_folder(place) if kind == "local-dir" else _from_hub(place))
-            model = timm.create_model(reference, pretrained=False).eval()
-            model.load_state_dict(file.tensors, strict=True)
+        if kind == "local-dir":
+            model = _filled(reference, Path(place) / _in_folder(place))
         else:
-            model = timm.create_model(reference, pretrained=True).eval()
+            with cache_alone_if_unreachable():
+                if kind == "hf-hub":
+                    model = _filled(reference, _from_hub(place))
+                else:
+                    model = timm.create_model(reference, pretrained=True)
     except (RuntimeError, OSError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
+    model.eval()
     if type(model) not in (VisionTransformer, Beit):
         raise ValueError(f"{reference} is a {type(model).__name__}; timm's VisionTransformer and Beit can be imported")
     tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
@@ -70,6 +83,41 @@ def open_model(reference: str) -> TimmModel:
         preparation=_preparation(model),
         tokens=tokens.clone(),
     )
+
+
+@contextmanager
+def cache_alone_if_unreachable() -> Iterator[None]:
+    """Where there is no way to the hub, only what its cache holds is taken: its client would try for minutes.
+
+    Raises ConnectionError for what is not there.
+    """
+    if constants.HF_HUB_OFFLINE or _is_reachable():
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except OSError as error:
+        raise ConnectionError(
+            f"there is no connection to {constants.ENDPOINT}, and its cache {constants.HF_HUB_CACHE} does not hold the "
+            "weights; connect, or name a file"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def _is_reachable() -> bool:
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # of any type: they are those of the hub's own client
+        return False
+    return True
+
+
+def _filled(reference: str, weights: Path) -> torch.nn.Module:
+    model = timm.create_model(reference, pretrained=False)
+    model.load_state_dict(read_foreign(weights).tensors, strict=True)
+    return model
 
 
 def _in_folder(folder: str) -> str:
@@ -90,13 +138,39 @@ def _from_hub(repository: str) -> Path:
 
 
 def convert(branch: Branch) -> Conversion:
-    assert isinstance(branch.file, TimmModel)
-    return Conversion(spec=branch.file.spec, tensors=branch.take_trunk(), preparation=branch.file.preparation)
+    tensors = branch.take_trunk()
+    if isinstance(branch.file, TimmModel):
+        return Conversion(spec=branch.file.spec, tensors=tensors, preparation=branch.file.preparation)
+    if branch.options.statistics is None:
+        raise ValueError(
+            f"{branch.file.path}: no tensor tells the image statistics, which differ between timm's models; use bench "
+            "import with --statistics imagenet (as DeiT) or half (as timm's own ImageNet-21k weights)"
+        )
+    return Conversion(spec=_spec_of_file(branch, tensors), tensors=tensors)
+
+
+def _spec_of_file(branch: Branch, tensors: dict[str, torch.Tensor]) -> ViTSpec:
+    """Sizes and switches as far as tensors show them; for the others, timm's defaults."""
+    if any(name.endswith("relative_position_bias_table") for name in tensors):
+        return relative_vit(branch, tensors)
+    class_token, rows = "cls_token" in tensors, tensors["pos_embed"].shape[1] if "pos_embed" in tensors else 0
+    return plain_vit(
+        branch,
+        tensors,
+        class_token=class_token,
+        class_position=class_token and isqrt(rows) ** 2 != rows,  # no_embed_class: positions of patches alone
+        registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        layer_scale="blocks.0.ls1.gamma" in tensors,
+        position_resize="bicubic_antialias",
+        pool="cls" if class_token else "avg",
+    )
 
 
 def check(export: ViTExport, file: ForeignFile) -> None:
     """ValueError unless our network computes what timm's did: a model may have settings that no tensor shows."""
-    assert isinstance(file, TimmModel)
+    if not isinstance(file, TimmModel):
+        return  # a state dict alone can be compared with nothing
     with torch.inference_mode():
         ours = export.build()(synthetic_image(export.spec.image_size).float())[0]
     worst = (ours - file.tokens).abs().max() / file.tokens.abs().max()

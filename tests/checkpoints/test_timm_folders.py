@@ -3,15 +3,19 @@
 import json
 import math
 import os
+import time
 import zipfile
+from dataclasses import replace
 
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from timm.models import save_for_hf
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import IMAGENET_MEAN, Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -137,6 +141,46 @@ def test_what_timm_cannot_give_is_one_line(name):
     with pytest.raises(ValueError) as error:
         load(name)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["", "state_dict.", "state_dict_ema."])
+@pytest.mark.parametrize("key", ["plain", "average", "registers", "beit, fine-tuned head"])
+def test_a_state_dict_with_a_classifier(key, place, tmp_path):
+    architecture, arguments = MODELS[key]
+    torch.manual_seed(0)
+    model = timm.create_model(architecture, **arguments | dict(num_classes=5)).eval()
+    tensors = model.state_dict()
+    saved = {"": tensors, "state_dict.": {"state_dict": tensors, "epoch": 3}}
+    saved["state_dict_ema."] = {"state_dict": {n: t + 1 for n, t in tensors.items()}, "state_dict_ema": tensors}
+    path = tmp_path / "model.pth"
+    torch.save(saved[place], path)
+    branch = "ema" if place == "state_dict_ema." else None
+    options = ImportOptions(heads=4, statistics="half", branch=branch)
+    export = load(f"timm:{path}", options)
+    assert export.facts["dropped"]["classifier"] == 2
+    assert (export.mean, export.std) == ((0.5,) * 3, (0.5,) * 3)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model.forward_features(images)
+    patches = Backbone(export)(images)[0].patches.flatten(1, 2)
+    assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-5
+    assert load(path, options).digest == export.digest, "its format is found from its keys"
+    with pytest.raises(ValueError, match="no tensor tells the image statistics") as error:
+        load(f"timm:{path}", replace(options, statistics=None))
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_connection_it_fails_at_once_in_one_line(monkeypatch, caplog):
+    """Nobody listens on this port: the hub's client alone would try again and again, and say so each time."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for name in ("timm:vit_small_patch16_224.dino", "hf-hub:nobody/nothing"):
+        with pytest.raises(ValueError, match=r"there is no connection to http://127\.0\.0\.1:9") as error:
+            load(name)
+        assert "\n" not in str(error.value)
+    assert not waits and not caplog.records and not constants.HF_HUB_OFFLINE
 
 
 def test_other_timm_networks_are_refused(tmp_path):
