@@ -49,7 +49,7 @@ class MaskedView:
         return {"image": self.view(image), "noise": self.mask_noise()}
 
 
-def blocks(grid: tuple[int, int], hidden: int, least: int = 4, most: int | None = None, aspect: float = 0.3) -> Tensor:
+def blocks(grid: tuple[int, int], hidden: int, least: int, most: int | None = None, aspect: float = 0.3) -> Tensor:
     """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
 
     Rectangles of `least` to `most` patches, aspect from `aspect` to its inverse, until `hidden` patches are covered,
