@@ -252,7 +252,7 @@ _VIT_B_PAPER = replace(
     settings=Settings(teacher_momentum=0.99),
     weight_decay_schedule=Constant(),
 )
-# For small grids: a border of one patch, no blur, the decoder one block deep behind the last but one of four.
+# For small grids: a border of one patch, no blur, one decoder block on the patches of the third block of four.
 _SMALL = dict(border=1, early_layers=(1,), decoder_depth=1, generator_lr=1e-3, crop_scale=(0.4, 1.0), blurs=(0.0, 0.0))
 RECIPES = {
     "vit_b": _VIT_B,
@@ -271,13 +271,14 @@ RECIPES = {
     ),
     "32px": replace(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores; many small updates, few epochs",
         spec=replace(VIT_32PX, **SINCOS, pool="avg"),
         settings=Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
-        epochs=20,
-        batch=256,
+        epochs=2,
+        batch=64,
         lr=1e-3,
-        schedule=WarmupCosine(warmup=2, stretch=1.25),
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.2),
         weight_decay_schedule=Constant(),
         clip=1.0,
     ),
@@ -289,7 +290,8 @@ RECIPES = {
         epochs=2,
         batch=64,
         lr=1e-3,
-        schedule=WarmupCosine(warmup=1),
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
         weight_decay_schedule=Constant(),
         clip=1.0,
     ),
