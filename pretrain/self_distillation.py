@@ -81,6 +81,8 @@ class DistillationSettings:
             values = getattr(self, name)
             if not all(0 <= value <= 1 for value in (values if isinstance(values, tuple) else (values,))):
                 raise ValueError(f"{name}={values}: must be from 0 to 1")
+        if len(self.blur) != GLOBAL_CROPS + 1 or len(self.solarise) != GLOBAL_CROPS:
+            raise ValueError(f"blur={self.blur}, solarise={self.solarise}: three chances and two")
         for name in ("global_scale", "local_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:

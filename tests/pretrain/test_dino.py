@@ -1,0 +1,191 @@
+"""DINO beside its recording: the loss against its sum over pairs, parts and processes, views, switches, mistakes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from processes import in_two_processes
+from recorded_dino import CONFIG, prepared, recipe
+from torch import Tensor
+
+from engine.distributed import World
+from engine.seeding import AUGMENT, seeded
+from pretrain.losses import cross_views
+from pretrain.method import Clock
+from pretrain.methods.dino import METHOD, RECIPES, Settings
+from pretrain.updates import Updates
+
+IMAGES = 4
+
+
+def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
+    """Views of DINO, and noise for MST."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"global": (2, 3, CONFIG["img"], CONFIG["img"]), "local": (3, 3, CONFIG["loc"], CONFIG["loc"])}
+    found = {name: torch.randn(images, *size, generator=generator).double() for name, size in sizes.items()}
+    return {**found, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
+
+
+def clock(step: int, parts: int = 1) -> Clock:
+    """One update an epoch, so that the second update moves the prototypes."""
+    return Clock(step=step, steps_per_epoch=1, epochs=6, parts=parts)
+
+
+def trained(updates: Updates, views: dict[str, Tensor], parts: int = 1, steps: int = 3) -> tuple[list[float], dict]:
+    """Losses and end state of a few updates on one batch, cut into `parts`."""
+    views = {name: tensor for name, tensor in views.items() if name != "noise" or hasattr(updates.method, "mask_token")}
+    losses = []
+    for step in range(steps):
+        cut = [{name: tensor.chunk(parts)[part] for name, tensor in views.items()} for part in range(parts)]
+        losses.append(updates.run(cut, clock(step, parts))["loss"])
+    return losses, {name: tensor.clone() for name, tensor in updates.method.state_dict().items()}
+
+
+def assert_same(found: tuple[list[float], dict], wanted: tuple[list[float], dict]) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for name, tensor in wanted[1].items():
+        if not name.endswith("qkv.bias"):  # Adam makes steps of the keys' rounding noise
+            torch.testing.assert_close(found[1][name], tensor, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def summed_over_pairs(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    """Eq. 3 as it stands."""
+    logits = views if others is None else torch.cat([views, others], dim=1)
+    terms = []
+    for target in range(targets.shape[1]):
+        for view in range(logits.shape[1]):
+            if view != target:
+                logged = (logits[:, view] / temperature).log_softmax(dim=-1)
+                terms.append(-(targets[:, target] * logged).sum(dim=-1).mean())
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize("counts", [(2, 0), (2, 5), (3, 1)])
+def test_loss_is_the_mean_over_pairs(counts):
+    generator = torch.Generator().manual_seed(0)
+    views, others = (torch.randn(4, count, 7, generator=generator, dtype=torch.float64) for count in counts)
+    targets = torch.randn(4, counts[0], 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    found = []
+    for loss in (cross_views, summed_over_pairs):
+        given = [tensor.clone().requires_grad_() for tensor in (views, others)[: 1 + bool(counts[1])]]
+        value = loss(given[0], given[1] if counts[1] else None, targets, 0.1)
+        found.append([value, *torch.autograd.grad(value, given)])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_parts_of_a_batch_equal_the_whole():
+    chosen = recipe(Settings)
+    whole, halves = (trained(prepared(METHOD, chosen), random_views(), parts) for parts in (1, 2))
+    assert_same(halves, whole)
+
+
+def work(world: World, folder: Path) -> None:
+    chosen = recipe(Settings)
+    updates = Updates(prepared(METHOD, chosen).method, chosen, world=world)
+    share = {name: tensor.chunk(world.size)[world.rank] for name, tensor in random_views().items()}
+    torch.save(trained(updates, share, parts=2), folder / f"{world.rank}.pt")
+
+
+def test_two_processes_equal_one(tmp_path):
+    in_two_processes(work, tmp_path)
+    alone = trained(prepared(METHOD, recipe(Settings)), random_views())
+    for rank in range(2):
+        assert_same(torch.load(tmp_path / f"{rank}.pt"), alone)
+
+
+@pytest.mark.parametrize("changes", [{}, {"fixed_prototypes": False}, {"head_norm": "bn"}, {"head_norm": "ln"}])
+def test_gradients_reach_what_is_trained_and_nothing_else(changes):
+    method = METHOD(recipe(Settings).spec, replace(recipe(Settings).settings, **changes)).double()
+    views = random_views()
+    method({name: views[name] for name in ("global", "local")}, clock(0)).loss.backward()
+    fixed = "student.head.last_layer.weight_g" if method.settings.fixed_prototypes else ""
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.requires_grad == (name.startswith("student.") and name != fixed), name
+    assert method.batch_statistics == (method.settings.head_norm == "bn")
+
+
+def test_without_centring_the_centre_stays():
+    updates = prepared(METHOD, recipe(Settings, center=False))
+    updates.method.centre.center.zero_()
+    state = trained(updates, random_views(), steps=1)[1]
+    assert not state["centre.center"].any()
+
+
+def test_drop_path_is_the_students_own():
+    chosen = recipe(Settings)
+    method = METHOD(chosen.spec, replace(chosen.settings, drop_path=0.5)).double()
+    crops = random_views()["global"]
+    assert torch.equal(method.teacher.class_tokens(crops), method.teacher.class_tokens(crops))
+    assert not torch.equal(method.student.class_tokens(crops), method.student.class_tokens(crops))
+
+
+def test_views_are_of_the_sizes_asked_for_and_the_same_again():
+    method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
+    image = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    found = []
+    for _ in range(2):
+        with seeded(AUGMENT, 0):
+            found.append(method.views()(image))
+    sizes = {name: tuple(tensor.shape) for name, tensor in found[0].items()}
+    assert sizes == {"global": (2, 3, 32, 32), "local": (3, 3, 16, 16)}
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name]) and not torch.equal(tensor[0], tensor[1])
+    alone = METHOD(method.spec, replace(method.settings, local_crops=0)).views()(image)
+    assert list(alone) == ["global"]
+
+
+def test_bfloat16():
+    method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
+    views = {name: tensor.float() for name, tensor in random_views().items() if name != "noise"}
+    exact = method(views, clock(1)).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = method(views, clock(1)).loss
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_build_the_encoder_that_the_importer_gives(name):
+    spec = RECIPES[name].spec
+    assert (spec.position, spec.position_resize, spec.pool) == ("learned", "bicubic_offset", "cls")
+    Settings(**vars(RECIPES[name].settings))
+
+
+MISTAKES = [
+    ({"head_norm": "batch"}, "head_norm"),
+    ({"prototypes": 0}, "prototypes"),
+    ({"head_layers": 0}, "head_layers"),
+    ({"local_crops": -1}, "local_crops"),
+    ({"teacher_temperature": 0.0}, "teacher_temperature"),
+    ({"teacher_momentum": 1.5}, "teacher_momentum"),
+    ({"blur": (0.5, 2.0, 0.5)}, "blur"),
+    ({"blur": (0.5, 0.5)}, "blur"),
+    ({"local_scale": (0.4, 0.05)}, "local_scale"),
+    ({"drop_path": 1.0}, "drop_path"),
+    ({"local_size": 12}, "local_size=12: must be a multiple of patch_size=8"),
+    ({"local_size": 0}, "local_size"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_mistakes_are_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        METHOD(recipe(Settings).spec, replace(recipe(Settings).settings, **changes))
+    assert "\n" not in str(error.value)
+
+
+ENCODERS = [
+    ({"position": "sincos_column_first"}, "the encoder needs class_token=True"),
+    ({"final_norm": "none"}, "the encoder needs class_token=True"),
+    ({"position_resize": "fixed"}, "position_resize=fixed"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), ENCODERS)
+def test_an_encoder_that_does_not_fit_is_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        METHOD(replace(recipe(Settings).spec, **changes), recipe(Settings).settings)
+    assert "\n" not in str(error.value)
