@@ -26,7 +26,7 @@ from bench.messages import in_one_line, millions
 from bench.outputs import check_writable
 from bench.plan import Job, named_urls, open_data, plan
 from bench.results import DataUsed, Result, failure_beside, is_good, read_result, record
-from bench.suites import Chosen, catalogue, choose, warn_of_broken, with_changes
+from bench.suites import Chosen, Select, catalogue, choose, warn_of_broken, with_changes
 from bench.tables import to_terminal
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -44,6 +44,7 @@ class Request:
     names: tuple[str, ...] = ()
     suite: str
     data: tuple[str, ...] = ()
+    select: Select = "holdout"
     changes: tuple[str, ...] = ()
     out: Path
     space: Workspace
@@ -86,7 +87,7 @@ def _selected(request: Request, world: World) -> list[Chosen]:
     found = catalogue()
     if world.is_first:
         warn_of_broken(found)
-    return with_changes(choose(request.suite, found), request.changes)
+    return with_changes(choose(request.suite, found), request.changes, request.select)
 
 
 def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 from bench.messages import in_one_line
 from bench.settings import changed, meant, settings_of, split_change
@@ -15,6 +15,7 @@ from engine.extensions import load_extension, source_files
 from engine.tasks import Protocol, Task
 
 KINDS = ("probes", "downstream")
+Select = Literal["holdout", "val"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +102,9 @@ def warn_of_broken(found: Catalogue) -> None:
         print(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", file=sys.stderr)
 
 
-def with_changes(selected: Sequence[Chosen], texts: Sequence[str]) -> list[Chosen]:
-    """Apply every `task.field=value`, in order, to the protocols whose name or task file it names."""
-    tasks = [chosen.task for chosen in selected]
+def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:
+    """Apply `select` to all, then every `task.field=value`, in order, to the protocols whose name or file it names."""
+    tasks = [selecting(chosen.task, select) for chosen in selected]
     for text in texts:
         target, name, value = split_change(text)
         hit = [i for i, chosen in enumerate(selected) if target in (chosen.key, chosen.name)]
@@ -116,6 +117,18 @@ def with_changes(selected: Sequence[Chosen], texts: Sequence[str]) -> list[Chose
         except ValueError as error:
             raise ValueError(f"--set {text}: {error}") from error
     return [_with_task(chosen, task) for chosen, task in zip(selected, tasks, strict=True)]
+
+
+def selecting(task: Task, select: Select) -> Task:
+    """The task with its choice, if its settings have a `select`, made on these images.
+
+    "val" is asked of every task that offers it. "holdout" replaces "val" alone: a recipe under which nothing chooses
+    (fine-tuning's "last" epoch) trains on all images and stays as it is.
+    """
+    now, offered = getattr(task, "select", None), get_args(get_type_hints(type(task)).get("select"))
+    if select in offered and (select == "val" or now == "val"):
+        return replace(task, select=select)
+    return task
 
 
 def _with_task(chosen: Chosen, task: Task) -> Chosen:

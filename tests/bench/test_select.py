@@ -1,0 +1,61 @@
+"""`--select`: which images choose heads and epochs, for all tasks of a run at once."""
+
+import csv
+
+import pytest
+
+from bench.results import read_result
+from bench.suites import catalogue, choose, with_changes
+
+SWEPT = ("linear_sgd@ibot", "linear_sgd@ibot_base_cached", "finetune@mae", "semi@ibot_1percent")
+UNSWEPT = ("knn@dino", "lowshot@bench", "logreg@dinov2")
+
+
+def changes(*texts: str, select: str) -> dict[str, dict]:
+    """Protocol -> what differs from its recipe."""
+    selected = choose(",".join(SWEPT + UNSWEPT), catalogue())
+    return {chosen.name: dict(chosen.changes) for chosen in with_changes(selected, texts, select)}
+
+
+def test_val_is_a_change_of_every_task_with_a_choice():
+    expected = {name: {"select": "val"} for name in SWEPT} | {name: {} for name in UNSWEPT}
+    assert changes(select="val") == expected
+
+
+def test_holdout_changes_no_recipe_but_undoes_val():
+    assert not any(changes(select="holdout").values())
+    by_val = [chosen.protocol.task for chosen in with_changes(choose(",".join(SWEPT), catalogue()), [], "val")]
+    assert {task.select for task in by_val} == {"val"}
+
+
+def test_set_wins_for_one_task():
+    found = changes("linear_sgd@ibot.select=holdout", "finetune.select=holdout", select="val")
+    assert found["linear_sgd@ibot"] == {} and found["finetune@mae"] == {"select": "holdout"}
+    assert found["linear_sgd@ibot_base_cached"] == found["semi@ibot_1percent"] == {"select": "val"}
+
+
+def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
+    name = "linear_sgd@ibot_base_cached"
+    words = ["run", "--checkpoint", exports[0], "--suite", name, "--data", "digits=digits:", "--limit", "100"]
+    words += ["--set", "linear.epochs=2", "--out", tmp_path]
+    assert bench(*words)[0] == bench(*words, "--select", "val")[0] == 0
+    by_select = {read_result(path).facts["selection"]: read_result(path) for path in tmp_path.rglob("linear*.json")}
+    assert by_select["holdout"].protocol.changes == {"epochs": 2}
+    assert by_select["val"].protocol.changes == {"epochs": 2, "select": "val"}
+    with open(tmp_path / "leaderboard.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row[f"digits/{name}[epochs=2 select=val limit=100]:top1"] and row[f"digits/{name}[epochs=2 limit=100]:top1"]
+    assert "chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
+
+
+def test_another_word_is_one_line(bench, exports, tmp_path):
+    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", tmp_path, "--select", "test")
+    assert code == 2 and "invalid choice: 'test'" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("recorded", ["holdout", "last"])
+def test_the_epoch_of_a_recipe_is_chosen_by_what_the_readme_says(recorded):
+    """Fine-tuning trains on all images and lets nothing choose; linear probes hold a slice out."""
+    protocols = catalogue().protocols
+    names = SWEPT[:2] if recorded == "holdout" else SWEPT[2:]
+    assert {protocols[name].task.select for name in names} == {recorded}
