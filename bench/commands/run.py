@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
     parser.add_argument("--select", choices=("holdout", "val"), default="holdout",
-        help="what chooses heads and epochs: held-out training images, or, as in many papers, those of validation, which "
-        "gives too much and is marked; fine-tuning reports its last epoch unless val (holdout)")  # fmt: skip
+        help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, "
+        "which gives too much and is marked; fine-tuning reports its last epoch unless val (holdout)")  # fmt: skip
     parser.add_argument("--set", **several, default=[], metavar="TASK.FIELD=VALUE",
         help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
