@@ -140,9 +140,12 @@ class ViTExport:
         if folder.exists() and not _is_replaceable(folder):
             raise ValueError(f"{folder} holds something that is not an export: choose a new folder")
         with folder_atomic(folder) as temporary:
-            save_file(dict(self.tensors), temporary / "model.safetensors", metadata={"format": "pt"})
-            if self.extra:
-                save_file(dict(self.extra), temporary / "extra.safetensors", metadata={"format": "pt"})
+            try:
+                save_file(dict(self.tensors), temporary / "model.safetensors", metadata={"format": "pt"})
+                if self.extra:
+                    save_file(dict(self.extra), temporary / "extra.safetensors", metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise ValueError(f"{folder}: the export cannot be written ({error}); free some space") from error
             write_atomic(temporary / "config.json", json.dumps(self._config(), indent=2) + "\n")
         return folder
 
