@@ -1,0 +1,209 @@
+"""`bench pretrain`: what it prints, writes and refuses, and that its online k-NN leaves the training alone."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bench.pretraining import training_precision
+from checkpoints.export import ViTExport
+
+SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
+CHANGED = "smoke with batch=16 decoder_width=16 width=16 depth=1 heads=2 mlp_hidden=32"
+WORDS = ("mae", "--recipe", "smoke", "--images", "tiny:", "--workers", "0", "--set", *SMALL)
+
+
+@pytest.fixture
+def pretrain(bench, tmp_path):
+    """Call `bench pretrain` on the tiny images: `code, out, err = pretrain("--resume")`; --out is a new folder."""
+
+    def call(*words: object, out: Path = tmp_path / "run") -> tuple[int, str, str]:
+        return bench("pretrain", *WORDS, "--out", out, *words)
+
+    return call
+
+
+def log(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, bench, tmp_path):
+    code, out, _ = pretrain()
+    assert code == 0 and out.startswith(f"mae, recipe {CHANGED}: ours")
+    export = ViTExport.load(tmp_path / "run/export")
+    assert (export.spec.width, export.spec.depth, export.facts["epochs"]) == (16, 1, 2.0)
+    assert out.startswith(
+        "mae, recipe smoke with batch=16 decoder_width=16 width=16 depth=1 heads=2 mlp_hidden=32: ours"
+    )
+    assert export.facts["recipe"] == CHANGED
+    said, command = out.splitlines()[-2:]
+    assert said == f"finished after 8 updates; the encoder is in {tmp_path / 'run/export'}"
+    words = shlex.split(command.removeprefix("evaluate it: bench "))
+    assert words[words.index("--data") + 1] == "tiny=tiny:"
+    words[words.index("frozen")], words[-1] = "knn@dino", tmp_path / "results"
+    code, out, _ = bench(*words)
+    assert code == 0 and "mae-smoke: mae, ViT-16x1/4" in out
+
+
+def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
+    code, out, _ = pretrain("--dry-run", "--at-once", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
+    assert code == 0 and list(tmp_path.iterdir()) == []
+    values = ("lr = 0.001", "betas = 0.9,0.95", "clip = 3.0", "schedule.warmup = 1", "mask_ratio = 0.5", "width = 16")
+    for line in values:
+        assert f"    {line}\n" in out
+    assert "  encoder   ViT-16x1/4 at 16 px, " in out
+    assert "  images    64 of tiny:; synthetic shapes" in out
+    assert "  updates   8: 2 epochs of 4, 16 images in each; 0 images of each epoch are left out\n" in out
+    assert "  forward   4 images at once; 4 x 1 of these (parts x processes) make an update; float32 on cpu\n" in out
+    assert f"  exports   {tmp_path / 'run/export'} (encoder)\n" in out
+    assert out.endswith("nothing was trained or written (--dry-run)\n")
+
+
+WRONG = [
+    (["mea"], "no method 'mea'; did you mean 'mae'? there are: "),
+    (["mae"], "--recipe is missing: which one of mae; there are: vit_b, "),
+    (["mae", "--recipe", "smoky"], "--recipe: mae has no recipe 'smoky'; did you mean 'smoke'? there are: vit_b, "),
+    (["--set", "epoch=1"], "--set epoch: no such setting; did you mean 'epochs'? there are: epochs, batch, lr, "),
+    (["--set", "epochs"], "--set epochs: write field=value, for example epochs=10"),
+    (["--set", "epochs=many"], "--set epochs=many: expected a whole number"),
+    (["--set", "epochs=0"], "--set: epochs=0: must be 1 or more"),
+    (["--set", "source=me"], "--set source: no such setting"),
+    (["--set", "norm_pixels=maybe"], "--set norm_pixels=maybe: expected true or false"),
+    (["--set", "optimizer=sgd"], "--set optimizer=sgd: choose one of adamw, lars"),
+    (["--set", "betas=0.9"], "--set betas=0.9: expected 2 comma-separated values"),
+    (
+        ["--set", "schedule=3"],
+        "--set schedule: it has parts, set them: schedule.warmup, schedule.floor, schedule.stretch",
+    ),
+    (["--set", "width=90", "heads=4"], "--set: heads=4 does not divide width=90"),
+    (["--set", "patch_size=5"], "--set: image_size=16 is not a multiple of patch_size=5"),
+    (["--set", "mask_ratio=0.99"], "mae smoke: mask_ratio=0.99 leaves 0 of 16 patches visible"),
+    (["--set", "decoder_heads=3"], "mae smoke: decoder_heads=3 does not divide decoder_width="),
+    (["--set", "batch=65"], "mae smoke: batch=65 is more than the 64 images of tiny:; lower it with --set batch=64"),
+    (["--precision", "float16"], "--precision float16: a CPU computes it over 100 times slower"),
+    (["--save-minutes", "0"], "argument --save-minutes: expected a number above 0, not '0'"),
+    (["--at-once", "0"], "argument --at-once: expected a whole number from 1 on"),
+    (["--images", "digitz:"], "--images digitz:: 'digitz:' has the unknown scheme"),
+    (["--images", "images:/nowhere"], "--images images:/nowhere: no folder /nowhere"),
+    (["--knn-data", "digits:"], "--knn-data and --knn-limit need --knn-every EPOCHS"),
+    (["--knn-every", "1", "--knn-data", "folder:/nowhere"], "--knn-data folder:/nowhere: no folder /nowhere"),
+    (["--resum"], "no option --resum; did you mean --resume?"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda value: " ".join(value) if type(value) is list else "")
+def test_a_mistake_is_one_line_before_anything_is_written(words, message, bench, tmp_path):
+    named = [] if words[0].startswith("m") else ["mae", "--recipe", "smoke"]
+    images = [] if "--images" in words else ["--images", "tiny:"]
+    code, out, err = bench("pretrain", *named, *words, *images, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert err.startswith("bench: error: ") and message in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_of_both_method_and_encoder_is_written_in_full():
+    from dataclasses import dataclass, replace
+
+    from bench.recipes import names_by_path, with_changes
+    from pretrain.methods.mae import RECIPES
+
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        pool: str = "visible"
+        momentum: float = 0.99
+        masks: int = 5
+
+    recipe = replace(RECIPES["smoke"], settings=Settings())
+    found = with_changes(
+        recipe, ["settings.pool=all", "spec.pool=avg", "recipe.momentum=0.5", "masks=3", "spec.width=32"]
+    )
+    assert (found.settings, found.spec.pool) == (Settings(pool="all", masks=3), "avg")
+    assert (found.momentum, found.spec.width) == (0.5, 32)
+    for name, choices in (("pool", "settings.pool or spec.pool"), ("momentum", "recipe.momentum or settings.momentum")):
+        with pytest.raises(ValueError, match=f"--set {name}: there are several, write {choices}$"):
+            with_changes(recipe, [f"{name}=1"])
+    assert {"settings.pool", "spec.pool", "masks", "width"} <= set(names_by_path(recipe).values())
+
+
+def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.pretraining.find_spec", lambda name: None)
+    code, out, err = pretrain("--wandb", "project")
+    assert (code, out) == (2, "") and "pip install 'ssl-vit-bench[wandb]'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_precision_follows_the_device():
+    found = [training_precision("auto", device) for device in ("cpu", "cuda", "cuda:1")]
+    assert found == ["float32", "bfloat16", "bfloat16"]
+    assert training_precision("float16", "cuda") == "float16"
+    assert training_precision("bfloat16", "cpu") == "bfloat16"
+
+
+def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrain, tmp_path):
+    (tmp_path / "run").mkdir()
+    assert pretrain("--resume")[0] == 0
+    written = (tmp_path / "run/log.jsonl").read_text()
+    code, _, err = pretrain()
+    assert code == 2 and err.endswith("holds a run already; add --resume to go on, or choose another --out\n")
+    code, out, _ = pretrain("--resume")
+    assert code == 0 and "finished after 8 updates" in out
+    assert (tmp_path / "run/log.jsonl").read_text() == written
+    code, _, err = pretrain("--resume", "--set", "lr=0.5")
+    assert code == 2 and "settings.lr is 0.001, asked for 0.5; choose another --out" in err
+
+
+def test_changes_in_another_order_are_the_same_run(pretrain):
+    assert pretrain("--set", "lr=0.01", "mask_ratio=0.5")[0] == 0
+    assert pretrain("--resume", "--set", "mask_ratio=0.5", "lr=0.01")[0] == 0
+
+
+def test_images_without_labels(pretrain, bench, tmp_path):
+    from imagesets.sets import open_set
+
+    images = open_set("tiny:", "train")
+    for index in range(32):
+        place = tmp_path / "pile" / str(index % 3)
+        place.mkdir(parents=True, exist_ok=True)
+        images.image(index).save(place / f"{index}.png")
+    url = f"images:{tmp_path / 'pile'}"
+    code, out, _ = pretrain("--images", url)
+    assert code == 0 and f"32 of {url}; no labels: for pretraining alone" in out
+    assert "--data NAME=folder:PATH" in out
+    export = tmp_path / "run/export"
+    code, _, err = bench("run", "--checkpoint", export, "--suite", "knn", "--data", f"x={url}", "--out", tmp_path / "r")
+    assert code == 2 and "these images have no labels" in err and err.count("\n") == 1
+    code, _, err = pretrain("--images", url, "--knn-every", "1", out=tmp_path / "other")
+    assert code == 2 and err.startswith(f"bench: error: --knn-data {url}: these images have no labels")
+    (tmp_path / "pile/0/0.png").write_bytes(b"")
+    code, _, err = pretrain("--images", url, out=tmp_path / "other")
+    assert code == 2 and f"{tmp_path / 'pile/0/0.png'}: cannot be read as an image (empty file" in err
+    code, out, _ = pretrain("--images", url, "--skip-bad", out=tmp_path / "third")
+    assert code == 0 and "1 unreadable images were replaced by their neighbours" in out
+    assert ViTExport.load(tmp_path / "third/export").facts["skipped_images"] == 1
+
+
+def test_online_knn_is_that_of_bench_run_and_leaves_the_training_alone(pretrain, bench, tmp_path):
+    assert pretrain("--knn-every", "1")[0] == 0
+    assert pretrain(out=tmp_path / "plain")[0] == 0
+    watched, plain = tmp_path / "run", tmp_path / "plain"
+    assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
+    assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
+    found = [line for line in log(watched) if "knn_top1" in line]
+    assert [line["step"] for line in found] == [4, 8] and not any("knn_top1" in line for line in log(plain))
+    board = EventAccumulator(str(watched / "tensorboard")).Reload()
+    assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]
+    assert board.Scalars("knn_top1")[-1].value == pytest.approx(found[-1]["knn_top1"])
+    assert not (watched / "online-knn").exists()
+    words = ("--suite", "knn@dino", "--data", "tiny=tiny:", "--out", tmp_path / "results")
+    assert bench("run", "--checkpoint", watched / "export", *words)[0] == 0
+    (result,) = (tmp_path / "results").rglob("knn@dino*.json")
+    metrics = json.loads(result.read_text())["metrics"]
+    assert (metrics["top1_k20"], metrics["top5_k20"]) == (found[-1]["knn_top1"], found[-1]["knn_top5"])
+
+
+def test_online_knn_on_other_images_and_fewer(pretrain, tmp_path):
+    assert pretrain("--knn-every", "2", "--knn-data", "digits:", "--knn-limit", "50")[0] == 0
+    (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
+    assert line["step"] == 8 and line["knn_top1"] % 2 == 0  # of 50 images
