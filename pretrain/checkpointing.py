@@ -37,7 +37,7 @@ class State:
 
 
 def save_state(folder: Path, step: int, state: State) -> Path:
-    """Write the state of `step` in one move, then delete all but it and the KEPT - 1 before it.
+    """Write the state of `step` in one move, then delete all but the newest KEPT.
 
     One process at a time writes to `folder`. ValueError where the file cannot be written.
     """
@@ -60,10 +60,8 @@ def save_state(folder: Path, step: int, state: State) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    # A state of a later step is a broken one, which this training passed over when it began.
-    before = [other for other in states(folder) if other.name < path.name]
-    for other in set(states(folder)) - {path, *before[: KEPT - 1]}:
-        other.unlink(missing_ok=True)
+    for old in [other for other in states(folder) if other != path][KEPT - 1 :]:
+        old.unlink(missing_ok=True)
     return path
 
 
@@ -73,18 +71,18 @@ def states(folder: Path) -> list[Path]:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest state that is whole; None where there is none at all. Says on stderr which ones it passed over.
+    """The newest state that is whole; None where there is none at all. Newer ones are deleted, and that is said.
 
     Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
     """
     found = states(folder)
-    for path in found:
-        if is_whole(path):
-            return path
-        print(f"warning: {path} does not hold what was written to it; trying the state before", file=sys.stderr)
-    if found:
+    whole = next((path for path in found if is_whole(path)), None)
+    if found and whole is None:
         raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
-    return None
+    for broken in found[: found.index(whole)] if whole else ():
+        print(f"warning: {broken} does not hold what was written to it; going on from {whole.name}", file=sys.stderr)
+        broken.unlink()
+    return whole
 
 
 def is_whole(path: Path) -> bool:

@@ -1,0 +1,62 @@
+"""Functions in other processes: one that is to be killed, or several that are connected as torchrun would."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from engine.distributed import World, start_world
+
+PATIENCE = 120  # seconds before a process counts as hanging
+# The server imports once what all processes need; they are forked from it, and not from a test that holds threads. It
+# does not know the folder of the tests before Python 3.12.8.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pretrain.trainer", "timm", "torch.utils.tensorboard", "sklearn.datasets"])
+
+
+def started(work: Callable[..., None], *given: Any) -> BaseProcess:
+    """A process that does `work`, a function of a module."""
+    process = CONTEXT.Process(target=work, args=given)
+    process.start()
+    return process
+
+
+def together(work: Callable[..., Any], *given: Any, size: int = 2) -> list[Any]:
+    """What `work(world, *given)` returns in each of `size` processes; an error as ("error", its text, whose it is)."""
+    port, members = _free_port(), []
+    for rank in range(size):
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        members.append((ours, started(_member, rank, size, port, theirs, work, given)))
+        theirs.close()
+    answers = [answer.recv() if answer.poll(PATIENCE) else ("error", "hangs", None) for answer, _ in members]
+    for _, process in members:
+        process.join(PATIENCE)
+        assert process.exitcode == 0, process.exitcode
+    return answers
+
+
+def _member(
+    rank: int, size: int, port: int, answer: Connection, work: Callable[..., Any], given: tuple[Any, ...]
+) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        with start_world("cpu") as world:
+            found = work(world, *given)
+    except Exception as error:  # of any kind: the test says which it expects
+        found = "error", str(error), getattr(error, "told_by", None)
+    answer.send(found)
+
+
+def alone(work: Callable[[World], Any], *given: Any) -> Any:
+    """What `work` returns in this process."""
+    return work(World(), *given)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]

@@ -1,0 +1,216 @@
+"""The trainer's folder, its signals, and what a user can do wrong: every refusal is one line that says what to do."""
+
+import errno
+import os
+import resource
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from elsewhere import CONTEXT, started
+from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, trainer
+
+from imagesets.sets import open_set
+from pretrain.checkpointing import states
+
+STEPS = EPOCHS * IMAGES // BATCH
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    training = trainer("mae", tmp_path_factory.mktemp("quiet"))
+    assert training.train() == "finished"
+    return training
+
+
+@pytest.fixture
+def saved_twice(tmp_path):
+    """A folder with the states of updates 3 and 4."""
+    first = trainer("mae", tmp_path, monitor=lambda export, clock: first.save() or first.stop() or {}, monitor_every=1)
+    assert first.train() == "stopped"
+    assert [path.name[:14] for path in states(tmp_path / "states")] == ["step-000000004", "step-000000003"]
+    return tmp_path
+
+
+def refusal(name="mae", out=None, **settings) -> str:
+    with pytest.raises(ValueError) as refused:
+        trainer(name, out, **settings).train()
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_schedulers_signal_saves_and_leaves(number, tmp_path):
+    """It goes to the loader processes too, as a scheduler's does."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = started(long_run, tmp_path, theirs)
+    wait_for(tmp_path / "log.jsonl", lambda path: path.exists() and path.read_text().count("\n") > 2)
+    os.killpg(process.pid, number)
+    assert ours.poll(60)
+    ending, step = ours.recv()
+    process.join(60)
+    assert process.exitcode == 0 and ending == "stopped"
+    assert [path.name[:14] for path in states(tmp_path / "states")] == [f"step-{step:09d}"]
+
+
+def long_run(out: Path, answer) -> None:
+    """In a process group of its own."""
+    os.setpgid(0, 0)
+    training = trainer("mae", out, recipe={"epochs": 1000}, workers=2)
+    answer.send((training.train(), training.step))
+
+
+def wait_for(path: Path, ready, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready(path):
+        assert time.monotonic() < end, f"nothing happened to {path}"
+        time.sleep(0.01)
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [shortened, flipped, emptied])
+def test_a_broken_state_is_passed_over(damage, saved_twice, quiet, capsys):
+    newest, _ = states(saved_twice / "states")
+    damage(newest)
+    training = trainer("mae", saved_twice, resume=True)
+    training.load()
+    assert training.step == 3
+    assert f"warning: {newest} does not hold what was written" in capsys.readouterr().err
+    assert training.train() == "finished"
+    assert same(training.state().tensors, quiet.state().tensors)
+    assert newest not in states(saved_twice / "states")
+
+
+def test_all_states_broken(saved_twice):
+    for path in states(saved_twice / "states"):
+        flipped(path)
+    assert "all 2 training states are broken; delete them" in refusal(out=saved_twice, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 1}, "seed is 0, asked for 1"),
+        ({"precision": "bfloat16"}, "precision is float32, asked for bfloat16"),
+        ({"recipe": {"epochs": 3}}, "settings.epochs is 2, asked for 3"),
+        ({"images": open_set("tiny:", "train").limited(IMAGES)}, "data.fingerprint is "),
+        ({"name": "simmim"}, "method is mae, asked for simmim"),
+    ],
+)
+def test_another_training_in_the_folder(change, told, saved_twice):
+    assert told in refusal(out=saved_twice, resume=True, **change)
+
+
+def test_images_that_moved_and_a_new_wording_are_no_other_training(saved_twice):
+    moved = replace(digits(), url="folder:elsewhere")
+    assert trainer("mae", saved_twice, resume=True, images=moved, recipe={"source": "reworded"}).train() == "finished"
+
+
+def test_a_folder_is_not_taken_by_accident(saved_twice, tmp_path_factory):
+    assert "add --resume" in refusal(out=saved_twice)
+    other = tmp_path_factory.mktemp("other")
+    (other / "thesis.tex").touch()
+    assert "holds other files" in refusal(out=other)
+    (saved_twice / "run.json").write_text('{"method"')
+    assert "run.json is broken" in refusal(out=saved_twice, resume=True)
+
+
+def test_what_a_kill_left_beside_its_place_goes(saved_twice):
+    (saved_twice / ".export.x1").mkdir()
+    (saved_twice / ".log.jsonl.x2").touch()
+    trainer("mae", saved_twice, resume=True).train()
+    assert sorted(path.name for path in saved_twice.iterdir()) == [
+        "export", "log.jsonl", "run.json", "start", "states", "tensorboard"
+    ]  # fmt: skip
+
+
+def test_an_export_of_an_earlier_epoch_is_replaced_after_a_kill(saved_twice, quiet):
+    """Killed between the last state and the last export."""
+    training = trainer("mae", saved_twice, resume=True)
+    training.load()
+    training.export()
+    stale = (saved_twice / "export" / "config.json").read_text()
+    training.loop()
+    assert (saved_twice / "export" / "config.json").read_text() == stale
+    assert trainer("mae", saved_twice, resume=True).train() == "finished"
+    assert (saved_twice / "export" / "config.json").read_text() == (quiet.run.out / "export/config.json").read_text()
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """What a full disk is like: no file grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk(saved_twice, quiet):
+    kept = states(saved_twice / "states")
+    with files_of_at_most(100_000):
+        assert "the training state cannot be written" in refusal(out=saved_twice, resume=True)
+    assert states(saved_twice / "states") == kept and len(list((saved_twice / "states").iterdir())) == 2
+    training = trainer("mae", saved_twice, resume=True)
+    assert training.train() == "finished" and same(training.state().tensors, quiet.state().tensors)
+
+
+def test_a_full_disk_at_the_last_export(saved_twice):
+    training = trainer("mae", saved_twice, resume=True)
+    training.load()
+    training.loop()
+    with files_of_at_most(100_000):
+        assert "the export cannot be written" in refusal(out=saved_twice, resume=True)
+    assert trainer("mae", saved_twice, resume=True).train() == "finished"
+
+
+def test_a_full_disk_for_the_log(tmp_path):
+    with files_of_at_most(100), pytest.raises(OSError) as refused:
+        trainer("mae", tmp_path).train()
+    assert refused.value.errno == errno.EFBIG
+
+
+def test_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        trainer("mae", tmp_path / "file" / "run").train()
+
+
+def test_what_cannot_be_cut(tmp_path):
+    assert "lower it with --set batch=24" in refusal(out=tmp_path, recipe={"batch": 25})
+
+
+def test_parts_fit_the_memory(tmp_path, quiet):
+    training = trainer("mae", tmp_path, at_once=3)
+    assert training.cut.parts == 4 and training.cut.part_size == 2
+    assert training.train() == "finished" and training.step == STEPS
+    assert training.updates.losses[-1] == pytest.approx(quiet.updates.losses[-1], rel=1e-5)
+
+
+def test_exports_and_monitor_come_when_they_are_due(tmp_path):
+    seen = []
+
+    def monitor(export, clock):
+        seen.append((clock.epoch, (tmp_path / "export").exists(), export.facts["epochs"]))
+        return {"accuracy": 50.0}
+
+    trainer("mae", tmp_path, export_every=1, monitor_every=1, monitor=monitor).train()
+    assert seen == [(1, True, 1.0), (2, True, 2.0)]
+    assert (tmp_path / "log.jsonl").read_text().count('"accuracy": 50.0') == 2

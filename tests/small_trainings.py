@@ -1,0 +1,69 @@
+"""Pretrainings of a second: every method's smoke recipe on a few digits, in a few updates."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.distributed import World
+from engine.extensions import load_extension
+from imagesets.sets import ImageSet, open_set
+from pretrain.images import Cut, Parts, cut_of
+from pretrain.method import Clock, Method
+from pretrain.recipe import Recipe
+from pretrain.trainer import Run, Trainer, build
+from pretrain.updates import Updates
+
+IMAGES, BATCH, EPOCHS = 24, 8, 2
+LR = 1e-3
+
+
+def small_recipe(name: str, **changes: Any) -> Recipe:
+    """The smoke recipe in six updates, at a rate that shows a difference; without drop path, which is random."""
+    recipe = load_extension("methods", name).RECIPES["smoke"]
+    if "drop_path" in {field.name for field in fields(recipe.settings)}:
+        recipe = replace(recipe, settings=replace(recipe.settings, drop_path=0.0))
+    return replace(recipe, **{"batch": BATCH, "epochs": EPOCHS, "lr": LR, "lr_batch": 0, **changes})
+
+
+def digits(count: int = IMAGES) -> ImageSet:
+    return open_set("digits:", "train").limited(count)
+
+
+def trainer(name: str, out: Path, *, images: ImageSet | None = None, world: World | None = None, **settings: Any):
+    """A trainer of `name`; settings of Run, and those of the recipe under `recipe`."""
+    recipe = small_recipe(name, **settings.pop("recipe", {}))
+    run = Run(out=out, **{"workers": 0, **settings})
+    return Trainer(name, load_extension("methods", name), recipe, images or digits(), run, world or World())
+
+
+def updates(name: str, recipe: Recipe, **settings: Any) -> Updates:
+    """Updates of a fresh method in torch's default precision."""
+    return Updates(build(load_extension("methods", name), recipe, seed=0), recipe, **settings)
+
+
+def cut(parts: int = 1) -> Cut:
+    """All images, a batch in `parts` parts."""
+    return cut_of(IMAGES, BATCH, 1, BATCH // parts, seed=0)
+
+
+def batches(method: Method, cut: Cut, step: int = 0) -> list[Mapping[str, Tensor]]:
+    """The views of one update, in torch's default precision; the same images however many parts there are."""
+    parts = Parts(image_set=digits(), views=method.views(), cut=cut, rank=0, steps=range(step, step + 1))
+    return [{name: as_default(values) for name, values in parts[part].views.items()} for part in range(cut.parts)]
+
+
+def as_default(values: Tensor) -> Tensor:
+    return values.to(torch.get_default_dtype()) if values.is_floating_point() else values
+
+
+def clock(cut: Cut, step: int = 0) -> Clock:
+    return Clock(step=step, steps_per_epoch=cut.steps_per_epoch, epochs=EPOCHS, parts=cut.parts)
+
+
+def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether both hold the same tensors, bit for bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,171 @@
+"""Contract of every pretraining method, parametrised by the extension folder: what the one trainer relies on."""
+
+import json
+import pickle
+from collections import Counter
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from small_trainings import (
+    BATCH,
+    EPOCHS,
+    IMAGES,
+    batches,
+    clock,
+    cut,
+    digits,
+    same,
+    small_recipe,
+    trainer,
+    updates,
+)
+from torch import nn
+
+from checkpoints.export import ViTExport
+from engine.extensions import load_extension, source_files
+from engine.tasks import Workspace
+from pretrain.images import Parts, stream
+from pretrain.method import Method
+from pretrain.schedules import Constant
+
+METHODS = list(source_files("methods"))
+RECIPES = [(name, key) for name in METHODS for key in load_extension("methods", name).RECIPES]
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def quiet(request, tmp_path_factory):
+    """A training that nothing interrupted, of every method."""
+    training = trainer(request.param, tmp_path_factory.mktemp("quiet"))
+    assert training.train() == "finished" and training.step == EPOCHS * IMAGES // BATCH
+    return training
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_file_defines_what_a_method_file_must(name):
+    module = load_extension("methods", name)
+    assert issubclass(module.METHOD, Method) and {"smoke", "32px"} <= set(module.RECIPES)
+
+
+@pytest.mark.parametrize(("name", "key"), RECIPES)
+def test_a_recipe_builds_and_says_where_it_is_from(name, key):
+    """On no device at all, so that a ViT-L costs nothing. `--set` uses bare names, so no name may mean two things."""
+    module = load_extension("methods", name)
+    recipe = module.RECIPES[key]
+    with torch.device("meta"):
+        method = module.METHOD(recipe.spec, recipe.settings)
+    assert method.groups() and len(recipe.source) > 10
+    assert is_dataclass(recipe.settings) and type(recipe.settings).__dataclass_params__.frozen
+    assert json.dumps(recipe.to_json())
+    names = Counter(field.name for part in (recipe, recipe.settings, recipe.spec) for field in fields(part))
+    assert [field for field, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_views_are_the_same_however_many_processes_make_them(name):
+    recipe = small_recipe(name)
+    views = updates(name, recipe).method.views()
+    assert len(pickle.dumps(views)) < 10_000, "views hold the network"
+    found = []
+    for workers in (0, 1, 2):
+        torch.manual_seed(workers)
+        parts = Parts(image_set=digits(), views=views, cut=cut(), rank=0, steps=range(2, 5))
+        found.append([part.views for part in stream(parts, workers, "cpu", skip_bad=False)])
+    for others in found[1:]:
+        assert all(same(first, second) for first, second in zip(found[0], others, strict=True))
+    assert not same(found[0][0], found[0][1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name, double):
+    """In float64, so that no method names a precision; nothing is drawn, so that processes do not matter."""
+    method = updates(name, small_recipe(name)).method
+    (views,) = batches(method, cut())
+    before = torch.random.get_rng_state()
+    loss, logs = method(views, clock(cut()))
+    assert torch.equal(torch.random.get_rng_state(), before), "forward draws random numbers"
+    assert loss.ndim == 0 and loss.dtype == torch.float64 and loss.isfinite()
+    assert all(torch.as_tensor(value).numel() == 1 for value in logs.values())
+    assert not any(torch.is_tensor(value) and value.requires_grad for value in logs.values())
+    assert not {"loss", "grad_norm", "step", "updates"} & set(logs)
+    loss.backward()
+    for where, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, where
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_trainable_parameter_is_optimised_once(name):
+    method = updates(name, small_recipe(name)).method
+    optimised = Counter(id(p) for group in method.groups() for p in group.parameters.values())
+    assert optimised == Counter({id(p): 1 for p in method.parameters() if p.requires_grad})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_parts_of_a_batch_add_up_to_it(name, double):
+    """As many updates; and the same numbers, where an image's loss does not depend on the others beside it."""
+    recipe, ends = small_recipe(name), []
+    for parts in (1, 2):
+        training = updates(name, recipe)
+        for step in range(3):
+            training.run(batches(training.method, cut(parts), step), clock(cut(parts), step))
+        ends.append(training.method.state_dict())
+        assert all(entry["step"] == 3 for entry in training.optimizer.state_dict()["state"].values())
+    norms = [module for module in training.method.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert training.method.batch_statistics or not norms, "batch norms are statistics of a batch"
+    if not training.method.batch_statistics:
+        for where, whole in ends[0].items():
+            assert torch.allclose(ends[1][where].double(), whole.double(), rtol=1e-6, atol=1e-9), where
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_updates_lower_the_loss_of_their_batch(name):
+    """By small steps, and as long as what is to be predicted stays: a teacher and its centre move after the update."""
+    training = updates(name, small_recipe(name, lr=1e-4, schedule=Constant()))
+    training.method.after_update = lambda clock: None
+    views = batches(training.method, cut())
+    losses = [training.run(views, clock(cut(), step))["loss"] for step in range(4)]
+    assert losses[-1] < losses[0], losses
+
+
+def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
+    """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
+    first = trainer(quiet.name, tmp_path, monitor=lambda export, clock: first.stop() or {}, monitor_every=1)
+    assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
+    torch.manual_seed(1)
+    second = trainer(quiet.name, tmp_path, resume=True)
+    assert second.train() == "finished"
+    assert same(quiet.state().tensors, second.state().tensors)
+    assert quiet.state().facts == second.state().facts
+    assert {name: export.digest for name, export in quiet.exports().items()} == {
+        name: export.digest for name, export in second.exports().items()
+    }
+
+
+def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
+    knn = load_extension("probes", "knn")
+    task = knn.PROTOCOLS[knn.SUITES["smoke"][0]].task
+    folders = [folder for folder in quiet.run.out.iterdir() if folder.name.startswith("export")]
+    assert {folder.name for folder in folders} == set(quiet.exports())
+    for folder in folders:
+        export = ViTExport.load(folder)
+        assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name
+        outcome = task.run(export, Workspace(cache=tmp_path, data="digits:", limit=100))
+        assert all(0 <= value <= 100 for value in outcome.metrics.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bfloat16_gives_nearly_the_same_loss(name):
+    recipe = small_recipe(name)
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        training = updates(name, recipe, precision=precision)
+        losses.append(training.run(batches(training.method, cut()), clock(cut()))["loss"])
+        assert all(parameter.dtype == torch.float32 for parameter in training.method.parameters())
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
