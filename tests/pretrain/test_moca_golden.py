@@ -1,7 +1,7 @@
 """MOCA against recorded steps of its official code (valeoai/MOCA), in float64.
 
-The recording is float32. Its README measures 1e-6 of the largest value for an independent implementation, 3e-5 for
-parameters after several optimiser steps, and asks for 1e-4 in gradients.
+The recording is float32. Its README measures 1e-6 for an independent implementation and allows more for gradients and
+for weights after several steps, which ours does not need: all differences are below 1e-6.
 """
 
 from dataclasses import replace
@@ -36,7 +36,8 @@ ONE = Clock(step=0, steps_per_epoch=1, epochs=1)
 TEACHER, _ = recording("moca/teacher_common.safetensors")
 TINY_SIZES = {name: getattr(settings(CASES["cases"]["cond_1mask"]["config"]), name)
               for name in ("words", "new_words", "early_layers", "decoder_width", "decoder_heads")}  # fmt: skip
-LIMITS = {torch.float64: 1e-6, torch.float32: 1e-5}
+LIMIT = 1e-6
+LIMITS = {torch.float64: LIMIT, torch.float32: 5 * LIMIT}
 
 
 def case_views(data, dtype=torch.float64):
@@ -73,9 +74,9 @@ def check_gradients(ours, case, gradients, limit):
     assert set(found) == {our_name(name) for name in case["grad_norms"]}
     for name, norm in case["grad_norms"].items():
         if norm > 1e-5:
-            close(found[our_name(name)].norm(), norm, 10 * limit, f"gradient norm of {name}")
+            close(found[our_name(name)].norm(), norm, limit, f"gradient norm of {name}")
     for name, gradient in gradients.items():
-        close(found[our_name(name)], gradient, 10 * limit, f"gradient of {name}")
+        close(found[our_name(name)], gradient, limit, f"gradient of {name}")
 
 
 def check_state(ours, data, limit):
@@ -117,7 +118,6 @@ def check_rounds(ours, data, views, words, limit):
 def test_teacher_targets():
     """After the teacher's move: features, assignments and their means over the inner patches."""
     ours = method(settings(CASES["cases"]["cond_1mask"]["config"]))
-    close(ours.codebook.words.norm(dim=1), torch.ones(len(ours.codebook.words)), 1e-6)
     data, _ = recording("moca/case_cond_1mask.safetensors")
     ours(case_views(data), ONE)
     pictures = torch.cat(list(images(0).values()))
@@ -126,9 +126,9 @@ def test_teacher_targets():
     assignments = fresh.codebook.assign(tokens)
     for view in (0, 1):
         recorded = under(TEACHER, f"teacher.view{view + 1}.")
-        close(tokens[view], recorded["features"][:, 1:], 1e-6, "features")
-        close(assignments.shares[view], recorded["codes"], 2e-6, "codes")
-        close(fresh.codebook.pooled(assignments.shares)[view], recorded["bow"], 2e-6, "bow")
+        close(tokens[view], recorded["features"][:, 1:], LIMIT, "features")
+        close(assignments.shares[view], recorded["codes"], LIMIT, "codes")
+        close(fresh.codebook.pooled(assignments.shares)[view], recorded["bow"], LIMIT, "bow")
 
 
 def follow(name, clocks, parts):
@@ -146,37 +146,43 @@ def follow(name, clocks, parts):
         logs = updates.run(batches, clock)
         steps = run["steps"][update * parts : (update + 1) * parts]
         for kind, key in (("loss", "total"), ("loss_img", "img"), ("loss_loc", "loc")):
-            close(logs[kind], sum(step[f"loss_{key}"] for step in steps) / parts, 1e-5, f"{kind} {update}")
-        close(logs["grad_norm"], run["grad_norm_before_clip"][update], 1e-5, f"gradient norm {update}")
+            close(logs[kind], sum(step[f"loss_{key}"] for step in steps) / parts, LIMIT, f"{kind} {update}")
+        close(logs["grad_norm"], run["grad_norm_before_clip"][update], LIMIT, f"gradient norm {update}")
         check_step(updates, steps[-1], clock)
     return run, data, updates.method
 
 
 def check_step(updates, step, clock):
     book, groups = updates.method.codebook, updates.optimizer.param_groups
-    close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), 1e-6, "lr")
-    close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), 1e-6, "weight decay")
+    close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), LIMIT, "lr")
+    close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), LIMIT, "weight decay")
     close(updates.method.alpha(clock), step["momentum"], 1e-12, "momentum")
-    close(book.mu, step["dist_norm_after"], 1e-6, "mu")
-    close(book.mu_of_update, step["dist_norm_prev_after"], 1e-6, "mu of the update")
+    close(book.mu, step["dist_norm_after"], LIMIT, "mu")
+    close(book.mu_of_update, step["dist_norm_prev_after"], LIMIT, "mu of the update")
     assert book.oldest.item() == step["ptr_after"]
     stat = torch.stack([book.words.sum(), book.words.abs().sum(), book.words.norm()])
-    close(stat, torch.tensor(step["codebook_stat_after"], dtype=torch.float64), 1e-6, "codebook")
+    close(stat, torch.tensor(step["codebook_stat_after"], dtype=torch.float64), LIMIT, "codebook")
     for name, recorded in step.get("teacher_stat_after_ema", {}).items():
         weight = updates.method.state_dict()[f"teacher.trunk.{name}"]
         stat = torch.stack([weight.sum(), weight.abs().sum(), weight.norm()])
-        close(stat, torch.tensor(recorded, dtype=torch.float64), 1e-5, f"teacher's {name}")
+        close(stat, torch.tensor(recorded, dtype=torch.float64), LIMIT, f"teacher's {name}")
 
 
 def check_end(ours, run, data):
     state = ours.state_dict()
     for name, tensor in under(data, "final.").items():
         official = f"bow_extractor.bow_extractor.0.{name.removeprefix('codebook.')}" if "codebook" in name else name
-        close(state[our_name(official)], tensor, 3e-5, name)
+        close(without_keys(state[our_name(official)], name), without_keys(tensor, name), LIMIT, name)
     for name, (_, absolutes, norm) in run["final_param_stat_sum_abssum_l2"].items():
         if (ours_name := our_name(name)) and not name.endswith("attn.qkv.bias"):
             stat = torch.stack([state[ours_name].double().abs().sum(), state[ours_name].double().norm()])
-            close(stat, torch.tensor([absolutes, norm], dtype=torch.float64), 3e-5, name)
+            close(stat, torch.tensor([absolutes, norm], dtype=torch.float64), LIMIT, name)
+
+
+def without_keys(bias, name):
+    """The keys' gradient is zero: what Adam makes of it is rounding noise."""
+    width = len(bias) // 3
+    return torch.cat([bias[:width], bias[2 * width :]]) if name.endswith("attn.qkv.bias") else bias
 
 
 def test_recorded_trajectory():
@@ -204,13 +210,13 @@ def member(world: World, folder: Path) -> None:
         views = {**images(number), "noise": noise(data["draw.mask_noise"][step]), "choices": choices(*drawn)}
         clock = Clock(step=step, steps_per_epoch=2, epochs=4)
         logs = updates.run([views], clock)
-        close(logs["loss"], sum(steps[step]["loss_total"] for steps in both) / 2, 1e-5, f"loss {step}")
-        close(logs["loss_loc"], run["steps"][step]["loss_loc"], 1e-5, f"loss_loc {step}")
-        close(logs["grad_norm"], run["grad_norm_before_clip"][step], 1e-5, f"gradient norm {step}")
+        close(logs["loss"], sum(steps[step]["loss_total"] for steps in both) / 2, LIMIT, f"loss {step}")
+        close(logs["loss_loc"], run["steps"][step]["loss_loc"], LIMIT, f"loss_loc {step}")
+        close(logs["grad_norm"], run["grad_norm_before_clip"][step], LIMIT, f"gradient norm {step}")
         check_step(updates, run["steps"][step], clock)
-        close(updates.method.codebook.words, data[f"codebook_after_step.{step}"], 1e-6, f"words {step}")
+        close(updates.method.codebook.words, data[f"codebook_after_step.{step}"], LIMIT, f"words {step}")
     for name, tensor in under(data, "final.").items():
-        close(updates.method.state_dict()[our_name(name)], tensor, 3e-5, name)
+        close(updates.method.state_dict()[our_name(name)], tensor, LIMIT, name)
 
 
 def test_recorded_pair_of_processes(tmp_path):
