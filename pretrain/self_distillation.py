@@ -26,10 +26,10 @@ GLOBAL_CROPS = 2
 POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
 # Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
 SMALL = dict(
-    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, blur=(0.0, 0.0, 0.0),
-    solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
+    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, global_scale=(0.2, 1.0),
+    blur=(0.0, 0.0, 0.0), solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
 )  # fmt: skip
-SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_crops=2, local_size=8)
+SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,9 @@ class DistillationSettings:
         if len(self.blur) != GLOBAL_CROPS + 1 or len(self.solarise) != GLOBAL_CROPS:
             raise ValueError(f"blur={self.blur}, solarise={self.solarise}: three chances and two")
         for name in ("global_scale", "local_scale"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: two shares of the area, the smaller first, up to 1")
+            scale = getattr(self, name)
+            if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+                raise ValueError(f"{name}={scale}: two shares of the area above 0, the smaller first, up to 1")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path={self.drop_path}: must be 0 or more, and less than 1")
 

@@ -5,7 +5,7 @@ K prototypes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,11 +16,6 @@ from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
 from pretrain.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
 from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(DistillationSettings):
-    """Nothing that the methods built on DINO do not have too."""
 
 
 class Dino(SelfDistillation):
@@ -39,7 +34,7 @@ METHOD = Dino
 _VIT_S = Recipe(
     source="Caron et al. 2021; dino README.md (vanilla run, 8 x 64 images), main_dino.py:42-130",
     spec=replace(VIT_S, **POSITIONS),
-    settings=Settings(),
+    settings=DistillationSettings(),
     epochs=100,
     batch=512,
     lr=5e-4,
@@ -54,26 +49,26 @@ RECIPES = {
     "vit_s_300": replace(
         _VIT_S,
         source="dino README.md, 'Boosting DINO performance' (16 x 64 images)",
-        settings=Settings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
+        settings=DistillationSettings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
         epochs=300,
         batch=1024,
     ),
     "32px": replace(
         _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches without local crops, for two cores",
+        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
         spec=replace(VIT_32PX, **POSITIONS),
-        settings=Settings(**SMALL),
-        epochs=4,
-        batch=128,
+        settings=DistillationSettings(**SMALL),
+        epochs=1,
+        batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-6),
+        schedule=TableCosine(warmup=0.1, floor=1e-6),
     ),
     "smoke": replace(
         _VIT_S,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=Settings(**SMOKE),
+        settings=DistillationSettings(**SMOKE),
         epochs=2,
         batch=64,
         lr=1e-3,

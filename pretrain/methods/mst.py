@@ -108,11 +108,11 @@ class Mst(SelfDistillation):
         return MstViews(super().views(), self.spec.grid[0] * self.spec.grid[1])
 
     def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
-        crops, noise = views["global"], views["noise"].flatten(0, 1)
+        crops, draws = views["global"], views["noise"].flatten(0, 1)
         with torch.no_grad():
             targets, attention = self.teach(crops, clock)
-            hidden = self.choose(attention, noise)
-        tokens = self.see(crops, hidden, noise)
+            hidden = self.choose(attention, draws)
+        tokens = self.see(crops, hidden, draws)
         logs, loss = {}, 0.0
         if self.settings.inst_weight:
             instance = self.discriminate(tokens[:, :1].view(*crops.shape[:2], -1), views.get("local"), targets)
@@ -135,30 +135,30 @@ class Mst(SelfDistillation):
                 attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
         return targets, attention
 
-    def choose(self, attention: Tensor | None, noise: Tensor) -> Tensor:
-        """Attention (B G, L), noise (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
-        chosen = noise[:, 0, :1] if self.settings.per == "image" else noise[:, 0]
-        chosen = (chosen < self.settings.mask_chance).expand(-1, noise.shape[-1])
+    def choose(self, attention: Tensor | None, draws: Tensor) -> Tensor:
+        """Attention (B G, L), draws (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
+        chosen = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
+        chosen = (chosen < self.settings.mask_chance).expand(-1, draws.shape[-1])
         if self.settings.select == "none":
             return torch.zeros_like(chosen)
         if attention is None:
             return chosen
-        return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, noise.shape[-1])
+        return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, draws.shape[-1])
 
-    def see(self, crops: Tensor, hidden: Tensor, noise: Tensor) -> Tensor:
+    def see(self, crops: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
         """The student's normalised tokens (B G, 1+L, D) of global crops with hidden patches: they are replaced after
         the linear projection (section 11), before positions are added (inferred)."""
         vit = self.student.vit
-        patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, noise)
+        patches = self.replaced(vit.project(crops.flatten(0, 1)), hidden, draws)
         return vit.encode(vit.place(patches, self.spec.grid))[0]
 
-    def replaced(self, patches: Tensor, hidden: Tensor, noise: Tensor) -> Tensor:
-        """Patches (B G, L, D) with those that are hidden (B G, L) replaced; noise (B G, 3, L)."""
+    def replaced(self, patches: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
+        """Patches (B G, L, D) with those that are hidden (B G, L) replaced; draws (B G, 3, L)."""
         if self.settings.select == "none":
             return patches
         instead = self.mask_token.to(patches.dtype)
         if self.settings.replace == "bert":
-            kind, place = noise[:, 1:2].mT, (noise[:, 2] * noise.shape[-1]).long()
+            kind, place = draws[:, 1:2].mT, (draws[:, 2] * draws.shape[-1]).long()
             # BERT's other token is any word of its vocabulary; here it is another patch of the image (inferred).
             rest = torch.where(kind < BERT_MASK + BERT_OTHER, take(patches, place), patches)
             instead = torch.where(kind < BERT_MASK, instead, rest)
@@ -210,17 +210,18 @@ def image_decoder(spec: ViTSpec, settings: Settings) -> nn.Module:
 @contextmanager
 def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
     """Batch norms inside do not move their running statistics (section 3); they normalise by "batch" or "running"."""
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-    momenta = [module.momentum for module in norms]
-    for module in norms:
+    before = [
+        (module, module.momentum, module.training) for module in network.modules() if isinstance(module, _BatchNorm)
+    ]
+    for module, _, training in before:
         module.momentum = 0.0  # of the new value
-        module.train(norm == "batch")
+        module.train(training and norm == "batch")
     try:
         yield
     finally:
-        for module, momentum in zip(norms, momenta, strict=True):
+        for module, momentum, training in before:
             module.momentum = momentum
-            module.train()
+            module.train(training)
 
 
 @dataclass(frozen=True)
@@ -270,14 +271,14 @@ RECIPES = {
     "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),
     "32px": replace(
         _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches without local crops, for two cores",
+        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
         spec=replace(VIT_32PX, **POSITIONS),
         settings=Settings(**SMALL, decoder_width=64),
-        epochs=4,
-        batch=128,
+        epochs=1,
+        batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-6),
+        schedule=TableCosine(warmup=0.1, floor=1e-6),
     ),
     "smoke": replace(
         _VIT_S,

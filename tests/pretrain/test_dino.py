@@ -15,7 +15,8 @@ from engine.distributed import World
 from engine.seeding import AUGMENT, seeded
 from pretrain.losses import cross_views
 from pretrain.method import Clock
-from pretrain.methods.dino import METHOD, RECIPES, Settings
+from pretrain.methods.dino import METHOD, RECIPES
+from pretrain.self_distillation import DistillationSettings as Settings
 from pretrain.updates import Updates
 
 IMAGES = 4

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pretrain.centering import Temperature
 from pretrain.method import Clock
-from pretrain.methods.dino import METHOD, Settings
+from pretrain.methods.dino import METHOD
 from pretrain.prototype_head import PrototypeHead
 from pretrain.schedules import CosineTo, TableCosine, cosine
+from pretrain.self_distillation import DistillationSettings as Settings
 
 FLOAT32 = 5e-5
 
