@@ -33,16 +33,15 @@ Sharing = Literal["none", "shared", "independent"]
 # the first; the code has no other, and what the paper leaves open of them is inferred: the class token of the second
 # has no position, the third takes its norm after the mean.
 CLASS_ATTENTION = dict(class_token=False, class_position=False, class_attention=2, final_norm="class", **SINCOS)
-CLASS_TOKEN = dict(class_token=True, class_position=False, class_attention=0, final_norm="all", **SINCOS)
-AVERAGE = dict(
-    class_token=False, class_position=False, class_attention=0, final_norm="pooled", pool="avg", **SINCOS
-)  # fmt: skip
+CLASS_TOKEN = CLASS_ATTENTION | dict(class_attention=0, class_token=True, final_norm="all")
+AVERAGE = CLASS_ATTENTION | dict(class_attention=0, final_norm="pooled", pool="avg")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """mask_ratio: share of patches that a mask hides (table 1). masks: of each image (tables 2, 3), disjoint unless
-    drawn with `replacement`. loss, temperature: table 6; the latter is InfoNCE's.
+    drawn with `replacement`. loss: table 6. temperature: InfoNCE's, whose negatives are the other images of a forward
+    pass, so that accumulation has fewer.
 
     crop (with flip), colour: of both branches alike or drawn for each, table 4. Its rows: none and one of them "shared"
     are 1 augmentation, "independent" is 2. crop_scale: area of the random crop. projector_*: hidden and last width of
@@ -278,10 +277,11 @@ RECIPES = {
     "vit_s_average": replace(_VIT_S, spec=replace(VIT_S, **AVERAGE), **_FIGURE_5),
     "32px": replace(
         _VIT_B,
-        source="ours: the ViT-B recipe with 2 masks on 8 x 8 patches, for two cores",
+        source="ours: 8 x 8 patches, 2 masks, for two cores; InfoNCE, as BYOL's targets collapse in few updates",
         spec=replace(VIT_32PX, **CLASS_ATTENTION),
         settings=Settings(
             masks=2,
+            loss="infonce",
             crop_scale=(0.4, 1.0),
             projector_hidden=512,
             projector_width=128,
