@@ -1,7 +1,7 @@
 """Run as a program: extract the digits' training features into a folder, slowly enough to be killed on the way.
 
 extraction_program.py FOLDER         once; prints the images that went through the backbone
-extraction_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment
+extraction_program.py FOLDER KILLS   start it KILLS times and kill each run at a random moment after it kept something
 """
 
 import os
@@ -37,12 +37,19 @@ def prepared(folder: Path) -> tuple:
     return export_of_size(16), images, KINDS, workspace(folder, "digits:"), SlowTransform(size=16)
 
 
-def killed_once(arguments: tuple, seconds: float) -> None:
-    child = os.fork()
+def kept(folder: Path) -> int:
+    """Bytes of all journals."""
+    return sum(path.stat().st_size for path in folder.rglob("*.journal"))
+
+
+def killed_once(arguments: tuple, folder: Path) -> None:
+    before, child = kept(folder), os.fork()
     if not child:
         extract(*arguments)
         os._exit(0)
-    time.sleep(seconds)
+    while kept(folder) == before:
+        time.sleep(0.001)
+    time.sleep(random.uniform(0.0, 0.1))  # a whole run takes more than half a second
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -52,6 +59,6 @@ if __name__ == "__main__":
     arguments = prepared(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         for _ in range(int(sys.argv[2])):
-            killed_once(arguments, random.uniform(0.05, 0.25))  # a whole run takes more than a second
+            killed_once(arguments, Path(sys.argv[1]))
     else:
         sys.stdout.write(f"{extract(*arguments).forwards}\n")

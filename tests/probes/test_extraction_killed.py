@@ -39,7 +39,7 @@ def quiet(tmp_path_factory):
 
 
 def test_killed_at_random_moments_and_continued(tmp_path, quiet):
-    end(start(tmp_path, 4))
+    end(start(tmp_path, 3))
     (journal,) = tmp_path.rglob(f"{KINDS[0].name}.journal")
     done = len({json.loads(line)["batch"] for line in journal.read_text().splitlines()})
     assert done, "every run was killed before it had done anything: the test shows nothing"
