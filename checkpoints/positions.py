@@ -79,7 +79,7 @@ def sincos_positions(
         angle = np.outer(axis.reshape(-1), omega)
         halves += [np.sin(angle), np.cos(angle)]
     table = np.concatenate([np.zeros((prefix, width)), np.concatenate(halves, axis=1)])
-    return torch.from_numpy(table[None]).to(dtype)
+    return torch.from_numpy(table)[None].to(dtype)  # NumPy would give the new axis a stride of 0, which DDP cannot copy
 
 
 def resize_relative(table: Tensor, source: tuple[int, int], target: tuple[int, int]) -> Tensor:
