@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "timm", "faiss", "sklearn", "scipy", "numpy", "PIL", "torchvision", "matplotlib", "mmcv")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", "importers"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["list", "importers"], ["run", "--help"], ["pretrain", "--help"], ["--version"]]
+)
 def test_the_start_imports_nothing_heavy(words):
     code = f"import sys; from bench.__main__ import main; sys.exit(main({words!r}) or print(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
@@ -27,7 +29,17 @@ def test_help_names_every_command(bench):
     assert code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in out
-    assert {"run", "list", "import", "inspect", "verify", "leaderboard", "data", "doctor"} <= COMMANDS.keys()
+    assert {
+        "run",
+        "pretrain",
+        "list",
+        "import",
+        "inspect",
+        "verify",
+        "leaderboard",
+        "data",
+        "doctor",
+    } <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -46,6 +58,8 @@ WRONG = [
     (["run", "--chec", "x"], "no option --chec; did you mean --checkpoint?"),
     (["run", "--chekpoint=x"], "no option --chekpoint; did you mean --checkpoint? (see bench run --help)"),
     (["run", "--checkpoint", "x", "--rerum"], "no option --rerum; did you mean --rerun?"),
+    (["list", "tasks", "--recipes"], "tasks have no recipes; use: bench list methods --recipes"),
+    (["list", "--recipes", "--protocols"], "--protocols are of tasks, --recipes of methods: give one of them"),
     (["list", "methods", "--protocols"], "methods have no protocols; use: bench list tasks --protocols"),
     (["verify", "/nowhere"], "/nowhere is not an export folder; make one with: bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere'"),
@@ -151,6 +165,14 @@ def test_list_protocols_shows_version_source_and_suites(bench, toys):
     assert "toy@two " in out and "version 2  suites: all_toys" in out
     assert "another paper" in out
     assert "task 'broken' is left out, it cannot be imported: No module named 'no_such_library'" in err
+
+
+def test_list_recipes_shows_cost_and_source(bench):
+    code, out, err = bench("list", "methods", "--recipes")
+    assert (code, err) == (0, "")
+    assert "mae  MAE (He et al. 2022): " in out
+    assert "vit_b       ViT-B/16 at 224 px, 800 epochs, batch 4096, peak learning rate 0.0024\n" in out
+    assert "He et al. 2022, table 8; " in out
 
 
 def test_memory_is_kept_unless_told_otherwise(bench, monkeypatch):
