@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from engine.distributed import World, start_world
+from engine.distributed import start_world
 
 PATIENCE = 120  # seconds before a process counts as hanging
 # The server imports once what all processes need; they are forked from it, and not from a test that holds threads. It
@@ -31,7 +32,7 @@ def together(work: Callable[..., Any], *given: Any, size: int = 2) -> list[Any]:
         ours, theirs = CONTEXT.Pipe(duplex=False)
         members.append((ours, started(_member, rank, size, port, theirs, work, given)))
         theirs.close()
-    answers = [answer.recv() if answer.poll(PATIENCE) else ("error", "hangs", None) for answer, _ in members]
+    answers = [_answer(ours) for ours, _ in members]
     for _, process in members:
         process.join(PATIENCE)
         assert process.exitcode == 0, process.exitcode
@@ -48,12 +49,11 @@ def _member(
             found = work(world, *given)
     except Exception as error:  # of any kind: the test says which it expects
         found = "error", str(error), getattr(error, "told_by", None)
-    answer.send(found)
+    answer.send_bytes(pickle.dumps(found))  # `send` would leave tensors with this process, which ends now
 
 
-def alone(work: Callable[[World], Any], *given: Any) -> Any:
-    """What `work` returns in this process."""
-    return work(World(), *given)
+def _answer(ours: Connection) -> Any:
+    return pickle.loads(ours.recv_bytes()) if ours.poll(PATIENCE) else ("error", "hangs", None)
 
 
 def _free_port() -> int:

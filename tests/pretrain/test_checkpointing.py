@@ -1,0 +1,77 @@
+"""State files: exact, whole, few, and honest about what is broken."""
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from pretrain import checkpointing
+from pretrain.checkpointing import KEPT, WRITING, State, load_state, newest_whole, save_state, states
+
+STATE = State(
+    tensors={
+        "a.weight": torch.randn(3, 4).t(),  # not contiguous
+        "a.count": torch.tensor(7),
+        "b.half": torch.randn(5).bfloat16(),
+        "b.flag": torch.tensor([True, False]),
+    },
+    facts={"step": 3, "norm": float("inf"), "losses": [0.1, 1 / 3], "unreadable": {"5": "no image"}},
+)
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    found = load_state(save_state(tmp_path, 3, STATE))
+    assert found.facts == STATE.facts and found.tensors.keys() == STATE.tensors.keys()
+    for name, tensor in STATE.tensors.items():
+        assert torch.equal(found.tensors[name], tensor) and found.tensors[name].dtype == tensor.dtype
+    assert found.under("a.").keys() == {"weight", "count"}
+
+
+def test_the_newest_are_kept(tmp_path):
+    paths = [save_state(tmp_path, step, STATE) for step in (9, 10, 100)]
+    assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT
+    assert newest_whole(tmp_path) == paths[-1]
+
+
+def test_there_is_none_at_first(tmp_path):
+    assert newest_whole(tmp_path / "nowhere") is None
+
+
+def test_every_flipped_bit_shows(tmp_path):
+    path = save_state(tmp_path, 1, STATE)
+    content = path.read_bytes()
+    for place in range(0, len(content), 37):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match="all 1 training states are broken"):
+            newest_whole(tmp_path)
+    path.write_bytes(content)
+    assert newest_whole(tmp_path) == path
+
+
+def test_a_broken_one_goes_and_the_one_before_it_stays(tmp_path, capsys):
+    before, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
+    newest.write_bytes(b"")
+    assert newest_whole(tmp_path) == before and states(tmp_path) == [before]
+    assert capsys.readouterr().err.count("\n") == 1
+    save_state(tmp_path, 2, STATE)
+    assert before in states(tmp_path)
+
+
+def test_what_a_kill_tore_goes(tmp_path):
+    torn = tmp_path / f"{WRITING}abc"
+    torn.write_bytes(b"half of a state")
+    assert newest_whole(tmp_path) is None
+    save_state(tmp_path, 1, STATE)
+    assert not torn.exists()
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space")])
+def test_a_write_that_fails_leaves_nothing(error, tmp_path, monkeypatch):
+    kept = save_state(tmp_path, 1, STATE)
+
+    def fail(tensors, path, metadata):
+        raise error
+
+    monkeypatch.setattr(checkpointing, "save_file", fail)
+    with pytest.raises((ValueError, OSError), match="No space"):
+        save_state(tmp_path, 2, STATE)
+    assert list(tmp_path.iterdir()) == [kept]

@@ -1,0 +1,160 @@
+"""What a training sees: every image once an epoch, the same for any number of processes, parts and loaders."""
+
+import os
+import signal
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from checkpoints.spec import Preparation
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet, open_set
+from pretrain.images import Cut, Parts, cut_of, default_workers, stream
+from pretrain.views import Colours, crop, view
+
+SIZE = 32
+
+
+class OneView:
+    """A crop with colours. error: raised instead. made: grows by a byte with every view."""
+
+    def __init__(self, error: Exception | None = None, made: Path | None = None) -> None:
+        self.view = view([*crop(SIZE, (0.2, 1.0)), *Colours(blur=0.5).transforms()], Preparation())
+        self.error, self.made = error, made
+
+    def __call__(self, image: Image.Image) -> dict[str, torch.Tensor]:
+        if self.error:
+            raise self.error
+        if self.made:
+            with open(self.made, "ab") as file:
+                file.write(b".")
+        return {"image": self.view(image), "loader": torch.tensor(os.getpid())}
+
+
+def parts_of(images: ImageSet, steps: range, cut: Cut, **view: Any) -> Parts:
+    return Parts(image_set=images, views=OneView(**view), cut=cut, rank=0, steps=steps)
+
+
+def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
+    """A set of these images, in this order."""
+    for split in ("train", "val"):
+        (folder / split / "class").mkdir(parents=True)
+        for number, image in enumerate(images):
+            path = folder / split / "class" / f"{number:02}.png"
+            if isinstance(image, bytes):
+                path.write_bytes(image)
+            else:
+                image.save(path, "TIFF" if image.mode == "CMYK" else "PNG")
+    return open_set(f"folder:{folder}", "train")
+
+
+def test_an_epoch_shows_every_image_once_in_another_order():
+    cut = Cut(count=50, batch=16, world=2, parts=2, seed=0)
+    assert (cut.steps_per_epoch, cut.part_size) == (3, 4)
+    epochs = [
+        [cut.places(step, rank, part) for step in steps for rank in range(2) for part in range(2)]
+        for steps in (range(3), range(3, 6))
+    ]
+    first, second = (np.concatenate(epoch) for epoch in epochs)
+    assert len(set(first)) == len(set(second)) == 48 and (first != second).any()
+
+
+@pytest.mark.parametrize(("world", "most"), [(1, 2), (2, None), (2, 3), (4, 1)])
+def test_a_batch_is_the_same_however_it_is_cut(world, most):
+    whole = cut_of(50, 16, 1, None, seed=3)
+    cut = cut_of(50, 16, world, most, seed=3)
+    for step in (0, 4):
+        found = [cut.places(step, rank, part) for rank in range(world) for part in range(cut.parts)]
+        assert list(chain(*found)) == whole.places(step, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "told"),
+    [(51, 1, "more than the 50 images of the set"), (10, 4, "use --set batch=8"), (2, 4, "use --set batch=4")],
+)
+def test_what_cannot_be_cut(batch, world, told):
+    with pytest.raises(ValueError, match=told):
+        cut_of(50, batch, world, None, seed=0)
+
+
+def test_loaders_work_ahead_and_in_order(tmp_path):
+    """Two loaders: while one batch is trained on, each makes two of the next."""
+    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
+    loading = stream(parts_of(images, range(12), cut, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    found, end = [next(loading)], time.monotonic() + 60
+    while (tmp_path / "made").stat().st_size < (1 + 2 * 2) * 16:
+        assert time.monotonic() < end, "the loaders wait to be asked"
+        time.sleep(0.01)
+    found += [next(loading) for _ in range(3)]
+    loading.close()
+    loaders = [part.views.pop("loader")[0].item() for part in found]
+    assert loaders[0] == loaders[2] != loaders[1] == loaders[3] and os.getpid() not in loaders
+    alone = parts_of(images, range(12), cut)
+    for number, part in enumerate(found):
+        assert torch.equal(part.views["image"], alone[number].views["image"])
+
+
+def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
+    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
+    loading = stream(parts_of(images, range(40), cut), 1, "cpu", skip_bad=False)
+    loader = next(loading).views["loader"][0].item()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        os.kill(loader, number)
+    assert all(next(loading).views["loader"][0].item() == loader for _ in range(5))
+    loading.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(loader, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named(workers, tmp_path):
+    images = saved(tmp_path, *[Image.new("RGB", (8, 8))] * 3, b"no image")
+    with pytest.raises(UnreadableImage, match=r"03[.]png: cannot be read as an image"):
+        list(stream(parts_of(images, range(1), cut_of(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False))
+
+
+def test_an_unreadable_image_may_be_skipped(tmp_path):
+    """The next one that can be read stands in, with the views of the place that it takes."""
+    colours = [Image.new("RGB", (8, 8), (60 * number, 0, 0)) for number in range(3)]
+    images = saved(tmp_path, colours[0], b"", b"no image", colours[2])
+    cut = cut_of(4, 4, 1, None, 0)
+    (part,) = stream(parts_of(images, range(1), cut), 0, "cpu", skip_bad=True)
+    assert part.unreadable == {1: "empty file, 0 bytes", 2: "not an image that Pillow knows"}
+    assert part.views["image"].shape == (4, 3, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_image_can_be_read(workers, tmp_path):
+    images = saved(tmp_path, b"", b"")
+    with pytest.raises(ValueError, match="none of the 2 images can be read") as refused:
+        list(stream(parts_of(images, range(1), cut_of(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("what is wrong"), OSError(24, "Too many open files")])
+def test_an_error_in_a_loader_arrives_as_it_was_raised(error):
+    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
+    with pytest.raises(type(error)) as raised:
+        list(stream(parts_of(images, range(1), cut, error=error), 1, "cpu", skip_bad=False))
+    assert str(raised.value) == str(error)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "CMYK", "P", "1", "I;16"])
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (1, 400), (400, 1), (100, 60)])
+def test_any_mode_and_any_size(mode, size, tmp_path):
+    images = saved(tmp_path, Image.new(mode, size))
+    (part,) = stream(parts_of(images, range(1), cut_of(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
+    assert part.views["image"].shape == (1, 3, SIZE, SIZE) and part.views["image"].isfinite().all()
+
+
+def test_loaders_are_as_many_as_a_processs_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert default_workers("cpu") == 1 and default_workers("cuda") == 12
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert default_workers("cuda") == 2

@@ -1,0 +1,169 @@
+"""Two processes connected by gloo: the numbers of one with the same batch, one end and one message for both."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from elsewhere import together
+from PIL import Image
+from small_trainings import BATCH, EPOCHS, IMAGES, same, trainer
+from torch import Tensor
+
+from engine.distributed import World
+from engine.extensions import source_files
+from imagesets.sets import open_set
+from pretrain.checkpointing import states
+from pretrain.images import Part
+
+METHODS = list(source_files("methods"))
+STEPS = EPOCHS * IMAGES // BATCH
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def in_double(part: Part) -> Part:
+    views = {name: view.double() if view.is_floating_point() else view for name, view in part.views.items()}
+    return Part(views, part.unreadable)
+
+
+def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+    """Parameters and buffers at the end, in float64; and whether a process has statistics of a batch for itself."""
+    torch.set_default_dtype(torch.float64)
+    training = trainer(name, out, world=world)
+    parts = training.parts
+    training.parts = lambda steps: (in_double(part) for part in parts(steps))
+    assert training.train() == "finished"
+    method = training.method
+    parameters = {where: parameter.detach() for where, parameter in method.named_parameters()}
+    buffers = {where: tensor for where, tensor in method.state_dict().items() if where not in parameters}
+    return parameters, buffers, method.batch_statistics and not method.sync_batch_norm
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_processes_do_the_training_of_one(name, tmp_path):
+    """Both have the same parameters; and those of one process, to 1e-6, unless they have statistics for themselves."""
+    first, second = together(trained, name, tmp_path / "two")
+    parameters, buffers, own = trained(World(), name, tmp_path / "one")
+    assert same(first[0], second[0])
+    assert first[0].keys() == parameters.keys() and first[1].keys() == buffers.keys()
+    if own:
+        return
+    assert same(first[1], second[1])
+    for where, tensor in {**parameters, **buffers}.items():
+        assert torch.allclose({**first[0], **first[1]}[where].double(), tensor.double(), rtol=1e-6, atol=1e-9), where
+
+
+def resumed(world: World, out: Path) -> tuple[int, dict[str, Tensor]]:
+    """Stopped after the first epoch and gone on with; where it was stopped, and the weights at the end."""
+    first = trainer("mae", out, world=world, monitor=lambda export, clock: first.stop() or {}, monitor_every=1)
+    assert first.train() == "stopped"
+    second = trainer("mae", out, world=world, resume=True)
+    assert second.train() == "finished"
+    return first.step, dict(second.method.state_dict())
+
+
+def uninterrupted(world: World, out: Path) -> dict[str, Tensor]:
+    training = trainer("mae", out, world=world)
+    training.train()
+    return dict(training.method.state_dict())
+
+
+def test_two_processes_resume_exactly(tmp_path):
+    quiet, _ = together(uninterrupted, tmp_path / "quiet")
+    (stopped, first), (_, second) = together(resumed, tmp_path / "run")
+    assert stopped == IMAGES // BATCH + 1 and same(first, quiet) and same(second, quiet)
+
+
+def stopped_by_one(world: World, out: Path) -> tuple[str, int]:
+    """The second process alone gets the signal."""
+    training = trainer("mae", out, world=world, recipe={"epochs": 1000})
+    update = training.update
+
+    def interrupted(*given):
+        if not world.is_first and training.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*given)
+
+    training.update = interrupted
+    return training.train(), training.step
+
+
+def test_a_signal_to_one_process_stops_both_with_one_state(tmp_path):
+    assert together(stopped_by_one, tmp_path) == [("stopped", 6)] * 2
+    assert [path.name[:14] for path in states(tmp_path / "states")] == ["step-000000006"]
+
+
+def diverging(world: World, out: Path) -> None:
+    """One process alone has a loss that is not finite, in the fourth update."""
+    training = trainer("mae", out, world=world)
+    forward = training.method.forward
+
+    def broken(views, clock):
+        step = forward(views, clock)
+        return step._replace(loss=step.loss * float("nan")) if clock.step == 3 and not world.is_first else step
+
+    training.method.forward = broken
+    training.train()
+
+
+def test_a_loss_that_is_not_finite_in_one_process_stops_both(tmp_path):
+    first, second = together(diverging, tmp_path)
+    assert first == second and first[0] == "error" and first[2] == 0, "both raise it, the first tells it"
+    assert first[1].startswith(f"the loss is nan in step 3 of {STEPS}") and "losses before: 1." in first[1]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 3
+
+
+def reading(world: World, out: Path, images: Path, skip_bad: bool) -> tuple[dict, dict]:
+    """A training on a folder in which an image is broken. Facts of the export, and the state's."""
+    images_ = open_set(f"folder:{images}", "train")
+    training = trainer("mae", out, world=world, images=images_, skip_bad=skip_bad, workers=1)
+    training.train()
+    return dict(training.exports()["export"].facts), training.state().facts
+
+
+@pytest.fixture
+def one_broken(tmp_path) -> Path:
+    for number in range(IMAGES):
+        for split in ("train", "val"):
+            path = tmp_path / "images" / split / "class" / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((16, 16, 3), number, np.uint8)).save(path)
+    (tmp_path / "images/train/class/07.png").write_bytes(b"no image")
+    return tmp_path / "images"
+
+
+def test_an_image_that_one_process_cannot_read_ends_both_with_one_message(one_broken, tmp_path):
+    first, second = together(reading, tmp_path / "run", one_broken, False)
+    assert first[0] == second[0] == "error" and first[2] == second[2]
+    assert "07.png: cannot be read as an image" in (first, second)[first[2]][1]
+
+
+def test_every_process_counts_what_was_skipped(one_broken, tmp_path):
+    (facts, state), (others, _) = together(reading, tmp_path / "run", one_broken, True)
+    assert facts["skipped_images"] == others["skipped_images"] == 1 and list(state["unreadable"]) == ["7"]
+
+
+def without_space(world: World, out: Path) -> None:
+    training = trainer("mae", out, world=world)
+
+    def state():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    training.state = state
+    training.train()
+
+
+def test_a_full_disk_ends_both_with_one_message(tmp_path):
+    first, second = together(without_space, tmp_path)
+    assert first[0] == second[0] == "error" and first[2] == second[2] == 0
+    assert "No space left on device" in first[1] and "another process" in second[1]

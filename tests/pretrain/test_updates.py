@@ -1,0 +1,69 @@
+"""One update: half precision, clipping, and what is not finite."""
+
+import math
+
+import pytest
+import torch
+from small_trainings import batches, clock, cut, same, small_recipe, updates
+
+HUGE = 2.0**120  # a scale under which every gradient of a float16 pass overflows
+
+
+def update(training, step=0):
+    return training.run(batches(training.method, cut(), step), clock(cut(), step))
+
+
+def weights(training):
+    return {name: tensor.clone() for name, tensor in training.method.state_dict().items()}
+
+
+def test_float16_takes_gradients_in_their_own_scale():
+    """Clipping and the log see what float32 sees: gradients are unscaled before."""
+    plain, half = (updates("mae", small_recipe("mae"), precision=p) for p in ("float32", "float16"))
+    logs = update(plain), update(half)
+    assert half.scaler.get_scale() == 2.0**16  # torch's own start
+    assert logs[1]["loss"] == pytest.approx(logs[0]["loss"], rel=0.02)
+    assert logs[1]["grad_norm"] == pytest.approx(logs[0]["grad_norm"], rel=0.02)
+
+
+def test_float16_leaves_out_an_update_that_overflows_and_remembers_the_scale():
+    training = updates("mae", small_recipe("mae"), precision="float16")
+    training.scaler.load_state_dict(training.scaler.state_dict() | {"scale": HUGE})
+    before = weights(training)
+    logs = update(training)
+    assert math.isfinite(logs["loss"]) and not math.isfinite(logs["grad_norm"])
+    assert same(weights(training), before) and training.scaler.get_scale() == HUGE / 2
+    again = updates("mae", small_recipe("mae"), precision="float16")
+    again.scaler.load_state_dict(training.scaler.state_dict())
+    assert again.scaler.get_scale() == HUGE / 2
+    training.scaler.load_state_dict(training.scaler.state_dict() | {"scale": 1024.0})
+    update(training, 1)
+    assert not same(weights(training), before)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    training = updates("mae", small_recipe("mae"))
+    update(training)
+    before = weights(training)
+    training.groups[0].parameters["autoencoder.pixels.bias"].register_hook(lambda gradient: gradient / 0.0)
+    with pytest.raises(ValueError, match=r"the gradient norm is (inf|nan) in step 1 of 6 .*losses before: 1\.") as told:
+        update(training, 1)
+    assert same(weights(training), before) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_clipping(each):
+    """The whole gradient to the norm 0.1, or every parameter's."""
+    training = updates("mae", small_recipe("mae", clip=0.1, clip_each=each))
+    before = update(training)["grad_norm"]
+    norms = torch.stack([p.grad.norm() for p in training.method.parameters() if p.requires_grad])
+    assert before > 0.2
+    assert (norms.max() if each else norms.norm()).item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_rates_of_a_group_win_over_the_recipes():
+    training = updates("mae", small_recipe("mae"))
+    training.set_rates(clock(cut(), 3))
+    lr, decay = training.rates(clock(cut(), 3))
+    assert [group["lr"] for group in training.optimizer.param_groups] == [lr, lr]
+    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.0, decay]
