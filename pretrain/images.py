@@ -132,15 +132,18 @@ def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Generator
             worker_init_fn=_settle,
         )
     )
-    for _ in range(len(parts)):
-        found = next(loader)
-        if isinstance(found, Exception):
-            raise found
-        part = Part(*found)
-        if part.unreadable and not skip_bad:
-            place, reason = next(iter(part.unreadable.items()))
-            raise UnreadableImage(parts.image_set.path(place), reason)
-        yield part
+    try:
+        for _ in range(len(parts)):
+            found = next(loader)
+            if isinstance(found, Exception):
+                raise found
+            part = Part(*found)
+            if part.unreadable and not skip_bad:
+                place, reason = next(iter(part.unreadable.items()))
+                raise UnreadableImage(parts.image_set.path(place), reason)
+            yield part
+    finally:
+        del loader  # the last reference, even where an error holds this frame: its processes end now
 
 
 def _settle(worker: int) -> None:

@@ -20,9 +20,14 @@ CONTEXT.set_forkserver_preload(["pretrain.trainer", "timm", "torch.utils.tensorb
 
 def started(work: Callable[..., None], *given: Any) -> BaseProcess:
     """A process that does `work`, a function of a module."""
-    process = CONTEXT.Process(target=work, args=given)
+    process = CONTEXT.Process(target=_forking, args=(work, *given))
     process.start()
     return process
+
+
+def _forking(work: Callable[..., None], *given: Any) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # of loader processes, as in a program of its own
+    work(*given)
 
 
 def together(work: Callable[..., Any], *given: Any, size: int = 2) -> list[Any]:
