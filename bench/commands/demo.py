@@ -1,4 +1,4 @@
-"""Train a tiny ViT for seconds, evaluate it beside a random one, and write a leaderboard; no data, no network."""
+"""Pretrain a tiny ViT for seconds, evaluate it beside a random one, and write a leaderboard; no data, no network."""
 
 import argparse
 from pathlib import Path
@@ -12,19 +12,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code of the evaluation; exports that are there from an earlier demo are used again."""
-    from bench.demo_training import random_export, trained_export
+    """Exit code of the evaluation, or 75 where a signal stopped the training; an earlier demo's networks are used."""
+    from bench.demo_training import pretrain
+    from bench.pretraining import STOPPED
     from bench.runner import Request
     from bench.runner import run as evaluate
     from engine.tasks import Workspace
 
-    makers = {"random-tiny": random_export, "trained-tiny": trained_export}
-    folders = {name: arguments.out / "demo" / f"{name}-seed{arguments.seed}" for name in makers}
-    for name, make in makers.items():
-        if not (folders[name] / "config.json").exists():
-            make(arguments.seed).save(folders[name])
+    networks = arguments.out / "demo" / f"seed{arguments.seed}"
+    if not (networks / "export" / "config.json").exists() and pretrain(networks, arguments.seed) == "stopped":
+        return STOPPED
     space = Workspace(cache=arguments.out / "cache", data="", seed=arguments.seed)
-    checkpoints = tuple(str(folder) for folder in folders.values())
-    return evaluate(
-        Request(checkpoints=checkpoints, names=tuple(makers), suite="smoke", out=arguments.out, space=space)
-    )
+    checkpoints = (str(networks / "start"), str(networks / "export"))
+    names = ("random-tiny", "trained-tiny")
+    return evaluate(Request(checkpoints=checkpoints, names=names, suite="smoke", out=arguments.out, space=space))
