@@ -1,0 +1,132 @@
+"""A stand-in for mmcv's compiled operators: NMS and RoIAlign by torchvision, which computes the same.
+
+An ordinary pip install gives an mmcv without `mmcv._ext`. Segmentation needs none of its operators, Mask R-CNN and
+Cascade need the two here. N boxes, K of them kept, R regions, C channels, h x w cells of a region.
+"""
+
+import importlib
+import sys
+from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+NAME = "mmcv._ext"
+AVERAGE = 1  # mmcv's pool_mode; 0 is the maximum
+
+Which = Literal["compiled", "torchvision"]
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices (K,) of the boxes (N, 4) to keep, best first; of equal scores (N,) the earlier box comes first.
+
+    offset: 1 where x2 and y2 are the last pixels inside a box, 0 where they are its edges.
+    """
+    from torchvision.ops import nms as keep_best
+
+    order = scores.argsort(descending=True, stable=True)
+    places = torch.arange(len(order), 0, -1, device=boxes.device, dtype=boxes.dtype)  # the same order without ties
+    edges = boxes + boxes.new_tensor([0, 0, offset, offset])
+    return order[keep_best(edges[order], places, iou_threshold)]
+
+
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Fill `output` (R, C, h, w) with averages of `input` (B, C, H, W) over `rois` (R, 5): image, x1, y1, x2, y2."""
+    from torchvision.ops import roi_align
+
+    _only_averages(pool_mode)
+    size = (aligned_height, aligned_width)
+    output.copy_(roi_align(input, rois.to(input), size, spatial_scale, sampling_ratio, bool(aligned)))
+
+
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    *,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Add to `grad_input` (B, C, H, W) the gradient of `roi_align_forward` for `grad_output` (R, C, h, w)."""
+    import torchvision  # noqa: F401 (registers the operator)
+
+    _only_averages(pool_mode)
+    backward = torch.ops.torchvision._roi_align_backward
+    size = (aligned_height, aligned_width)
+    regions = rois.to(grad_output)
+    grad_input += backward(grad_output, regions, spatial_scale, *size, *grad_input.shape, sampling_ratio, bool(aligned))
+
+
+class StandIn(ModuleType):
+    """`mmcv._ext` with two operators; mmcv may ask for any other, and is refused when it calls one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return partial(_not_covered, name)
+
+
+def install() -> Which:
+    """Make `import mmcv.ops` work, and say by which operators. To be called before anything imports mmcv.ops.
+
+    ImportError where mmcv is missing, or its compiled operators are there and cannot be loaded.
+    """
+    if sys.modules.get(NAME) is None:
+        try:
+            importlib.import_module(NAME)
+        except ModuleNotFoundError as error:
+            if error.name != NAME:
+                raise
+            _put_in_place()
+    return which()
+
+
+def which() -> Which | None:
+    """Whose operators this process uses; None before `install`."""
+    module = sys.modules.get(NAME)
+    if module is None:
+        return None
+    return "torchvision" if isinstance(module, StandIn) else "compiled"
+
+
+def _put_in_place() -> None:
+    module = StandIn(NAME, __doc__)
+    module.__spec__ = ModuleSpec(NAME, None)
+    for operator in (nms, roi_align_forward, roi_align_backward):
+        setattr(module, operator.__name__, operator)
+    sys.modules[NAME] = module
+    sys.modules["mmcv"]._ext = module
+
+
+def _only_averages(pool_mode: int) -> None:
+    if pool_mode != AVERAGE:
+        _not_covered("roi_align with pool_mode='max'")
+
+
+def _not_covered(name: str, *values: Any, **settings: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"mmcv's operator {name} is not among those that torchvision stands in for (nms, roi_align); "
+        "install an mmcv with compiled operators to use it"
+    )

@@ -1,0 +1,111 @@
+"""The stand-in for mmcv._ext through mmcv's own functions, against a plain NMS and torchvision's autograd."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torchvision.ops import roi_align as reference_roi_align
+
+from downstream import operators
+from downstream.libraries import quiet_libraries
+
+with quiet_libraries():
+    from mmcv.ops import RoIAlign, batched_nms, nms, roi_align
+    from mmcv.ops.nms import soft_nms
+
+COMPILED = operators.which() == "compiled"
+
+
+def boxes_of(count: int, seed: int, side: float = 40.0) -> torch.Tensor:
+    """(count, 4) random boxes with corners in order."""
+    corners = np.random.RandomState(seed).uniform(0, side, (count, 2, 2))
+    return torch.from_numpy(np.concatenate([corners.min(1), corners.max(1)], axis=1)).float()
+
+
+def plain_nms(boxes: np.ndarray, scores: np.ndarray, threshold: float, offset: int) -> list[int]:
+    """Greedy suppression in float64; of equal scores the earlier box first."""
+    kept: list[int] = []
+    for index in np.argsort(-scores, kind="stable"):
+        overlaps = []
+        for other in kept:
+            low, high = np.maximum(boxes[index, :2], boxes[other, :2]), np.minimum(boxes[index, 2:], boxes[other, 2:])
+            inside = np.prod(np.maximum(high - low + offset, 0))
+            areas = [np.prod(boxes[i, 2:] - boxes[i, :2] + offset) for i in (index, other)]
+            overlaps.append(inside / (sum(areas) - inside))
+        if not overlaps or max(overlaps) <= threshold:
+            kept.append(int(index))
+    return kept
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("levels", [1000, 3])  # of scores: hardly any ties, and hardly anything else
+def test_nms_keeps_what_a_plain_one_keeps(offset, levels):
+    boxes = boxes_of(120, seed=levels)
+    scores = torch.from_numpy(np.random.RandomState(1).randint(1, levels + 1, 120) / levels).float()
+    found, kept = nms(boxes, scores, iou_threshold=0.5, offset=offset)
+    assert kept.tolist() == plain_nms(boxes.double().numpy(), scores.numpy(), 0.5, offset)
+    assert torch.equal(found, torch.cat([boxes, scores[:, None]], dim=1)[kept])
+
+
+def test_nms_by_class_and_of_nothing():
+    boxes, scores = boxes_of(60, seed=2), torch.rand(60, generator=torch.Generator().manual_seed(0))
+    classes = torch.arange(60) % 3
+    _, kept = batched_nms(boxes, scores, classes, {"type": "nms", "iou_threshold": 0.4})
+    expected = []
+    for number in range(3):
+        rows = torch.where(classes == number)[0].numpy()
+        found = plain_nms(boxes.double().numpy()[rows], scores.numpy()[rows], 0.4, 0)
+        expected += rows[found].tolist()
+    assert sorted(kept.tolist()) == sorted(expected)
+    assert nms(boxes[:0], scores[:0], 0.5)[1].tolist() == []
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("sampling", [0, 2])
+def test_roi_align_is_torchvisions_forward_and_backward(aligned, sampling):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 3, 12, 10, generator=generator, requires_grad=True)
+    regions = torch.cat([torch.arange(9)[:, None] % 2, boxes_of(9, seed=3)], dim=1).float()
+    twin = features.detach().clone().requires_grad_()
+    ours = roi_align(features, regions, (4, 5), 0.25, sampling, "avg", aligned)
+    theirs = reference_roi_align(twin, regions, (4, 5), 0.25, sampling, aligned)
+    weights = torch.randn(ours.shape, generator=generator)
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    assert torch.equal(ours, theirs) and torch.equal(features.grad, twin.grad)
+
+
+@pytest.mark.skipif(COMPILED, reason="a compiled mmcv has these operators")
+def test_other_operators_say_that_they_are_not_covered():
+    boxes = boxes_of(3, seed=4)
+    with pytest.raises(NotImplementedError, match=r"softnms is not among .* install an mmcv with compiled operators"):
+        soft_nms(boxes, torch.rand(3))
+    with pytest.raises(NotImplementedError, match="pool_mode='max'"):
+        RoIAlign((2, 2), pool_mode="max")(torch.randn(1, 1, 8, 8), torch.tensor([[0.0, 0, 0, 4, 4]]))
+
+
+def test_compiled_operators_are_left_alone(monkeypatch):
+    module = ModuleType(operators.NAME)
+    monkeypatch.setitem(sys.modules, operators.NAME, module)
+    assert operators.install() == "compiled" and sys.modules[operators.NAME] is module
+
+
+@pytest.mark.skipif(not COMPILED, reason="no compiled mmcv here")
+def test_the_stand_in_equals_the_compiled_operators():
+    compiled = sys.modules[operators.NAME]
+    boxes, scores = boxes_of(200, seed=5), torch.rand(200, generator=torch.Generator().manual_seed(1))
+    for offset in (0, 1):
+        ours = operators.nms(boxes, scores, 0.5, offset)
+        assert torch.equal(ours, compiled.nms(boxes, scores, iou_threshold=0.5, offset=offset))
+    features, regions = torch.randn(2, 3, 12, 10), torch.cat([torch.zeros(9, 1), boxes_of(9, seed=3)], dim=1)
+    settings = dict(aligned_height=4, aligned_width=4, spatial_scale=0.25, sampling_ratio=0, pool_mode=1, aligned=True)
+    found = [torch.zeros(9, 3, 4, 4) for _ in range(2)]
+    for module, output in zip((operators, compiled), found, strict=True):
+        module.roi_align_forward(features, regions, output, torch.zeros(0), torch.zeros(0), **settings)
+    assert torch.equal(*found)
+    gradients = [torch.zeros_like(features) for _ in range(2)]
+    for module, gradient in zip((operators, compiled), gradients, strict=True):
+        module.roi_align_backward(found[0], regions, torch.zeros(0), torch.zeros(0), gradient, **settings)
+    assert torch.allclose(*gradients, rtol=0, atol=1e-6)

@@ -1,0 +1,118 @@
+"""Schedules and layer groups of dense training against what the sources' own code gave."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from downstream.optimisation import Rates, layer_groups
+
+GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
+SCHEDULES = json.loads((GOLDEN / "lr_sched" / "lr_sched.json").read_text())
+LAYERS = json.loads((GOLDEN / "layer_decay" / "layer_decay.json").read_text())
+
+
+def close(ours: float, recorded: float) -> None:
+    assert ours == pytest.approx(recorded, rel=1e-9, abs=1e-18)
+
+
+def test_poly_with_warm_up_is_mmcvs():
+    recorded = SCHEDULES["mmcv1_poly_linear_warmup"]
+    steps = recorded["max_iters"]
+    rates = Rates(
+        steps=steps,
+        power=recorded["power"],
+        floor=recorded["min_lr"],
+        warmup=recorded["warmup_iters"],
+        start=recorded["warmup_ratio"],
+    )
+    first, last = recorded["lr_used_in_iter_0_to_99"], recorded["last_20"]
+    for step, values in [*enumerate(first), *enumerate(last, start=steps - len(last))]:
+        for base, value in zip(recorded["base_lrs"], values, strict=True):
+            close(rates.at(step, base), value)
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("mmcv1_step_8_11", (8, 11)), ("mmcv1_step_9_11", (9, 11))])
+def test_steps_are_mmcvs(name, epochs):
+    recorded = SCHEDULES[name]
+    length, values = recorded["iters_per_epoch"], recorded["lr_used_in_iter"]
+    rates = Rates(
+        steps=len(values),
+        family="step",
+        milestones=tuple(epoch * length for epoch in epochs),
+        warmup=recorded["warmup_iters"],
+        start=recorded["warmup_ratio"],
+    )
+    for step, value in enumerate(values):
+        close(rates.at(step, recorded["base_lr"]), value)
+
+
+def test_polynomial_is_segmenters():
+    recorded = SCHEDULES["segmenter_polynomial"]
+    settings, values = recorded["args"], recorded["lr_used_in_iter"]
+    rates = Rates(steps=settings["iter_max"], power=settings["power"], floor=settings["min_lr"])
+    for step, row in enumerate(values[: settings["iter_max"]]):
+        for base, value in zip(recorded["base_lrs"], row, strict=True):
+            close(rates.at(step, base), value)
+
+
+class Recorded(nn.Module):
+    """Parameters under the names that a dense model of ours has, with the ranks of the recorded ones."""
+
+    def __init__(self, names: list[str], vectors: set[str]) -> None:
+        super().__init__()
+        for name in names:
+            module, *_, leaf = self, name
+            for part in name.split(".")[:-1]:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module._modules[part]
+            leaf = name.split(".")[-1]
+            module.register_parameter(leaf, nn.Parameter(torch.zeros(2 if name in vectors else (2, 2))))
+
+
+def ours_of(name: str) -> str:
+    """mmseg's name of a backbone's parameter -> ours."""
+    own = name.removeprefix("backbone.").replace("layers.", "blocks.")
+    trunk = own.startswith(("blocks.", "patch_embed.")) or own in ("cls_token", "pos_embed", "mask_token")
+    return f"backbone.vit.trunk.{own}" if name.startswith("backbone.") and trunk else name
+
+
+def test_groups_are_those_of_mmseg():
+    """Rates, weight decay, and that tokens are decayed."""
+    recorded = LAYERS["mmseg_layer_decay"]
+    theirs = {ours_of(name): value for name, value in recorded["params"].items()}
+    vectors = {name for name, value in theirs.items() if value["weight_decay"] == 0}
+    model = Recorded(list(theirs), vectors)
+    groups = layer_groups(
+        model, recorded["depth"], recorded["decay"], recorded["base_lr"], weight_decay=0.05, decay_tokens=True
+    )
+    assert sum(len(group["names"]) for group in groups) == len(theirs)
+    for group in groups:
+        for name in group["names"]:
+            close(group["lr"], theirs[name]["lr"])
+            assert group["weight_decay"] == theirs[name]["weight_decay"], name
+
+
+def test_layers_are_those_of_ibot():
+    recorded = LAYERS["mmcv1_ibot_layer_ids"]
+    depth, decay = recorded["depth"], 0.65
+    model = Recorded([ours_of(name) for name in recorded["ids"]], set())
+    groups = layer_groups(model, depth, decay, 1.0, weight_decay=0.0, decay_tokens=False)
+    rates = {name: group["lr"] for group in groups for name in group["names"]}
+    for name, layer in recorded["ids"].items():
+        close(rates[ours_of(name)], decay ** (depth + 1 - layer))
+
+
+def test_tokens_and_what_does_not_train():
+    names = ["backbone.vit.trunk.pos_embed", "backbone.vit.trunk.blocks.0.mlp.fc1.weight", "decode_head.conv.weight"]
+    model = Recorded(names, set())
+    model.get_parameter(names[1]).requires_grad_(False)
+    groups = layer_groups(model, 2, 0.5, 1.0, weight_decay=0.1, decay_tokens=False)
+    assert [(group["names"], group["lr"], group["weight_decay"]) for group in groups] == [
+        (names[:1], 0.125, 0.0),
+        (names[2:], 1.0, 0.1),
+    ]
