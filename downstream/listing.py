@@ -1,0 +1,40 @@
+"""Lists of images and their masks, and how the values of a mask become classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+IGNORED = 255  # value of pixels that no loss and no score counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """images, masks: paths (N,) below a root. classes_of: class of each value 0..255 of a mask's file."""
+
+    images: tuple[str, ...]
+    masks: tuple[str, ...]
+    classes_of: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(256,) uint8."""
+        return np.array(self.classes_of, np.uint8)
+
+    def coded(self, mask: np.ndarray) -> np.ndarray:
+        """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none."""
+        return self.table[mask]
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> "Listing":
+        images, masks = self.images, self.masks
+        return replace(self, images=tuple(images[i] for i in indices), masks=tuple(masks[i] for i in indices))
+
+
+def files_below(folder: Path, suffix: str) -> list[str]:
+    """Sorted paths, relative to `folder`, of the files below it that end in `suffix`."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(f"*{suffix}") if path.is_file())

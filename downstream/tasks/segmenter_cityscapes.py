@@ -1,0 +1,215 @@
+"""Cityscapes semantic segmentation as Segmenter does it: a linear layer on the frozen network, or a mask transformer.
+
+MOCA's protocol: 100, 372 or all 2975 training images, three splits of French et al. for the few, the learning rate
+searched on the first split and kept for the others, the mean over splits of mIoU on the 500 validation images.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from checkpoints.export import ViTExport
+from downstream.cityscapes import SEEDS, few
+from downstream.libraries import quiet_libraries
+from downstream.optimisation import Rates, layer_groups
+from downstream.scenes import SceneSet
+from downstream.segmentation import Place, Plan, fitted, open_both, outcome, warnings
+from engine.distributed import start_world
+from engine.tasks import Outcome, Protocol, Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.running import Judged
+    from downstream.segmentation_data import Sizes
+
+COST = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates that are tried
+LAYOUT = "cityscapes"  # of the sets that this task evaluates on: cityscapes:ROOT, tiny-cityscapes:
+CLASSES = 19
+STD = 0.02  # of Segmenter's initial weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmenter:
+    """Settings of one evaluation.
+
+    decoder: "linear" on the frozen network, or "mask", a transformer of `layers` blocks trained with it.
+    images: of each split; 0: all training images, in one training. splits: seeds of the permutations.
+    lr: rates to try; with several, that of the best mIoU on the first split's validation. epochs: passes; the rate
+    falls by (1 - step / steps)^0.9 to `floor`. crop, stride, scale: downstream/segmentation_data.py.
+    judge_every: epochs; report: the best evaluation on the validation images, as the sources do, or the last.
+    recompute: save memory, see downstream/backbone.py. size, branch: what the recipe is for; another is warned of.
+    """
+
+    decoder: Literal["linear", "mask"] = "linear"
+    images: int = 100
+    splits: tuple[int, ...] = SEEDS[:3]
+    lr: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
+    floor: float = 1e-5
+    epochs: int = 100
+    batch: int = 8
+    layers: int = 1
+    crop: int = 768
+    stride: int = 512
+    scale: tuple[int, int] = (2048, 1024)
+    ratios: tuple[float, float] = (0.5, 2.0)
+    drop_path: float = 0.1
+    judge_every: int = 4
+    report: Literal["best", "last"] = "best"
+    recompute: bool = False
+    size: str = ""
+    branch: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lr or min(self.lr) <= 0 or not 0 <= self.floor <= min(self.lr) or len(set(self.lr)) < len(self.lr):
+            raise ValueError(
+                f"lr={self.lr}, floor={self.floor}: give different rates above 0, and a floor from 0 up to the least"
+            )
+        if min(self.epochs, self.batch, self.layers, self.crop, self.stride, self.judge_every, *self.scale) < 1:
+            raise ValueError(
+                f"epochs={self.epochs}, batch={self.batch}, layers={self.layers}, crop={self.crop}, "
+                f"stride={self.stride}, scale={self.scale}, judge_every={self.judge_every}: give whole numbers from 1"
+            )
+        if self.images < 0 or (self.images and not self.splits) or len(set(self.splits)) < len(self.splits):
+            raise ValueError(
+                f"images={self.images}, splits={self.splits}: give a number from 0 (all) on, and different seeds"
+            )
+        if not 0 < self.ratios[0] <= self.ratios[1] or not 0 <= self.drop_path < 1:
+            raise ValueError(
+                f"ratios={self.ratios}, drop_path={self.drop_path}: give a range above 0, a chance from 0 to below 1"
+            )
+
+    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        with start_world(space.device) as world:
+            everything, val = open_both(space, LAYOUT, world)
+            splits = self.training_sets(everything)
+            place = Place(export=export, space=space, world=world, task="segmenter_cityscapes")
+            crop = fitted(self.crop, export.spec.patch_size)
+            tried = {lr: place.judged(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
+            best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
+            others = [place.judged(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
+            departures = warnings(export, self.size, self.branch, self.crop, crop)
+            facts = self.facts(tried, best) | {"warnings": departures}
+            return outcome(place, [tried[best], *others], splits, val, facts)
+
+    def training_sets(self, everything: SceneSet) -> list[SceneSet]:
+        """The scenes of each split."""
+        if not self.images:
+            return [everything]
+        if self.images > len(everything):
+            raise ValueError(f"{everything.url}: it has {len(everything)} training images, not {self.images}")
+        count = len(everything)
+        return [everything.subset(few(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
+
+    def facts(self, tried: dict[float, "Judged"], best: float) -> dict[str, Any]:
+        """What was chosen, and on what."""
+        return {
+            "learning_rate": best,
+            "per_learning_rate": [{"lr": lr, "mIoU": judged.metrics["mIoU"]} for lr, judged in tried.items()],
+            "chosen_on": [
+                *(["learning rate: validation images, first split"] if len(tried) > 1 else []),
+                *(["evaluation: validation images"] if self.report == "best" else []),
+            ],
+        }
+
+    def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
+        """One training at one rate, as `Place` runs it."""
+        with quiet_libraries():
+            from downstream.segmentation_data import Sizes
+
+        steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
+        sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
+        settings = {name: value for name, value in asdict(self).items() if name not in ("lr", "splits", "images")}
+        return Plan(
+            settings=settings | {"rate": lr},
+            train=train,
+            val=val,
+            sizes=sizes,
+            batch=self.batch,
+            rates=Rates(steps=self.epochs * steps, power=0.9, floor=self.floor),
+            judge_every=min(self.judge_every, self.epochs) * steps,
+            best="mIoU" if self.report == "best" else "",
+            build=lambda sizes, synchronised: self.model(export, sizes, seed),
+            optimise=lambda model: self.optimiser(model, export, lr),
+            label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
+        )
+
+    def model(self, export: ViTExport, sizes: "Sizes", seed: int) -> "nn.Module":
+        """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
+        from downstream.backbone import Backbone, dense_network
+        from downstream.segmentors import linear_head, mask_head, segmentor
+
+        frozen, width = self.decoder == "linear", export.spec.width
+        network = dense_network(export, sizes.crop, 0.0 if frozen else self.drop_path)
+        backbone = Backbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
+        heads = (
+            linear_head(width, CLASSES, maps=1, over_valid=True, std=STD)
+            if frozen
+            else mask_head(width, CLASSES, self.layers)
+        )
+        return segmentor(backbone, heads, export, sizes, seed)
+
+    def optimiser(self, model: "nn.Module", export: ViTExport, lr: float) -> torch.optim.Optimizer:
+        """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""
+        groups = layer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)
+
+
+FULL: dict[str, Any] = {"images": 0, "splits": (), "epochs": 216, "size": "B"}
+LINEAR = Segmenter(size="B")
+MASK = Segmenter(decoder="mask", lr=(0.001, 0.003, 0.01, 0.03), epochs=216, size="B")
+SMOKE = Segmenter(
+    images=24,
+    splits=SEEDS[:2],
+    lr=(0.1, 1.0),
+    epochs=10,
+    crop=48,
+    stride=48,
+    scale=(96, 64),
+    ratios=(1.0, 1.5),
+    judge_every=10,
+    report="last",
+)
+
+SOURCE = (
+    "MOCA appendix C.3 over rstrudel/segmenter segm/config.yml and segm/train.py; the best of the evaluations on val, "
+    "every fourth epoch; ours: the grid of rates (MOCA tunes and does not say on which), batches that run over an "
+    "epoch's end, the position table resized by the export's rule (Segmenter's is bilinear)"
+)
+SPLITS = ", which three of French et al.'s five splits (the first)"
+
+
+def protocol(task: Segmenter, source: str) -> Protocol:
+    return Protocol(task=task, version=1, source=source)
+
+
+def few_shot(task: Segmenter, images: int) -> Protocol:
+    return protocol(replace(task, images=images), f"{SOURCE}{SPLITS}")
+
+
+def on_all(task: Segmenter) -> Protocol:
+    return protocol(replace(task, **FULL), SOURCE)
+
+
+PROTOCOLS = {
+    "segmenter_linear@smoke": protocol(
+        SMOKE, "ours: seconds on tiny-cityscapes:; not to be compared with published numbers"
+    ),
+    "segmenter_mask@smoke": protocol(
+        replace(SMOKE, decoder="mask", splits=SEEDS[:1], lr=(0.05,), epochs=30, judge_every=30, drop_path=0.0),
+        "ours: seconds on tiny-cityscapes:, with the mask transformer",
+    ),
+    "segmenter_linear100@moca": few_shot(LINEAR, 100),
+    "segmenter_linear372@moca": few_shot(LINEAR, 372),
+    "segmenter_linear@moca": on_all(LINEAR),
+    "segmenter_mask100@moca": few_shot(MASK, 100),
+    "segmenter_mask372@moca": few_shot(MASK, 372),
+    "segmenter_mask@moca": on_all(MASK),
+}
+
+SUITES = {
+    "smoke": ("segmenter_linear@smoke", "segmenter_mask@smoke"),
+    "full": ("segmenter_linear100@moca", "segmenter_linear372@moca", "segmenter_mask100@moca"),
+}

@@ -1,0 +1,144 @@
+"""Folders of labelled scenes: what is recognised, what is refused and how that is said, and the drawn sets."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from downstream.cityscapes import SEEDS, few
+from downstream.listing import IGNORED
+from downstream.scenes import check_mask, open_scenes, problems_of
+from downstream.tiny_scenes import COUNTS, written
+
+GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
+
+
+@pytest.fixture
+def ade(tmp_path):
+    return written("ade20k", tmp_path)
+
+
+@pytest.fixture
+def city(tmp_path):
+    return written("cityscapes", tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["ade20k", "cityscapes"])
+def test_drawn_sets_are_whole(layout, tmp_path):
+    for split, count in COUNTS.items():
+        scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
+        assert len(scenes) == count and problems_of(scenes) == []
+        masks = [scenes.listing.coded(np.asarray(Image.open(scenes.mask(i)))) for i in range(count)]
+        assert set(np.unique(masks)) == {*range(5), IGNORED}
+    first = open_scenes(f"tiny-{layout}:", "val", tmp_path / "again")
+    assert first.fingerprint == open_scenes(f"tiny-{layout}:", "val", tmp_path).fingerprint
+
+
+def test_the_two_drawings_hold_the_same_scenes(ade, city, tmp_path):
+    found = []
+    for layout in ("ade20k", "cityscapes"):
+        scenes = open_scenes(f"tiny-{layout}:", "val", tmp_path)
+        number = {int(re.search(r"_(\d{6,8})", scenes.mask(i).name)[1]): i for i in range(len(scenes))}
+        found.append([scenes.listing.coded(np.asarray(Image.open(scenes.mask(number[i])))) for i in range(len(scenes))])
+    assert np.array_equal(*found)
+
+
+def test_label_ids_alone_are_mapped(city, tmp_path):
+    before = open_scenes(f"cityscapes:{city}", "train", tmp_path)
+    masks = [before.listing.coded(np.asarray(Image.open(before.mask(i)))) for i in range(4)]
+    for path in city.rglob("*_labelTrainIds.png"):
+        path.unlink()
+    after = open_scenes(f"cityscapes:{city}", "train", tmp_path)
+    assert after.mask(0).name.endswith("_labelIds.png") and "mapped" in after.notes[0]
+    for index, mask in enumerate(masks):
+        assert np.array_equal(after.listing.coded(np.asarray(Image.open(after.mask(index)))), mask)
+
+
+def test_moving_a_folder_keeps_the_fingerprint(ade, tmp_path):
+    here = open_scenes(f"ade20k:{ade}", "val", tmp_path).fingerprint
+    outer = tmp_path / "outer"
+    (outer).mkdir()
+    ade.rename(outer / "ADEChallengeData2016")
+    there = open_scenes(f"ade20k:{outer}", "val", tmp_path)
+    assert there.fingerprint == here != open_scenes(f"ade20k:{outer}", "train", tmp_path).fingerprint
+
+
+def refused(url: str, split: str, tmp_path: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        open_scenes(url, split, tmp_path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_bad_folders(ade, city, tmp_path):
+    next((ade / "annotations" / "training").iterdir()).unlink()
+    assert "1 of 64 images of train have no annotation, such as annotations/training/ADE_" in refused(
+        f"ade20k:{ade}", "train", tmp_path
+    )
+    for path in (ade / "images" / "validation").iterdir():
+        path.unlink()
+    assert "the val split is empty" in refused(f"ade20k:{ade}", "val", tmp_path)
+    for path in (city / "gtFine" / "val").rglob("*bochum*.png"):
+        path.unlink()
+    assert "12 of 24 images of val have no annotation, such as gtFine/val/bochum/" in refused(
+        f"cityscapes:{city}", "val", tmp_path
+    )
+    assert "unpacked ADEChallengeData2016" in refused(f"ade20k:{city}", "val", tmp_path)
+    assert "no folder leftImg8bit/" in refused(f"cityscapes:{ade}", "val", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ade:/data", "did you mean ade20k:"),
+        ("tiny-ade20k:/data", "takes no path"),
+        ("cityscapes:", "give the folder"),
+        ("digits:", "no set of labelled scenes"),
+    ],
+)
+def test_bad_urls(url, said, tmp_path):
+    assert said in refused(url, "val", tmp_path)
+
+
+def test_masks_that_do_not_fit():
+    mask = np.zeros((4, 6), np.uint8)
+    check_mask(mask, (4, 6), 3, "a.png")
+    with pytest.raises(ValueError, match=r"a.png: the mask is 4 x 6 pixels and its image 6 x 4"):
+        check_mask(mask, (6, 4), 3, "a.png")
+    mask[0, 0], mask[0, 1] = IGNORED, 3
+    with pytest.raises(ValueError, match=r"a.png: class 3 is outside the set's 3"):
+        check_mask(mask, (4, 6), 3, "a.png")
+
+
+def test_problems_are_listed(ade, tmp_path):
+    scenes = open_scenes(f"ade20k:{ade}", "val", tmp_path)
+    Image.fromarray(np.full((64, 96), 200, np.uint8)).save(scenes.mask(0))
+    Image.fromarray(np.ones((32, 96), np.uint8)).save(scenes.mask(1))
+    scenes.image(2).write_bytes(b"not a picture")
+    found = problems_of(scenes)
+    assert [len(found), "class 199" in found[0], "32 x 96" in found[1], "cannot identify" in found[2]] == [3, 1, 1, 1]
+
+
+def test_the_splits_are_those_of_french_et_al():
+    recorded = json.loads((GOLDEN / "cityscapes_splits" / "french2020_indices.json").read_text())
+    assert set(recorded["seeds"]) == {str(seed) for seed in SEEDS}
+    count = recorded["n_train"]
+    for seed, split in recorded["seeds"].items():
+        assert few(count, 372, int(seed)).tolist() == split["372"]
+        assert few(count, 100, int(seed)).tolist() == split["372"][:100]
+        everything = ",".join(map(str, few(count, count, int(seed))))
+        assert hashlib.sha256(everything.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
+
+
+def test_limits_and_subsets(tmp_path):
+    scenes = open_scenes("tiny-cityscapes:", "train", tmp_path)
+    some = scenes.limited(8)
+    assert len(some) == 8 and some.url == "tiny-cityscapes:#limited-8" and some.image(7) == scenes.image(56)
+    assert some.limited(20) is some and scenes.limited(None) is scenes
+    with pytest.raises(ValueError, match="a limit of 0 images"):
+        scenes.limited(0)

@@ -1,0 +1,96 @@
+"""A training killed with SIGKILL and begun again: the bits of an uninterrupted one."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_scenes import export_of, workspace
+
+from downstream.libraries import quiet_libraries
+from downstream.tasks.upernet_ade20k import PROTOCOLS
+from engine.tasks import Outcome
+
+with quiet_libraries():
+    from downstream import hooks, running
+
+TASK = replace(
+    PROTOCOLS["upernet@smoke"].task,
+    steps=8,
+    warmup=2,
+    batch=4,
+    crop=32,
+    stride=32,
+    channels=8,
+    drop_path=0.3,
+    judge_every=4,
+)
+
+
+def outcome(folder: Path) -> Outcome:
+    """Two images at once, so that each step accumulates."""
+    return TASK.run(export_of(), workspace(folder, "tiny-ade20k:", batch_size=2))
+
+
+def killed(folder: Path, hook: type, method: str, count: int) -> None:
+    """Run in a process that dies at the `count`th call of a hook's method, before it does anything."""
+    child = os.fork()
+    if not child:
+        calls, original = [], getattr(hook, method)
+
+        def dying(self, *values, **settings):
+            calls.append(1)
+            if len(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, *values, **settings)
+
+        setattr(hook, method, dying)
+        outcome(folder)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    return outcome(tmp_path_factory.mktemp("quiet"))
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """Rates of the last group, by iteration, of the trainings in this process."""
+    seen, original = {}, hooks.SetRates.before_train_iter
+
+    def recording(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        seen[batch_idx] = runner.optim_wrapper.optimizer.param_groups[-1]["lr"]
+
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", recording)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("hook", "method", "count", "resumed"),
+    [
+        ("SetRates", "before_train_iter", 6, 4),  # within a step, after the state of iteration 4
+        ("KeepState", "after_train_iter", 11, 10),  # before the state of a step is written
+        ("KeepJudgements", "after_val_epoch", 1, 8),  # the first evaluation, known and not yet on disk
+        ("KeepJudgements", "after_val_epoch", 2, 16),  # the last one, with the training over
+    ],
+)
+def test_killed_and_continued(tmp_path, quiet, rates, hook, method, count, resumed):
+    killed(tmp_path, getattr(hooks, hook), method, count)
+    again = outcome(tmp_path)
+    assert sorted(rates) == list(range(resumed, 16))
+    assert all(rate == running.Rates(steps=8, warmup=2).at(i // 2, TASK.lr) for i, rate in rates.items())
+    assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
+    assert np.array_equal(again.per_image["areas"], quiet.per_image["areas"])
+
+
+def test_a_state_cut_short_is_never_the_one_that_is_read(tmp_path, quiet):
+    """Killed while a state is being written: only the part beside it is broken."""
+    killed(tmp_path, hooks.SetRates, "before_train_iter", 6)
+    state = next(tmp_path.rglob("state.pth"))
+    state.with_name("state.pth.part").write_bytes(state.read_bytes()[:100])
+    assert dict(outcome(tmp_path).metrics) == dict(quiet.metrics)
