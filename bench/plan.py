@@ -21,11 +21,13 @@ from bench.results import (
 )
 from bench.settings import settings_of
 from bench.suites import Chosen
+from downstream.scenes import layout_of, open_scenes
 from engine.tasks import Workspace
 from imagesets.sets import open_set
 
 State = Literal["new", "failed before", "done"]
 SPLITS = ("train", "val")
+SMOKE = {"digits": "digits:", "tiny-ade20k": "tiny-ade20k:", "tiny-cityscapes": "tiny-cityscapes:"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
     if not texts:
         if suite == "smoke":
-            return {"digits": "digits:"}
+            return dict(SMOKE)
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
     for text in texts:
@@ -73,10 +75,13 @@ def example(url: str) -> str:
     return "digits=digits:"
 
 
-def open_data(name: str, url: str) -> DataUsed:
-    """Look at both splits, so that a wrong URL stops a run before it starts."""
+def open_data(name: str, url: str, cache: Path) -> DataUsed:
+    """Look at both splits, so that a wrong URL stops a run before it starts. Tiny scenes are drawn into `cache`."""
     try:
-        sets = {split: open_set(url, split) for split in SPLITS}
+        if layout_of(url):
+            sets = {split: open_scenes(url, split, cache) for split in SPLITS}
+        else:
+            sets = {split: open_set(url, split) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(
@@ -96,8 +101,20 @@ def plan(
     rerun: bool,
 ) -> list[Job]:
     """Jobs in the order to run them: cheap first, and those that failed before last, so that a rerun gets on."""
-    jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen in selected for images in data]
+    pairs = [(chosen, images) for chosen in selected for images in data if layout_of(images.url) == chosen.layout]
+    jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen, images in pairs]
     return sorted(jobs, key=lambda job: job.state == "failed before")
+
+
+def without_data(data: Sequence[DataUsed], selected: Sequence[Chosen]) -> list[Chosen]:
+    """Protocols that none of the image sets is for. ValueError if that is all of them."""
+    there = {layout_of(images.url) for images in data}
+    lacking = [chosen for chosen in selected if chosen.layout not in there]
+    if selected and len(lacking) == len(selected):
+        kind = lacking[0].layout
+        example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
+        raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
+    return lacking
 
 
 def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, space: Workspace, rerun: bool) -> Job:

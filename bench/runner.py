@@ -24,7 +24,7 @@ from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
 from bench.outputs import check_writable
-from bench.plan import Job, named_urls, open_data, plan
+from bench.plan import Job, named_urls, open_data, plan, without_data
 from bench.results import DataUsed, Result, failure_beside, is_good, read_result, record
 from bench.suites import Chosen, Select, catalogue, choose, warn_of_broken, with_changes
 from bench.tables import to_terminal
@@ -76,6 +76,10 @@ def run(request: Request) -> int:
         selected = world.each(lambda: _selected(request, world))
         # The first process imports, proves and saves; the others load what it saved.
         data, candidates = world.first(lambda: _prepared(request))
+        lacking = world.each(lambda: without_data(data, selected))
+        if lacking and world.is_first:
+            tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
+            print(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             if world.is_first:
                 _show_plan(request, candidates, data, selected)
@@ -93,7 +97,8 @@ def _selected(request: Request, world: World) -> list[Chosen]:
 def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
-    data = [open_data(name, url) for name, url in named_urls(request.data, request.suite).items()]
+    cache = request.space.cache
+    data = [open_data(name, url, cache) for name, url in named_urls(request.data, request.suite).items()]
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
@@ -210,7 +215,8 @@ def _checked(outcome: Outcome) -> Outcome:
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> Path:
     outcome = attempt.outcome
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
-    intervals = intervals_of(outcome.metrics, arrays)
+    own = {name: tuple(pair) for name, pair in outcome.facts.get("intervals", {}).items()}
+    intervals = intervals_of(outcome.metrics, arrays) | own
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
@@ -218,7 +224,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         protocol=job.protocol,
         metrics={name: float(value) for name, value in outcome.metrics.items()},
         intervals=intervals,
-        interval_method=METHOD if intervals else "",
+        interval_method=outcome.facts.get("interval_method", METHOD) if intervals else "",
         checkpoint=candidate.used,
         data=job.data,
         seed=space.seed,

@@ -26,6 +26,7 @@ class Chosen:
     name: str  # the protocol
     protocol: Protocol
     cost: float = 1.0
+    layout: str = ""  # of the labelled scenes that a dense task evaluates on; "" for tasks on image sets
     changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
 
     @property
@@ -70,8 +71,8 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
 
 
 def _protocols(key: str, module: ModuleType) -> dict[str, Chosen]:
-    cost = float(getattr(module, "COST", 1.0))
-    return {name: Chosen(key=key, name=name, protocol=value, cost=cost) for name, value in module.PROTOCOLS.items()}
+    shared = {"key": key, "cost": float(getattr(module, "COST", 1.0)), "layout": getattr(module, "LAYOUT", "")}
+    return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
 
 
 def choose(text: str, found: Catalogue) -> list[Chosen]:

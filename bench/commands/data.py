@@ -7,16 +7,19 @@ from contextlib import ExitStack
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
     parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
-    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, cifar10:PATH, images:PATH, ...")
+    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, ade20k:ROOT, images:PATH, ...")
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
+    from downstream.scenes import layout_of
     from engine.progress import Progress
     from imagesets.check import check, render
     from imagesets.sets import parse_url
 
+    if layout_of(arguments.url):
+        return check_scenes(arguments.url, read_all=not arguments.list_only)
     parse_url(arguments.url)
     with ExitStack() as stack:
         shown: list[Progress] = []
@@ -28,3 +31,28 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print(render(report))
     return 0 if report.ok else 1
+
+
+def check_scenes(url: str, read_all: bool) -> int:
+    """The same for labelled scenes: every mask against its image."""
+    import tempfile
+    from pathlib import Path
+
+    from downstream.scenes import open_scenes, problems_of
+    from engine.progress import Progress
+    from imagesets.sets import SPLITS
+
+    problems: list[str] = []
+    print(url)
+    with tempfile.TemporaryDirectory() as folder:
+        for split in SPLITS:
+            scenes = open_scenes(url, split, Path(folder))
+            print(f"  {split}: {len(scenes):,} scenes, {len(scenes.classes)} classes")
+            print(
+                f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes), sep="\n"
+            )
+            if read_all:
+                with Progress(f"reading {split}", len(scenes)) as progress:
+                    problems += problems_of(scenes, progress.advance)
+    print(*(f"  FIX: {problem}" for problem in problems), *([] if problems else ["  no problems found"]), sep="\n")
+    return 1 if problems else 0
