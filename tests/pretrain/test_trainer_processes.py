@@ -18,10 +18,11 @@ from engine.distributed import World
 from engine.extensions import source_files
 from imagesets.sets import open_set
 from pretrain.checkpointing import states
-from pretrain.images import Part
+from pretrain.images import Part, cut_of
 
 METHODS = list(source_files("methods"))
 STEPS = EPOCHS * IMAGES // BATCH
+BROKEN = cut_of(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, part=0)[0]  # an image of the second process
 
 
 @pytest.fixture(autouse=True)
@@ -124,9 +125,9 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_both(tmp_path):
 
 
 def reading(world: World, out: Path, images: Path, skip_bad: bool) -> tuple[dict, dict]:
-    """A training on a folder in which an image is broken. Facts of the export, and the state's."""
+    """An epoch on a folder in which an image is broken. Facts of the export, and the state's."""
     images_ = open_set(f"folder:{images}", "train")
-    training = trainer("mae", out, world=world, images=images_, skip_bad=skip_bad, workers=1)
+    training = trainer("mae", out, world=world, images=images_, skip_bad=skip_bad, workers=1, recipe={"epochs": 1})
     training.train()
     return dict(training.exports()["export"].facts), training.state().facts
 
@@ -138,19 +139,19 @@ def one_broken(tmp_path) -> Path:
             path = tmp_path / "images" / split / "class" / f"{number:02}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((16, 16, 3), number, np.uint8)).save(path)
-    (tmp_path / "images/train/class/07.png").write_bytes(b"no image")
+    (tmp_path / f"images/train/class/{BROKEN:02}.png").write_bytes(b"no image")
     return tmp_path / "images"
 
 
 def test_an_image_that_one_process_cannot_read_ends_both_with_one_message(one_broken, tmp_path):
     first, second = together(reading, tmp_path / "run", one_broken, False)
     assert first[0] == second[0] == "error" and first[2] == second[2]
-    assert "07.png: cannot be read as an image" in (first, second)[first[2]][1]
+    assert f"{BROKEN:02}.png: cannot be read as an image" in (first, second)[first[2]][1]
 
 
 def test_every_process_counts_what_was_skipped(one_broken, tmp_path):
     (facts, state), (others, _) = together(reading, tmp_path / "run", one_broken, True)
-    assert facts["skipped_images"] == others["skipped_images"] == 1 and list(state["unreadable"]) == ["7"]
+    assert facts["skipped_images"] == others["skipped_images"] == 1 and list(state["unreadable"]) == [str(BROKEN)]
 
 
 def without_space(world: World, out: Path) -> None:
