@@ -5,7 +5,7 @@ It is what the trainer repeats and what parity tests drive directly, with a reco
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -65,11 +65,8 @@ class Updates:
         """
         self.set_rates(clock)
         self.optimizer.zero_grad(set_to_none=True)
-        logs: dict[str, float] = {}
-        for number, views in enumerate(parts):
-            now = replace(clock, part=number)
-            for name, value in self.back_from(views, now).items():
-                logs[name] = logs.get(name, 0.0) + value / clock.parts
+        found = [self.back_from(views, replace(clock, part=number)) for number, views in enumerate(parts)]
+        logs = _means(found)
         logs |= self.agreed(logs["loss"], wishes())
         self.check("loss", logs["loss"], clock)
         self.scaler.unscale_(self.optimizer)
@@ -100,7 +97,7 @@ class Updates:
             recipe.weight_decay_schedule.at(recipe.weight_decay, clock),
         )
 
-    def back_from(self, views: Mapping[str, Tensor], clock: Clock) -> dict[str, float]:
+    def back_from(self, views: Mapping[str, Tensor], clock: Clock) -> dict[str, Tensor]:
         """Forward and backward pass of one part; gradients add up over the parts. Returns its logs."""
         views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
         place = (clock.step, clock.part, self.world.rank)
@@ -108,7 +105,7 @@ class Updates:
             with seeded(DROP, self.seed, *place, device=self.device), self.autocast():
                 loss, logs = self.network(views, clock)
             self.scaler.scale(loss / clock.parts).backward()
-        return {"loss": loss.item(), **{name: float(value) for name, value in logs.items()}}
+        return {"loss": loss.detach(), **logs}
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "float32":
@@ -147,6 +144,12 @@ class Updates:
         elif clip:
             torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
         return total.item()
+
+
+def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Of the scalars of several parts. The one place in an update that waits for a GPU's forward passes."""
+    rows = torch.stack([torch.stack([value.detach().double() for value in part.values()]) for part in logs])
+    return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
 
 
 def _optimizer(groups: list[Group], recipe: Recipe) -> torch.optim.Optimizer:
