@@ -1,5 +1,7 @@
 """`--device`: the device that a text names, checked before anything is loaded."""
 
+import os
+
 import torch
 
 
@@ -15,6 +17,8 @@ def chosen_device(text: str) -> str:
         raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--device {text}: each process takes the GPU of its local rank; use --device cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
     return text

@@ -92,18 +92,24 @@ def current_world() -> World:
 
 @contextmanager
 def start_world(device: str) -> Iterator[World]:
-    """Connect the processes that torchrun started (gloo on CPU, nccl on CUDA) for the length of a block.
+    """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
 
     Without torchrun's environment this process is alone. Where processes are connected already, they are used and
     left connected. On CUDA each process is given the GPU of its local rank.
     """
+    chosen = torch.device(device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or distributed.is_initialized():
+        if chosen.type == "cuda" and chosen.index is not None:
+            torch.cuda.set_device(chosen)  # generators and contexts are those of the current device
         yield current_world()
         return
-    cuda = torch.device(device).type == "cuda"
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group("nccl" if cuda else "gloo", timeout=LONGEST_WAIT)
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+        # Objects and flags travel by gloo between CPUs, so that exchanging them does not wait for the GPU.
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=LONGEST_WAIT, device_id=chosen)
+    else:
+        distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
     try:
         yield current_world()
         _leave_together()

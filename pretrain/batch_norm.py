@@ -30,9 +30,10 @@ class SharedBatchNorm(_BatchNorm):
         return scaled.to(values.dtype)
 
 
-def synchronised(network: nn.Module) -> nn.Module:
+def synchronised(network: nn.Module, device: str = "cpu") -> nn.Module:
     """`network` with every batch norm replaced by one over all processes, on the same parameters and statistics."""
-    return nn.SyncBatchNorm.convert_sync_batchnorm(network) if distributed.get_backend() == "nccl" else _shared(network)
+    on_gpu = torch.device(device).type == "cuda"
+    return nn.SyncBatchNorm.convert_sync_batchnorm(network) if on_gpu else _shared(network)
 
 
 def _shared(network: nn.Module) -> nn.Module:

@@ -116,7 +116,6 @@ class Updates:
         """Mean loss over the processes, and how many of them have each wish."""
         facts = torch.tensor([loss / self.world.size, *map(float, wishes.values())], dtype=torch.float64)
         if self.world.size > 1:
-            facts = facts.to(self.device if distributed.get_backend() == "nccl" else "cpu")
             distributed.all_reduce(facts)
         return dict(zip(["loss", *wishes], facts.tolist(), strict=True))
 
