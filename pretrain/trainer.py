@@ -71,7 +71,7 @@ class Trainer:
         self.cut = cut_of(len(images), recipe.batch, world.size, run.at_once, run.seed, images.url)
         method = build(module, recipe, run.seed)
         if method.sync_batch_norm and world.size > 1:
-            method = synchronised(method)
+            method = synchronised(method, run.device)
         if self.cut.part_size < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in method.modules()):
             raise ValueError(
                 "one image at a time has no statistics for this method's batch norms; use a batch of at least 2 images "
