@@ -18,6 +18,7 @@ from pretrain.views import noise
 Sampling = Literal["random", "block", "grid", "square"]
 ATTEMPTS = 10  # for one block
 LEAST = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
+ASPECT = 0.3  # of a block, up to its inverse
 
 
 @dataclass(frozen=True)
@@ -49,28 +50,28 @@ class MaskedView:
         return {"image": self.view(image), "noise": self.mask_noise()}
 
 
-def blocks(grid: tuple[int, int], hidden: int, least: int, most: int | None = None, aspect: float = 0.3) -> Tensor:
+def blocks(grid: tuple[int, int], hidden: int, least: int) -> Tensor:
     """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
 
-    Rectangles of `least` to `most` patches, aspect from `aspect` to its inverse, until `hidden` patches are covered,
-    never more; fewer where ten rectangles in a row do not fit. Draws from Python's generator.
+    Rectangles of `least` patches or more, until `hidden` patches are covered, never more; fewer where ten rectangles
+    in a row do not fit. Draws from Python's generator.
     """
     mask = torch.zeros(grid, dtype=torch.bool)
     left = hidden
     while left > 0:
-        added = _block(mask, least, min(left, most or left), aspect)
+        added = _block(mask, least, left)
         if not added:
             break
         left -= added
     return mask
 
 
-def _block(mask: Tensor, least: int, most: int, aspect: float) -> int:
+def _block(mask: Tensor, least: int, most: int) -> int:
     """Cover one more rectangle of `mask` that hides 1 to `most` new patches; how many, 0 if none was found."""
     rows, columns = mask.shape
     for _ in range(ATTEMPTS):
         area = random.uniform(least, most)
-        ratio = math.exp(random.uniform(math.log(aspect), math.log(1 / aspect)))
+        ratio = math.exp(random.uniform(math.log(ASPECT), math.log(1 / ASPECT)))
         height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if height >= rows or width >= columns:
             continue

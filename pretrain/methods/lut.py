@@ -32,7 +32,6 @@ Base = Literal["mae", "simmim"]
 HeadNorm = Literal["bn", "ln", "none"]
 Crop = Literal["simple", "random"]
 NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
-BLUR_RADIUS = (0.1, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +109,8 @@ class Lut(Method):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.batch_statistics = settings.head_norm == "bn"
+        if settings.head_norm == "bn":
+            self.fewest, self.fewest_for = 2, "head_norm=bn"
         if settings.base == "mae":
             self.base = mae.MaskedAutoencoder(spec, settings.of_mae())
         else:
@@ -195,7 +196,7 @@ def colours() -> list[Transform]:
     one_of = [
         transforms.Grayscale(3),
         transforms.RandomSolarize(SOLARISE_ABOVE, 1.0),
-        Blur(1.0, BLUR_RADIUS),
+        Blur(1.0, Colours.blur_radius),
     ]
     return [*Colours(grey=0.0).transforms(), transforms.RandomChoice(one_of)]
 

@@ -5,7 +5,7 @@ code differ, this follows the code, and says so.
 V=2 views, B images, L patches, k visible ones, D width, K words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,6 +115,7 @@ class Moca(Method):
             inv_delta=settings.inv_delta,
             kind=settings.new_word,
         )
+        self.fewest, self.fewest_for = settings.new_words, f"new_words={settings.new_words}"
         hidden = int(settings.generator_ratio * spec.width)
         with_image, with_local = settings.image_weight > 0, settings.image_weight < 1
         self.generator = WeightGenerator(spec.width, hidden, spec.width) if with_image else None
@@ -218,8 +219,8 @@ class Moca(Method):
 class MocaViews:
     """Two views, noise for the masks of both, and an image's numbers for the codebook."""
 
-    first: Views
-    second: Views
+    first: Callable[[Image.Image], Tensor]
+    second: Callable[[Image.Image], Tensor]
     masks: tuple[int, ...]
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:

@@ -13,14 +13,14 @@ DATA, CONFIG = recording("beit/beit_step.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("recorded", "hidden", "least", "most"),
-    [("maskgen.beit_14_75_16_none", 75, 16, None), ("maskgen.d2v_14_120_16_196", 120, 16, 196)],
+    ("recorded", "hidden", "least"),
+    [("maskgen.beit_14_75_16_none", 75, 16), ("maskgen.d2v_14_120_16_196", 120, 16)],
 )
-def test_blocks_are_the_recorded_ones(recorded, hidden, least, most):
-    """Four masks in a row from Python's generator (unilm beit/masking_generator.py)."""
+def test_blocks_are_the_recorded_ones(recorded, hidden, least):
+    """Four masks in a row from Python's generator (unilm beit/masking_generator.py); 196 is as good as no limit."""
     random.seed(CONFIG["mask_seed"])
     for mask in DATA[recorded]:
-        ours = blocks((14, 14), hidden, least, most)
+        ours = blocks((14, 14), hidden, least)
         assert torch.equal(ours, mask.bool())
         assert int(ours.sum()) <= hidden
 
