@@ -254,7 +254,7 @@ def one_pass(world: World, views: dict[str, Tensor], path: Path) -> None:
     method = method_of(META["cases"]["infonce_2ranks"], "main")
     logs = Updates(method, recipe(method), world=world).back_from(views, start())
     found = {name: p.grad for name, p in method.named_parameters() if p.requires_grad}
-    torch.save(found | {"loss": torch.tensor(logs["loss"], dtype=torch.float64)}, path)
+    torch.save(found | {"loss": logs["loss"]}, path)
 
 
 def share(world: World, folder: Path) -> None:
