@@ -116,6 +116,7 @@ class Extrema(Method):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         check(spec)
+        self.batch_statistics = settings.loss == "infonce"  # its negatives; processes share them
         self.patches = spec.grid[0] * spec.grid[1]
         self.keep = keep_of(settings, self.patches)
         self.online = Network(spec, settings)

@@ -133,6 +133,18 @@ def test_losses_against_their_formulas():
     torch.testing.assert_close(contrast(predictions, targets, 0.2), -own.mean() * 2 * 0.2)
 
 
+@pytest.mark.parametrize("loss", ["byol", "infonce"])
+def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
+    method = method_of(loss=loss)
+    views = views_of(method)
+    halves = [
+        {name: view[half] for name, view in views.items()} for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH))
+    ]
+    shares = [len(half["student"]) / BATCH for half in halves]
+    parts = sum(share * method(half, clock(step=1)).loss for share, half in zip(shares, halves, strict=True))
+    assert method.batch_statistics == (not torch.isclose(parts, method(views, clock(step=1)).loss))
+
+
 @pytest.mark.parametrize(("design", "loss"), product(DESIGNS, ["byol", "infonce"]))
 def test_gradients_reach_what_is_trained_and_nothing_else(design, loss):
     method = method_of(design, loss=loss)
