@@ -74,6 +74,7 @@ def newest_whole(folder: Path) -> Path | None:
     """The newest state that is whole; None where there is none at all. Newer ones are deleted, and that is said.
 
     Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
+    Raises OSError, and deletes nothing, where the disk cannot say: it may be able to later.
     """
     found = states(folder)
     whole = next((path for path in found if is_whole(path)), None)
@@ -86,11 +87,8 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a state file holds what was written; not where the disk cannot say."""
-    try:
-        return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
-    except OSError:
-        return False
+    """Whether a state file holds what was written. OSError where the disk cannot say."""
+    return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
 
 
 def load_state(path: Path) -> State:

@@ -1,5 +1,7 @@
 """State files: exact, whole, few, and honest about what is broken."""
 
+import errno
+
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -54,6 +56,19 @@ def test_a_broken_one_goes_and_the_one_before_it_stays(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
     save_state(tmp_path, 2, STATE)
     assert before in states(tmp_path)
+
+
+def test_a_disk_that_cannot_say_condemns_no_state(tmp_path, monkeypatch):
+    kept = [save_state(tmp_path, step, STATE) for step in (1, 2)]
+
+    def fail_once(path):
+        monkeypatch.undo()
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpointing, "sha256_of_file", fail_once)
+    with pytest.raises(OSError, match="Input/output error"):
+        newest_whole(tmp_path)
+    assert states(tmp_path) == kept[::-1] and newest_whole(tmp_path) == kept[1]
 
 
 def test_what_a_kill_tore_goes(tmp_path):
