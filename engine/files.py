@@ -69,6 +69,23 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
+    """Hold the lock file `path`; ValueError(refusal) where another process holds it.
+
+    The lock is of this process alone, not also of those forked from it, as flock's would be: loader processes that
+    outlive a kill do not keep it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(refusal) from error
+        yield
+
+
 def sha256_of_file(path: Path | str) -> str:
     """Hex SHA-256 of a file's bytes."""
     with open(path, "rb") as file:

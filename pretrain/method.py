@@ -88,11 +88,14 @@ class Method(nn.Module):
     sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
     batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
+    fewest: images that a forward pass needs, because of the setting `fewest_for`, written as a user would.
     """
 
     preparation = Preparation()
     sync_batch_norm = False
     batch_statistics = False
+    fewest = 1
+    fewest_for = ""
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()

@@ -130,6 +130,8 @@ class SelfDistillation(Method):
         super().__init__(spec, settings)
         check(spec, settings)
         self.batch_statistics = settings.head_norm == "bn"
+        if settings.head_norm == "bn":
+            self.fewest, self.fewest_for = 2, "head_norm=bn"
         self.student = Branch(spec, settings)
         self.teacher = frozen_copy(self.student)
         self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)

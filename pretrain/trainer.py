@@ -4,19 +4,21 @@ A run's folder holds
     run.json      what is trained on what; a restart must ask for the same
     states/       the two newest training states
     log.jsonl, tensorboard/
+    lock          held while a training runs here
     export/       the encoder as the source evaluates it; export-BRANCH/ the method's other networks
     start/        the encoder before the first update: the floor that a training has to beat
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
@@ -25,7 +27,7 @@ from engine.seeding import START, seeded
 from imagesets.sets import ImageSet
 from pretrain.batch_norm import synchronised
 from pretrain.checkpointing import State, load_state, newest_whole, save_state
-from pretrain.claims import claim
+from pretrain.claims import claimed
 from pretrain.images import Part, Parts, cut_of, default_workers, stream
 from pretrain.interruptions import Timer, listening
 from pretrain.method import Clock, Encoder, Method
@@ -72,10 +74,11 @@ class Trainer:
         method = build(module, recipe, run.seed)
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)
-        if self.cut.part_size < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in method.modules()):
+        if self.cut.part_size < method.fewest:
             raise ValueError(
-                "one image at a time has no statistics for this method's batch norms; use a batch of at least 2 images "
-                "for each process and forward pass"
+                f"{method.fewest_for} needs {method.fewest} images in a process's forward pass, but batch="
+                f"{recipe.batch} in {world.size} x {self.cut.parts} (processes x parts) leaves {self.cut.part_size}; "
+                "raise --at-once or batch, or change the setting"
             )
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
@@ -95,17 +98,18 @@ class Trainer:
 
     def train(self) -> Literal["finished", "stopped"]:
         """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
-        self.world.first(lambda: claim(self.run.out, self.identity(), self.run.resume))
-        self.load()
-        if self.step == 0:
-            self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
-        if self.step < self.clock().steps:
-            with listening(self.stop):
-                self.loop()
-        if self.step < self.clock().steps:
-            return "stopped"
-        self.export()
-        return "finished"
+        with ExitStack() as held:
+            self.world.first(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
+            self.load()
+            if self.step == 0:
+                self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
+            if self.step < self.clock().steps:
+                with listening(self.stop):
+                    self.loop()
+            if self.step < self.clock().steps:
+                return "stopped"
+            self.export()
+            return "finished"
 
     def stop(self) -> None:
         """Save and leave after this update."""
@@ -153,7 +157,13 @@ class Trainer:
     ) -> dict[str, bool]:
         """One update on the next images. Returns which wishes some process has."""
         clock, started = self.clock(), time.monotonic()
-        logs = self.updates.run(self.views(parts, averages), clock, wishes)
+        try:
+            logs = self.updates.run(self.views(parts, averages), clock, wishes)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"out of memory in update {self.step} on {self.run.device}: lower --at-once "
+                f"(now {self.cut.part_size}); the recipe's batch stays {self.recipe.batch}"
+            ) from error
         lr, decay = self.updates.rates(clock)
         last = {"epoch": clock.time, "lr": lr, "weight_decay": decay}
         asked = {name: logs.pop(name) > 0 for name in wishes()}

@@ -5,13 +5,14 @@ import os
 import resource
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from elsewhere import CONTEXT, started
-from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, trainer
+from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, small_recipe, trainer
 
 from imagesets.sets import open_set
 from pretrain.checkpointing import states
@@ -131,12 +132,80 @@ def test_a_folder_is_not_taken_by_accident(saved_twice, tmp_path_factory):
     assert "run.json is broken" in refusal(out=saved_twice, resume=True)
 
 
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("run_json", [None, "[]", '{"scripts": {"start": "node ."}}'])
+def test_another_programs_folder_stays_as_it_is(run_json, resume, tmp_path):
+    for name in (".exports/a", ".export_data/b", ".export.old/c", "export/d", ".start.sh", ".run.json.bak"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    if run_json:
+        (tmp_path / "run.json").write_text(run_json)
+    before = files_in(tmp_path)
+    assert refusal(out=tmp_path, resume=resume).startswith(str(tmp_path))
+    assert files_in(tmp_path) == before
+
+
+def test_another_programs_run_json_alone(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    assert "add --resume" in refusal(out=tmp_path)
+    assert "holds another run, method is None, asked for mae" in refusal(out=tmp_path, resume=True)
+    assert files_in(tmp_path) == {"run.json": b"{}"}
+
+
+def test_a_failure_before_the_first_state_leaves_the_folder_free(tmp_path, quiet):
+    """For another setting, with and without --resume; what it wrote does not mix with the new run's."""
+    for resume in (False, True):
+        failing = trainer("mae", tmp_path, seed=1, resume=resume)
+        failing.method.forward = lambda views, clock: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            failing.train()
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "log.jsonl", "run.json", "start", "tensorboard"}
+    (tmp_path / ".run.json.x1").touch()
+    training = trainer("mae", tmp_path)
+    assert training.train() == "finished" and same(training.state().tensors, quiet.state().tensors)
+    assert files_in(tmp_path)["run.json"] == files_in(quiet.run.out)["run.json"]
+    assert len(list(tmp_path.glob("tensorboard/*"))) == 1 and not (tmp_path / ".run.json.x1").exists()
+
+
+def test_one_training_at_a_time_in_a_folder(tmp_path):
+    """Before its first state and after; a loader process that outlives a killed training does not count."""
+    process = started(long_run, tmp_path, CONTEXT.Pipe()[1])
+    wait_for(tmp_path / "log.jsonl", lambda path: path.exists() and path.read_text().count("\n") > 2)
+    before = (tmp_path / "run.json").read_bytes()
+    again = {"out": tmp_path, "recipe": {"epochs": 1000}, "resume": True}
+    assert f"another training is running in {tmp_path}" in refusal(**again)
+    assert f"another training is running in {tmp_path}" in refusal(out=tmp_path, seed=1)
+    process.kill()
+    process.join()
+    assert (tmp_path / "run.json").read_bytes() == before
+    training = trainer("mae", **again)
+    training.loop = lambda: None
+    assert training.train() == "stopped"
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # the loader processes, if they are still there
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path):
+    training = trainer("mae", tmp_path, at_once=4)
+
+    def forward(views, clock):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+
+    training.method.forward = forward
+    with pytest.raises(ValueError, match=r"^out of memory in update 0 on cpu: lower --at-once \(now 4\); .* stays 8$"):
+        training.train()
+
+
 def test_what_a_kill_left_beside_its_place_goes(saved_twice):
     (saved_twice / ".export.x1").mkdir()
     (saved_twice / ".log.jsonl.x2").touch()
     trainer("mae", saved_twice, resume=True).train()
     assert sorted(path.name for path in saved_twice.iterdir()) == [
-        "export", "log.jsonl", "run.json", "start", "states", "tensorboard"
+        "export", "lock", "log.jsonl", "run.json", "start", "states", "tensorboard"
     ]  # fmt: skip
 
 
@@ -195,6 +264,27 @@ def test_a_folder_below_a_file(tmp_path):
 
 def test_what_cannot_be_cut(tmp_path):
     assert "lower it with --set batch=24" in refusal(out=tmp_path, recipe={"batch": 25})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "at_once", "told"),
+    [
+        ("moca", {"new_words": 4}, 2, "new_words=4 needs 4 images in a process's forward pass, but batch=8 in 1 x 4 "),
+        ("moca", {"new_words": 16}, None, "new_words=16 needs 16 images in a process's forward pass, but batch=8 "),
+        ("lut", {"head_norm": "bn"}, 1, "head_norm=bn needs 2 images"),
+        ("dino", {"head_norm": "bn"}, 1, "head_norm=bn needs 2 images"),
+        ("mst", {"head_norm": "bn"}, 1, "head_norm=bn needs 2 images"),
+    ],
+)
+def test_too_few_images_in_a_forward_pass(name, changes, at_once, told, tmp_path):
+    settings = replace(small_recipe(name).settings, **changes)
+    message = refusal(name, tmp_path, at_once=at_once, recipe={"settings": settings})
+    assert message.startswith(told) and "raise --at-once" in message and list(tmp_path.iterdir()) == []
+
+
+def test_moca_with_one_new_word_has_enough_with_one_image(tmp_path):
+    settings = replace(small_recipe("moca").settings, new_words=1)
+    assert trainer("moca", tmp_path, at_once=1, recipe={"settings": settings, "epochs": 1}).train() == "finished"
 
 
 def test_parts_fit_the_memory(tmp_path, quiet):
