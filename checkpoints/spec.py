@@ -65,6 +65,9 @@ class ViTSpec:
         for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")
+        for name in ("registers", "class_attention"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be a whole number, 0 or more")
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.image_size % self.patch_size:

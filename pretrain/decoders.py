@@ -18,11 +18,17 @@ from pretrain.weights import TOKEN_STD, xavier_
 class TokenDecoder(nn.Module):
     """width_in D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
 
-    grid: rows and columns of patches. The initial weights are MAE's.
+    grid: rows and columns of patches. The initial weights are MAE's. Raises ValueError for sizes that cannot be, under
+    the names that the methods' settings have for them: decoder_width, decoder_depth, decoder_heads.
     """
 
     def __init__(self, width_in: int, width: int, depth: int, heads: int, grid: tuple[int, int]) -> None:
         super().__init__()
+        for name, value in (("width", width), ("depth", depth), ("heads", heads)):
+            if value < 1:
+                raise ValueError(f"decoder_{name}={value}: must be 1 or more")
+        if width % 4:
+            raise ValueError(f"decoder_width={width}: sine-cosine positions need a multiple of 4")
         if width % heads:
             raise ValueError(f"decoder_heads={heads} does not divide decoder_width={width}")
         norm = partial(nn.LayerNorm, eps=1e-6)

@@ -5,7 +5,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Literal, get_args
 
 from checkpoints.spec import ViTSpec
@@ -46,8 +46,11 @@ class Recipe:
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if self.lr <= 0 or self.weight_decay < 0 or self.clip < 0:
-            raise ValueError(f"lr={self.lr}, weight_decay={self.weight_decay}, clip={self.clip}: must not be negative")
+        if not 0 < self.lr < inf:
+            raise ValueError(f"lr={self.lr}: must be a finite number above 0")
+        for name in ("lr_batch", "weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number, 0 or more")
 
     @property
     def peak(self) -> float:

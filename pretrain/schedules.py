@@ -34,6 +34,11 @@ class WarmupCosine:
     floor: float = 0.0
     stretch: float = 1.0
 
+    def __post_init__(self) -> None:
+        not_negative(warmup=self.warmup, floor=self.floor)
+        if not 1 <= self.stretch < math.inf:
+            raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
+
     def at(self, peak: float, clock: Clock) -> float:
         return half_cosine(peak, clock.time, int(self.stretch * clock.epochs), self.warmup, self.floor)
 
@@ -44,6 +49,9 @@ class TableCosine:
 
     warmup: float  # epochs
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        not_negative(warmup=self.warmup, floor=self.floor)
 
     def at(self, peak: float, clock: Clock) -> float:
         warmup = int(self.warmup * clock.steps_per_epoch)
@@ -64,6 +72,9 @@ class Multistep:
     milestones: tuple[float, ...]  # epochs
     factor: float = 0.1
 
+    def __post_init__(self) -> None:
+        not_negative(warmup=self.warmup, start=self.start, factor=self.factor)
+
     def at(self, peak: float, clock: Clock) -> float:
         done, warmup = max(0, clock.step - 1), int(self.warmup * clock.steps_per_epoch)
         if done < warmup:
@@ -81,6 +92,13 @@ class CosineTo:
 
     def at(self, peak: float, clock: Clock) -> float:
         return cosine(peak, self.end, clock.step / clock.steps)
+
+
+def not_negative(**values: float) -> None:
+    """Raises ValueError, naming the field of the recipe's schedule, for a value below 0 or not finite."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"schedule.{name}={value}: must be a finite number, 0 or more")
 
 
 def cosine(start: float, end: float, done: float) -> float:

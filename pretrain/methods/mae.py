@@ -53,11 +53,6 @@ class Settings:
         for name, choices in (("crop", Crop), ("sampling", Masks)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
-        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if self.decoder_width % 4:
-            raise ValueError(f"decoder_width={self.decoder_width}: sine-cosine positions need a multiple of 4")
         if not 0 <= self.colour_jitter <= 1:
             raise ValueError(f"colour_jitter={self.colour_jitter}: a chance is from 0 to 1")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:

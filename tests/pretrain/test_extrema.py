@@ -293,6 +293,8 @@ def test_settings_that_cannot_be(changes, message):
         (CLASS_TOKEN, {"class_position": True}, "class_position=True does not fit .* set class_position=False"),
         (AVERAGE, {"final_norm": "all"}, "set final_norm=pooled"),
         (CLASS_ATTENTION, {"position": "learned"}, "set position=sincos_column_first"),
+        (CLASS_ATTENTION, {"class_attention": -1}, "class_attention=-1: must be a whole number, 0 or more"),
+        (CLASS_ATTENTION, {"registers": -1}, "registers=-1: must be a whole number, 0 or more"),
     ],
 )
 def test_encoders_of_no_design(design, changes, message):

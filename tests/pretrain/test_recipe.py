@@ -1,0 +1,35 @@
+"""Recipes and their schedules: values that cannot be are refused in one line that names them."""
+
+from dataclasses import replace
+
+import pytest
+
+from pretrain.methods import dino, mae, simmim
+from pretrain.schedules import WarmupCosine
+
+INFINITE = [float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [("lr", value, "a finite number above 0") for value in (0.0, -1.0, *INFINITE)]
+    + [(name, value, "0 or more") for name in ("clip", "weight_decay", "lr_batch") for value in (-1.0, *INFINITE)]
+    + [(name, 0, "1 or more") for name in ("epochs", "batch")],
+)
+def test_numbers_that_cannot_be(name, value, rule):
+    with pytest.raises(ValueError, match=f"^{name}={value}: must be {rule}$|^{name}={value}: must be .*, {rule}$"):
+        replace(mae.RECIPES["vit_b"], **{name: value})
+
+
+@pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
+@pytest.mark.parametrize("value", [-1.0, *INFINITE])
+def test_warmups_that_cannot_be(method, value):
+    schedule = next(iter(method.RECIPES.values())).schedule
+    with pytest.raises(ValueError, match=f"^schedule.warmup={value}: must be a finite number, 0 or more$"):
+        replace(schedule, warmup=value)
+
+
+@pytest.mark.parametrize("stretch", [0.5, -1.0, *INFINITE])
+def test_a_cosine_that_would_rise_again_is_refused(stretch):
+    with pytest.raises(ValueError, match=f"^schedule.stretch={stretch}: must be 1 or more"):
+        WarmupCosine(warmup=1, stretch=stretch)
