@@ -52,6 +52,13 @@ class Recipe:
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name}={getattr(self, name)}: must be a finite number, 0 or more")
 
+        warmup = getattr(self.schedule, "warmup", 0)
+        if warmup >= self.epochs:
+            raise ValueError(
+                f"schedule.warmup={warmup} with epochs={self.epochs}: nothing is left after the warm-up; lower "
+                "schedule.warmup below epochs"
+            )
+
     @property
     def peak(self) -> float:
         """The highest learning rate."""

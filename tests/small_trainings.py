@@ -1,7 +1,7 @@
 """Pretrainings of a second: every method's smoke recipe on a few digits, in a few updates."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,8 @@ LR = 1e-3
 
 
 def small_recipe(name: str, **changes: Any) -> Recipe:
-    """The smoke recipe in six updates, at a rate that shows a difference; without drop path, which is random."""
+    """The smoke recipe in six updates, at a rate that shows a difference."""
     recipe = load_extension("methods", name).RECIPES["smoke"]
-    if "drop_path" in {field.name for field in fields(recipe.settings)}:
-        recipe = replace(recipe, settings=replace(recipe.settings, drop_path=0.0))
     return replace(recipe, **{"batch": BATCH, "epochs": EPOCHS, "lr": LR, "lr_batch": 0, **changes})
 
 

@@ -73,6 +73,6 @@ RECIPES = {
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TableCosine(warmup=1, floor=1e-6),
+        schedule=TableCosine(warmup=0.5, floor=1e-6),
     ),
 }

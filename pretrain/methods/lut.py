@@ -6,7 +6,8 @@ B batch, D width, U units of a mask (patches, or SimMIM's blocks), v visible one
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Literal, get_args
 
 import torch
@@ -29,6 +30,10 @@ from pretrain.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed
 from pretrain.weights import xavier_
 
 Base = Literal["mae", "simmim"]
+OF_BASE = {  # settings that the other base has no use for
+    "mae": ("norm_pixels", "decoder_width", "decoder_depth", "decoder_heads"),
+    "simmim": ("mask_patch", "layer_scale_start", "drop_path", "seen"),
+}
 HeadNorm = Literal["bn", "ln", "none"]
 Crop = Literal["simple", "random"]
 NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
@@ -44,7 +49,7 @@ class Settings:
     crop: the code's short side at full size, shifted by up to `crop_padding` mirrored pixels ("simple"), or a random
     part of `crop_scale` of the area, as the figure draws it.
     norm_pixels, decoder_*: of MAE. mask_patch, layer_scale_start, drop_path: of SimMIM. seen: what its student's
-    context is the mean of, the visible patches or all (ours).
+    context is the mean of, the visible patches or all (ours). Those of the base that is not used stay as they are here.
     """
 
     base: Base = "mae"
@@ -74,9 +79,16 @@ class Settings:
                               ("seen", simmim.Seen)):  # fmt: skip
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        (other,) = OF_BASE.keys() - {self.base}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in OF_BASE[other] and value != field.default:
+                raise ValueError(
+                    f"{field.name}={value} is for base={other!r}, not {self.base!r}: leave it at {field.default}"
+                )
         for name in ("w_mim", "w_bc", "projector_depth", "predictor_depth", "crop_padding"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number, 0 or more")
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
         if self.head_hidden < 1:
@@ -239,7 +251,7 @@ _SIMMIM = Recipe(
     weight_decay=0.05,
     clip=5.0,
 )
-_SMALL = dict(head_hidden=512, decoder_depth=2, teacher_momentum=0.99)
+_SMALL = dict(head_hidden=512, teacher_momentum=0.99)
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_400": replace(_VIT_B, epochs=400, source=f"{_VIT_B.source}; 400 epochs: table B"),
@@ -254,7 +266,7 @@ RECIPES = {
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **SINCOS),
-        settings=Settings(decoder_width=96, decoder_heads=3, **_SMALL),
+        settings=Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
         epochs=2,
         batch=128,
         lr=1e-3,
@@ -265,22 +277,22 @@ RECIPES = {
         _VIT_B,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **SINCOS),
-        settings=Settings(decoder_width=32, decoder_heads=2, crop_padding=2, **_SMALL),
+        settings=Settings(decoder_width=32, decoder_depth=2, decoder_heads=2, crop_padding=2, **_SMALL),
         epochs=2,
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=WarmupCosine(warmup=1),
+        schedule=WarmupCosine(warmup=0.5),
     ),
     "smoke_simmim": replace(
         _SIMMIM,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(base="simmim", mask_ratio=0.6, mask_patch=4, crop_padding=2, **_SMALL),
+        settings=Settings(base="simmim", mask_ratio=0.6, mask_patch=4, drop_path=0.0, crop_padding=2, **_SMALL),
         epochs=2,
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=WarmupCosine(warmup=1),
+        schedule=WarmupCosine(warmup=0.5),
     ),
 }

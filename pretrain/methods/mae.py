@@ -183,7 +183,8 @@ RECIPES = {
         settings=Settings(decoder_width=32, decoder_depth=1, decoder_heads=2, crop_scale=(0.6, 1.0)),
         epochs=2,
         batch=64,
-        lr=1e-3,
-        schedule=WarmupCosine(warmup=1),
+        lr=2.5e-4,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
     ),
 }

@@ -198,11 +198,11 @@ RECIPES = {
         _VIT_B,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(mask_patch=4),
+        settings=Settings(mask_patch=4, drop_path=0.0),
         epochs=2,
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=WarmupCosine(warmup=1),
+        schedule=WarmupCosine(warmup=0.5),
     ),
 }

@@ -50,7 +50,15 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
 def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     code, out, _ = pretrain("--dry-run", "--at-once", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []
-    values = ("lr = 0.001", "betas = 0.9,0.95", "clip = 3.0", "schedule.warmup = 1", "mask_ratio = 0.5", "width = 16")
+    values = (
+        "lr = 0.00025",
+        "lr_batch = 0",
+        "betas = 0.9,0.95",
+        "clip = 3.0",
+        "schedule.warmup = 0.5",
+        "mask_ratio = 0.5",
+        "width = 16",
+    )
     for line in values:
         assert f"    {line}\n" in out
     assert "  encoder   ViT-16x1/4 at 16 px, " in out
@@ -69,6 +77,7 @@ WRONG = [
     (["--set", "epochs"], "--set epochs: write field=value, for example epochs=10"),
     (["--set", "epochs=many"], "--set epochs=many: expected a whole number"),
     (["--set", "epochs=0"], "--set: epochs=0: must be 1 or more"),
+    (["--set", "epochs=2", "schedule.warmup=2"], "--set: schedule.warmup=2.0 with epochs=2: nothing is left after"),
     (["--set", "source=me"], "--set source: no such setting"),
     (["--set", "norm_pixels=maybe"], "--set norm_pixels=maybe: expected true or false"),
     (["--set", "optimizer=sgd"], "--set optimizer=sgd: choose one of adamw, lars"),
@@ -151,7 +160,7 @@ def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrai
     assert code == 0 and "finished after 8 updates" in out
     assert (tmp_path / "run/log.jsonl").read_text() == written
     code, _, err = pretrain("--resume", "--set", "lr=0.5")
-    assert code == 2 and "settings.lr is 0.001, asked for 0.5; choose another --out" in err
+    assert code == 2 and "settings.lr is 0.00025, asked for 0.5; choose another --out" in err
 
 
 def test_changes_in_another_order_are_the_same_run(pretrain):

@@ -19,14 +19,16 @@ from pretrain.sizes import RELATIVE, SINCOS
 from pretrain.updates import Updates
 
 SPECS = {"mae": replace(SMALL, **SINCOS), "simmim": replace(SMALL, **RELATIVE)}
-SETTINGS = Settings(head_hidden=24, decoder_width=16, decoder_depth=1, decoder_heads=2, mask_patch=4, drop_path=0.0,
-                    crop_padding=2)  # fmt: skip
+SETTINGS = {
+    "mae": Settings(head_hidden=24, decoder_width=16, decoder_depth=1, decoder_heads=2, crop_padding=2),
+    "simmim": Settings(base="simmim", head_hidden=24, mask_patch=4, drop_path=0.0, crop_padding=2),
+}
 BASES = pytest.mark.parametrize("base", ["mae", "simmim"])
 
 
 def method_of(base: str = "mae", **changes) -> Method:
     torch.manual_seed(0)
-    return METHOD(SPECS[base], replace(SETTINGS, base=base, **changes)).double()
+    return METHOD(SPECS[base], replace(SETTINGS[base], **changes)).double()
 
 
 def updates_of(method: Method) -> Updates:
@@ -215,6 +217,15 @@ def test_rules_of_the_learning_rate():
         ("mae", {"projector_depth": -1}, "projector_depth=-1"),
         ("mae", {"head_hidden": 0}, "head_hidden=0"),
         ("mae", {"w_bc": -0.1}, "w_bc=-0.1"),
+        ("mae", {"w_bc": float("nan")}, "w_bc=nan: must be a finite number"),
+        ("mae", {"layer_scale_start": -3.0}, "layer_scale_start=-3.0 is for base='simmim', not 'mae': leave it at 0.1"),
+        ("mae", {"mask_patch": 4}, "mask_patch=4 is for base='simmim'"),
+        ("mae", {"drop_path": 0.0}, "drop_path=0.0 is for base='simmim'"),
+        ("mae", {"seen": "all"}, "seen=all is for base='simmim'"),
+        ("simmim", {"norm_pixels": False}, "norm_pixels=False is for base='mae', not 'simmim'"),
+        ("simmim", {"decoder_depth": 2}, "decoder_depth=2 is for base='mae'"),
+        ("simmim", {"layer_scale_start": -3.0}, "layer_scale_start=-3.0: must be above 0"),
+        ("mae", {"decoder_depth": -1}, "decoder_depth=-1: must be 1 or more"),
         ("mae", {"w_bc": 0.0, "w_mim": 0.0}, "w_mim=0 with w_bc=0"),
         ("mae", {"teacher_momentum": 1.5}, "teacher_momentum=1.5"),
         ("simmim", {"drop_path": 1.0}, "drop_path=1.0"),
@@ -228,8 +239,8 @@ def test_settings_that_cannot_be(base, changes, message):
 
 def test_bases_that_cannot_be():
     with pytest.raises(ValueError, match="base='beit': choose one of mae, simmim"):
-        replace(SETTINGS, base="beit")
+        replace(SETTINGS["mae"], base="beit")
     with pytest.raises(ValueError, match="relative_position='shared'"):
-        METHOD(SPECS["mae"], replace(SETTINGS, base="simmim"))
+        METHOD(SPECS["mae"], SETTINGS["simmim"])
     with pytest.raises(ValueError, match="position='none'"):
-        METHOD(SPECS["simmim"], SETTINGS)
+        METHOD(SPECS["simmim"], SETTINGS["mae"])

@@ -29,6 +29,15 @@ def test_warmups_that_cannot_be(method, value):
         replace(schedule, warmup=value)
 
 
+@pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
+def test_a_warmup_that_leaves_nothing_is_refused(method):
+    recipe = next(iter(method.RECIPES.values()))
+    warmup = recipe.schedule.warmup
+    assert replace(recipe, epochs=warmup + 1).epochs == warmup + 1
+    with pytest.raises(ValueError, match=f"^schedule.warmup={warmup} with epochs={warmup}: nothing is left .*epochs$"):
+        replace(recipe, epochs=warmup)
+
+
 @pytest.mark.parametrize("stretch", [0.5, -1.0, *INFINITE])
 def test_a_cosine_that_would_rise_again_is_refused(stretch):
     with pytest.raises(ValueError, match=f"^schedule.stretch={stretch}: must be 1 or more"):
