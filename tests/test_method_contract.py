@@ -162,7 +162,7 @@ def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bfloat16_gives_nearly_the_same_loss(name):
-    """Nearly: the same to the last digit would be no bfloat16 at all."""
+    """Not the same: then autocast would not have run."""
     recipe = small_recipe(name)
     losses = []
     for precision in ("float32", "bfloat16"):

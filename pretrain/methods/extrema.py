@@ -44,8 +44,9 @@ class Settings:
     pass, so that accumulation has fewer.
 
     crop (with flip), colour: of both branches alike or drawn for each, table 4. Its rows: none and one of them "shared"
-    are 1 augmentation, "independent" is 2. crop_scale: area of the random crop. projector_*: hidden and last width of
-    projector and predictor. teacher_momentum: at the start; 1 at the end. drop_path: of the student.
+    are 1 augmentation, "independent" is 2. Its crop "none" is what MAE's settings call "centre". crop_scale:
+    area of the random crop. projector_*: hidden and last width of projector and predictor. teacher_momentum: at the
+    start; 1 at the end. drop_path: of the student.
     """
 
     mask_ratio: float = 0.8

@@ -1,6 +1,7 @@
 """MAE (He et al. 2022): encode a quarter of the patches, rebuild the pixels of the others.
 
-Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. B batch, L patches, k visible ones, p patch side.
+Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. Of its ablations two targets of table 1d are not
+here, PCA's coefficients and dVAE's tokens. B batch, L patches, k visible ones, p patch side.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,9 @@ GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 class Settings:
     """mask_ratio: share of patches that are hidden (figure 5). decoder_*: table 1a, 1b. encoder_mask_tokens: the
     encoder sees mask tokens, instead of the visible patches alone (1c). norm_pixels: targets normalised patch by patch
-    (1d). crop: of random or fixed size, or the centre without a flip; colour_jitter: its chance (1e; its strength is
-    ours). sampling: what a mask looks like (1f; which of 2 x 2 patches the grid keeps is drawn for each image, ours).
+    (1d). crop: of random or fixed size, or the centre without a flip; colour_jitter: its chance (1e; ours are its
+    strength and the resizing, short side to 256 of 224 pixels, before a fixed or central crop). sampling: what a mask
+    looks like (1f; which of 2 x 2 patches the grid keeps is drawn for each image, ours).
 
     crop_scale: area of the crop of random size.
     """
