@@ -27,7 +27,7 @@ from imagesets.sets import open_set
 
 State = Literal["new", "failed before", "done"]
 SPLITS = ("train", "val")
-SMOKE = {"digits": "digits:", "tiny-ade20k": "tiny-ade20k:", "tiny-cityscapes": "tiny-cityscapes:"}
+SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes", "tiny-coco")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ def listed(root: Path, split: Split) -> Listing:
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
         masks=tuple(f"{folder}/{name}" for name in masks),
+        classes=CLASSES,
         classes_of=TABLE,
         notes=notes,
     )

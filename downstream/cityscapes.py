@@ -75,6 +75,7 @@ def listed(root: Path, split: Split) -> Listing:
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}_leftImg8bit.png" for name in names),
         masks=tuple(f"gtFine/{split}/{name}_gtFine_{kind}.png" for name in names),
+        classes=CLASSES,
         classes_of=table,
         notes=tuple(notes),
     )

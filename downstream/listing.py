@@ -12,12 +12,18 @@ IGNORED = 255  # value of pixels that no loss and no score counts
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """images, masks: paths (N,) below a root. classes_of: class of each value 0..255 of a mask's file."""
+    """images, masks: paths (N,) below a root. classes: names (K,). classes_of: class of each value 0..255 of a mask."""
 
     images: tuple[str, ...]
     masks: tuple[str, ...]
+    classes: tuple[str, ...]
     classes_of: tuple[int, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a fingerprint is of."""
+        return (*self.images, *self.masks)
 
     @cached_property
     def table(self) -> np.ndarray:

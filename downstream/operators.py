@@ -51,8 +51,8 @@ def roi_align_forward(
     from torchvision.ops import roi_align
 
     _only_averages(pool_mode)
-    size = (aligned_height, aligned_width)
-    output.copy_(roi_align(input, rois.to(input), size, spatial_scale, sampling_ratio, bool(aligned)))
+    size, wide = (aligned_height, aligned_width), _wide(input)
+    output.copy_(roi_align(wide, rois.to(wide), size, spatial_scale, sampling_ratio, bool(aligned)))
 
 
 def roi_align_backward(
@@ -74,9 +74,8 @@ def roi_align_backward(
 
     _only_averages(pool_mode)
     backward = torch.ops.torchvision._roi_align_backward
-    size = (aligned_height, aligned_width)
-    regions = rois.to(grad_output)
-    grad_input += backward(grad_output, regions, spatial_scale, *size, *grad_input.shape, sampling_ratio, bool(aligned))
+    size, wide = (aligned_height, aligned_width), _wide(grad_output)
+    grad_input += backward(wide, rois.to(wide), spatial_scale, *size, *grad_input.shape, sampling_ratio, bool(aligned))
 
 
 class StandIn(ModuleType):
@@ -118,6 +117,11 @@ def _put_in_place() -> None:
         setattr(module, operator.__name__, operator)
     sys.modules[NAME] = module
     sys.modules["mmcv"]._ext = module
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """At least float32: torchvision has no RoIAlign of bfloat16."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _only_averages(pool_mode: int) -> None:

@@ -1,7 +1,7 @@
-"""Labelled scenes: images with a mask of classes, in the folders of ADE20K and Cityscapes.
+"""Labelled scenes: images with a mask of classes, or with outlines of things, in the folders of the known sets.
 
-    ade20k:ROOT, cityscapes:ROOT     folders as downloaded
-    tiny-ade20k:, tiny-cityscapes:   scenes of scikit-learn's digits in the same layouts, written below the cache
+    ade20k:ROOT, cityscapes:ROOT, coco:ROOT       folders as downloaded
+    tiny-ade20k:, tiny-cityscapes:, tiny-coco:    scenes of scikit-learn's digits in the same layouts, below the cache
 
 A set is a listing of one split, in sorted order; nothing is decoded to make it. N images, K classes, H x W pixels.
 """
@@ -18,31 +18,32 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from downstream import ade20k, cityscapes, tiny_scenes
+from downstream import ade20k, cityscapes, coco, tiny_coco, tiny_scenes
+from downstream.coco import Instances
 from downstream.listing import IGNORED, Listing
 from imagesets.sets import Split
 
-LAYOUTS = {"ade20k": ade20k, "cityscapes": cityscapes}
+LAYOUTS = {"ade20k": ade20k, "cityscapes": cityscapes, "coco": coco}
 TINY = "tiny-"
-CHOICES = "ade20k:ROOT, cityscapes:ROOT, tiny-ade20k:, tiny-cityscapes:"
+CHOICES = "ade20k:ROOT, cityscapes:ROOT, coco:ROOT, tiny-ade20k:, tiny-cityscapes:, tiny-coco:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSet:
-    """One split. images, masks: paths (N,) below root. coding: of the masks' values, see downstream/listing.py."""
+    """One split. listing: its files below root, and what their masks or outlines mean."""
 
     url: str
     split: Split
-    layout: Literal["ade20k", "cityscapes"]
+    layout: Literal["ade20k", "cityscapes", "coco"]
     root: Path
-    listing: Listing
+    listing: Listing | Instances
 
     def __len__(self) -> int:
         return len(self.listing.images)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return LAYOUTS[self.layout].CLASSES
+        return self.listing.classes
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -56,9 +57,9 @@ class SceneSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of names and sizes in bytes of all images and masks, in order; where they lie plays no part."""
+        """Hex SHA-256 of names and sizes in bytes of images and annotations, in order; where they lie plays no part."""
         state = hashlib.sha256()
-        for name in (*self.listing.images, *self.listing.masks):
+        for name in self.listing.files:
             state.update(f"{name} {(self.root / name).stat().st_size}\n".encode(errors="surrogateescape"))
         return state.hexdigest()
 
@@ -82,7 +83,7 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     """
     layout, place = parse(url)
     tiny = url.startswith(TINY)
-    root = tiny_scenes.written(layout, cache) if tiny else Path(place)
+    root = drawn(layout, cache) if tiny else Path(place)
     module = LAYOUTS[layout]
     try:
         if not tiny:
@@ -93,6 +94,11 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     if not listing.images:
         raise ValueError(f"{url}: the {split} split is empty; it needs images in {root / module.IMAGES[split]}")
     return SceneSet(url=url, split=split, layout=layout, root=root, listing=listing)
+
+
+def drawn(layout: str, cache: Path) -> Path:
+    """The folder of a tiny set."""
+    return tiny_coco.written(cache) if layout == "coco" else tiny_scenes.written(layout, cache)
 
 
 def layout_of(url: str) -> str:
@@ -130,14 +136,23 @@ def check_mask(mask: np.ndarray, size: tuple[int, int], classes: int, path: Path
         )
 
 
+def check_scene(scenes: SceneSet, index: int) -> None:
+    """ValueError or OSError for a scene that cannot be used."""
+    with Image.open(scenes.image(index)) as image:
+        size = image.size[::-1]
+    if isinstance(scenes.listing, Instances):
+        return scenes.listing.check_size(index, *size)
+    with Image.open(scenes.mask(index)) as mask:
+        values = scenes.listing.coded(np.asarray(mask, np.uint8))
+        check_mask(values, size, len(scenes.classes), scenes.mask(index))
+
+
 def problems_of(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> list[str]:
     """Decode every mask, and every image's header: one line for each scene that cannot be used."""
     found = []
     for index in range(len(scenes)):
         try:
-            with Image.open(scenes.image(index)) as image, Image.open(scenes.mask(index)) as mask:
-                values = scenes.listing.coded(np.asarray(mask, np.uint8))
-                check_mask(values, image.size[::-1], len(scenes.classes), scenes.mask(index))
+            check_scene(scenes, index)
         except (OSError, ValueError) as error:
             found.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
         advance(1)

@@ -1,4 +1,4 @@
-"""What the two segmentation tasks share: one training of a model on scenes, its folder, and what is said about it."""
+"""What the dense tasks share: one training of a model on scenes, its folder, and what is said about it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from downstream.running import Judged
-    from downstream.segmentation_data import Sizes
 
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
 AT_ONCE = 8  # images of a pass unless --batch-size says otherwise
@@ -37,35 +36,34 @@ class Plan:
     settings: Mapping[str, Any]
     train: SceneSet
     val: SceneSet
-    sizes: "Sizes"
+    sizes: Any  # of the task's data file
     batch: int
     rates: Rates
     judge_every: int
     best: str
-    build: Callable[["Sizes", bool], "nn.Module"]
+    build: Callable[[Any, bool], "nn.Module"]
     optimise: Callable[["nn.Module"], torch.optim.Optimizer]
     label: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where trainings of one export run, and how their batch is cut."""
+    """Where trainings of one export run, and how their batch is cut. most: images of a pass unless --batch-size."""
 
     export: ViTExport
     space: Workspace
     world: World
     task: str
+    most: int = AT_ONCE
     facts: dict[str, Any] = field(default_factory=dict)
 
     def judged(self, plan: Plan) -> "Judged":
         """Train and judge, or read what was judged before."""
         with quiet_libraries():
             from downstream.running import Course, train
-            from downstream.segmentation_data import training_images, validation_images
-            from downstream.segmentors import AreasMetric
 
         share = share_of(plan.batch, self.world)
-        at_once = largest_part(share, self.space.batch_size or AT_ONCE)
+        at_once = largest_part(share, self.space.batch_size or self.most)
         course = Course(
             folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
             rates=plan.rates,
@@ -81,7 +79,7 @@ class Place:
         )
         synchronised = self.world.size > 1 and torch.device(self.space.device).type == "cuda"
         with quiet_libraries():
-            model, metric = plan.build(plan.sizes, synchronised), AreasMetric()
+            model = plan.build(plan.sizes, synchronised)
         self.facts["batch"] = {
             "images": plan.batch,
             "at_once": at_once,
@@ -89,15 +87,16 @@ class Place:
             "processes": self.world.size,
             "batch_norm_over": at_once * (self.world.size if synchronised else 1),
         }
-        return train(
-            model,
-            plan.optimise(model),
-            training_images(plan.train, plan.sizes),
-            validation_images(plan.val, plan.sizes),
-            metric,
-            course,
-            self.world,
-        )
+        return train(model, plan.optimise(model), *self.parts(plan), course, self.world)
+
+    def parts(self, plan: Plan) -> tuple[Any, Any, Any]:
+        """Training images, validation images, metric."""
+        with quiet_libraries():
+            from downstream.segmentation_data import training_images, validation_images
+            from downstream.segmentors import AreasMetric
+
+            metric = AreasMetric()
+        return training_images(plan.train, plan.sizes), validation_images(plan.val, plan.sizes), metric
 
     def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
         """Everything that decides about the bits of a training."""

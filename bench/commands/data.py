@@ -7,7 +7,7 @@ from contextlib import ExitStack
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
     parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
-    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, ade20k:ROOT, images:PATH, ...")
+    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, ade20k:ROOT, coco:ROOT, ...")
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_scenes(url: str, read_all: bool) -> int:
-    """The same for labelled scenes: every mask against its image."""
+    """The same for labelled scenes: every mask or size against its image."""
     import tempfile
     from pathlib import Path
 

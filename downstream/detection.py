@@ -1,0 +1,254 @@
+"""Object detection and instance segmentation on COCO's layout: settings, training and outcome of both tasks."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from checkpoints.export import ViTExport
+from downstream.average_precision import detections, intervals
+from downstream.libraries import libraries_used, quiet_libraries
+from downstream.optimisation import Rates, layer_groups
+from downstream.scenes import SceneSet
+from downstream.scores import RESAMPLES
+from downstream.segmentation import Place, Plan, open_both, warnings
+from engine.distributed import start_world
+from engine.tasks import Outcome, Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.running import Judged
+
+LAYOUT = "coco"
+AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
+
+IBOT_SOURCE = (
+    "bytedance/ibot evaluation/object_detection/configs/cascade_rcnn/vit_base_giou_4conv1f_coco_3x.py (lr 1e-4, wd "
+    "0.05, drop path 0.2, GIoU x 10, taps without norm) with its evaluation/README.md's 12 epochs, steps at 8 and 11, "
+    "decay 0.75, 8 x 2 images"
+)
+OURS = (
+    "; ours: batches not sorted by aspect ratio, the export's own position table resized for each image, bfloat16 in "
+    "place of fp16 with --precision bfloat16"
+)
+# Of both tasks' smoke protocols.
+SMOKE: dict[str, Any] = {
+    "lr": 3e-3,
+    "layer_decay": 0.9,
+    "epochs": 4,
+    "milestones": (3,),
+    "warmup": 5,
+    "batch": 2,
+    "augment": "scales",
+    "short": (64,),
+    "long": 96,
+    "flip": 0.0,
+    "val": (96, 64),
+    "drop_path": 0.0,
+    "channels": 32,
+    "hidden": 64,
+    "anchor": 4,
+    "box_convs": 1,
+    "mask_convs": 1,
+    "proposals": (64, 64),
+    "regions": 32,
+    "detections": 20,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """Settings of one training.
+
+    lr: peak, of the heads; layer_decay: engine/layer_decay.py. epochs, and the `milestones` from which on the rate is a
+    tenth; warmup: optimiser steps from `start` times the rate; batch images a step. augment, short, long, crop_short,
+    crop, jitter, flip, val: downstream/detection_data.py. norm: the final norm on every tap. train_positions,
+    decay_tokens: see upernet_ade20k. channels: of the pyramid and the heads' convolutions; hidden: of the box head's
+    linear layer. anchor: sides in strides. proposals: of an image, in training and testing; regions: of these that
+    train a head. box_loss: "giou" of decoded boxes, or "l1" of offsets. least_score, detections: of what is reported of
+    an image. judge_every: epochs; 0: at the end. recompute: save memory, see downstream/backbone.py. size, branch: what
+    the recipe is for; another is warned of.
+    """
+
+    KEY: ClassVar[str]
+    CASCADE: ClassVar[bool]
+
+    lr: float = 1e-4
+    layer_decay: float = 0.75
+    weight_decay: float = 0.05
+    epochs: int = 12
+    milestones: tuple[int, ...] = (8, 11)
+    warmup: int = 500
+    start: float = 0.001
+    batch: int = 16
+    augment: Literal["scales", "crops", "jitter"] = "crops"
+    short: tuple[int, ...] = tuple(range(480, 801, 32))
+    long: int = 1333
+    crop_short: tuple[int, ...] = (400, 500, 600)
+    crop: tuple[int, int] = (384, 600)
+    jitter: tuple[float, float] = (0.1, 2.0)
+    flip: float = 0.5
+    val: tuple[int, int] = (1333, 800)
+    drop_path: float = 0.2
+    norm: bool = False
+    train_positions: bool = True
+    decay_tokens: bool = True
+    channels: int = 256
+    hidden: int = 1024
+    anchor: int = 8
+    rpn_convs: int = 1
+    box_convs: int = 4
+    mask_convs: int = 4
+    proposals: tuple[int, int] = (1000, 1000)
+    regions: int = 512
+    box_loss: Literal["giou", "l1"] = "giou"
+    least_score: float = 0.05
+    detections: int = 100
+    judge_every: int = 0
+    recompute: bool = False
+    size: str = ""
+    branch: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0 or not 0 <= self.drop_path < 1:
+            raise ValueError(
+                f"lr={self.lr}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}, "
+                f"drop_path={self.drop_path}: give a rate above 0, a layer decay above 0 and up to 1, no weight decay "
+                "below 0, and a chance from 0 to below 1"
+            )
+        names = ("epochs", "batch", "short", "long", "crop_short", "crop", "val", "channels", "hidden", "anchor")
+        names += ("rpn_convs", "box_convs", "mask_convs", "proposals", "regions", "detections")
+        for name in names:
+            value = getattr(self, name)
+            if not value or min(value if isinstance(value, tuple) else (value,)) < 1:
+                raise ValueError(f"{name}={value}: give whole numbers from 1 on")
+        if list(self.milestones) != sorted(set(self.milestones)) or not all(
+            0 < m < self.epochs for m in self.milestones
+        ):
+            raise ValueError(f"milestones={self.milestones}: give rising epochs from 1 to below epochs={self.epochs}")
+        if min(self.warmup, self.judge_every) < 0 or not 0 < self.start <= 1:
+            raise ValueError(
+                f"warmup={self.warmup}, judge_every={self.judge_every}, start={self.start}: give whole numbers from 0 "
+                "on, and a start above 0 and up to 1"
+            )
+        if not 0 < self.jitter[0] <= self.jitter[1] or not 0 <= self.flip <= 1 or not 0 <= self.least_score < 1:
+            raise ValueError(
+                f"jitter={self.jitter}, flip={self.flip}, least_score={self.least_score}: give a range above 0, a "
+                "chance from 0 to 1, a score from 0 to below 1"
+            )
+
+    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        check_patches(export)
+        with start_world(space.device) as world:
+            train, val = open_both(space, LAYOUT, world)
+            train = learnable(train, val)
+            place = DetectionPlace(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
+            judged = place.judged(self.plan(export, train, val, space.seed))
+            departures = warnings(export, self.size, self.branch, 0, 0)
+            return outcome(place, judged, train, val, {"epochs": self.epochs, "warnings": departures})
+
+    def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
+        """The one training, as `Place` runs it."""
+        with quiet_libraries():
+            from downstream.detection_data import Sizes
+
+        steps = -(-len(train) // self.batch)  # of an epoch
+        return Plan(
+            settings=asdict(self),
+            train=train,
+            val=val,
+            sizes=Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__}),
+            batch=self.batch,
+            rates=Rates(
+                steps=self.epochs * steps,
+                family="step",
+                milestones=tuple(epoch * steps for epoch in self.milestones),
+                warmup=self.warmup,
+                start=self.start,
+            ),
+            judge_every=self.judge_every * steps,
+            best="",
+            build=lambda sizes, synchronised: self.model(export, len(val.classes), synchronised, seed),
+            optimise=lambda model: self.optimiser(model, export),
+            label=f"{self.KEY} on {train.url}",
+        )
+
+    def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
+        """mmdet's detector around the export, whose position table keeps its size and is resized for every image."""
+        from downstream.backbone import Backbone, dense_network, usual_taps
+        from downstream.detectors import detector
+
+        backbone = Backbone(
+            dense_network(export, export.spec.image_size, self.drop_path),
+            usual_taps(export.spec.depth),
+            norm=self.norm,
+            train_positions=self.train_positions,
+            recompute=self.recompute,
+        )
+        return detector(self, backbone, export, classes, synchronised, seed)
+
+    def optimiser(self, model: "nn.Module", export: ViTExport) -> torch.optim.Optimizer:
+        """AdamW over what trains."""
+        groups = layer_groups(model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens)
+        return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionPlace(Place):
+    """Where detectors train."""
+
+    def parts(self, plan: Plan) -> tuple[Any, Any, Any]:
+        """Training images, validation images, metric."""
+        with quiet_libraries():
+            from downstream.detection_data import training_images, validation_images
+            from downstream.detection_metric import DetectionMetric
+
+            metric = DetectionMetric(plan.val.listing, plan.settings["detections"])
+            return training_images(plan.train, plan.sizes), validation_images(plan.val, plan.sizes), metric
+
+
+def check_patches(export: ViTExport) -> None:
+    """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made."""
+    if export.spec.patch_size not in (4, 8, 16, 32):
+        raise ValueError(
+            f"patches of {export.spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
+        )
+
+
+def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
+    """The training images that have objects. ValueError if there are none, on either side, or other classes."""
+    if dict(train.listing.categories) != dict(val.listing.categories):
+        raise ValueError(
+            f"{train.url}: {train.listing.annotations} and {val.listing.annotations} name other categories"
+        )
+    for scenes, found in ((train, len(train.listing.learnable)), (val, any(val.listing.objects))):
+        if not found:
+            raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.listing.annotations}")
+    return train.subset(train.listing.learnable, "with-objects")
+
+
+def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
+    """Metrics, the detections of every validation image, intervals over these images, and the facts."""
+    from downstream.detection_metric import backend, described
+
+    spread = {
+        f"{kind}_{name}": list(pair)
+        for kind in ("box", "mask")
+        for name, pair in intervals(detections(judged.arrays, kind), seed=0).items()
+    }
+    facts = {
+        "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
+        "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
+        "notes": list(dict.fromkeys([*train.notes, *val.notes])),
+        "evaluations": [judged.history],
+        "reported_step": [judged.step],
+        "detections": int((judged.arrays["classes"] >= 0).sum()),
+        "evaluated_by": described(backend()),
+        "intervals": spread,
+        "interval_method": f"95 % percentile bootstrap over validation images, {RESAMPLES} resamples",
+        "libraries": libraries_used(),
+        **place.facts,
+        **rest,
+    }
+    return Outcome(metrics=judged.metrics, per_image=dict(judged.arrays), facts=facts)

@@ -1,0 +1,73 @@
+"""COCO object detection and instance segmentation by Mask R-CNN, end to end: box and mask AP on val2017.
+
+mmdet's Mask R-CNN on four scales of four blocks' patches through a feature pyramid, AdamW with layer-wise rate decay.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from downstream.detection import IBOT_SOURCE, LAYOUT, OURS, SMOKE, Detection
+from engine.tasks import Protocol
+
+__all__ = ["LAYOUT"]
+COST = 900.0  # 12 epochs, each image some twenty times the pixels of 224 x 224, and quadratic in them
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskRcnn(Detection):
+    """Settings of one training, see downstream/detection.py."""
+
+    KEY: ClassVar[str] = "maskrcnn_coco"
+    CASCADE: ClassVar[bool] = False
+
+
+EXTREMA = MaskRcnn(lr=3e-4, milestones=(9, 11), batch=32, train_positions=False, size="B", branch="online")
+IBOT = MaskRcnn(size="B")
+MAE = MaskRcnn(
+    layer_decay=0.7,
+    weight_decay=0.1,
+    epochs=100,
+    milestones=(89, 96),
+    warmup=250,
+    batch=64,
+    augment="jitter",
+    long=1024,
+    val=(1024, 1024),
+    drop_path=0.1,
+    rpn_convs=2,
+    box_loss="l1",
+    size="B",
+)
+
+PROTOCOLS = {
+    "maskrcnn@smoke": Protocol(
+        task=MaskRcnn(**SMOKE),
+        version=1,
+        source="ours: seconds on tiny-coco:; not to be compared with published numbers",
+    ),
+    "maskrcnn@extrema": Protocol(
+        task=EXTREMA,
+        version=1,
+        source="ExtreMA section 4 (Mask R-CNN, ViT-B, 12 epochs) and its README (CAE's code without the class token); "
+        "from CAE downstream_tasks/object_detection, its Mask R-CNN vit_base_giou_4conv1f_coco, inferred: lr 3e-4, "
+        "batch 32, decay 0.75, wd 0.05, steps at 9 and 11, warm-up 500 from 0.001, drop path 0.2, short sides 480-800 "
+        "with crops, box head of 4 convolutions with GIoU x 10; as in its segmentation: taps without norm, frozen "
+        f"position table{OURS}",
+    ),
+    "maskrcnn@ibot": Protocol(
+        task=IBOT,
+        version=1,
+        source=f"iBOT-style: {IBOT_SOURCE}, with Mask R-CNN's one stage; iBOT itself reports Cascade alone{OURS}",
+    ),
+    "maskrcnn@mae": Protocol(
+        task=MAE,
+        version=1,
+        source="open-mmlab/mmdetection projects/ViTDet/configs/vitdet_mask-rcnn_vit-b-mae_lsj-100e.py and "
+        "lsj-100e_coco-instance.py (lr 1e-4, wd 0.1, decay 0.7, batch 64, 100 epochs, warm-up 250, jitter 0.1-2 at "
+        "1024, two RPN convolutions, L1 offsets; steps at 163 889 and 177 546 of 184 375); not taken over: windowed "
+        "blocks, relative positions, the pyramid of the last block alone, layer norm in heads and masks (batch norm in "
+        f"the box head here), padding to 1024 x 1024{OURS}",
+    ),
+}
+
+SUITES = {"smoke": ("maskrcnn@smoke",), "full": ("maskrcnn@extrema", "maskrcnn@ibot")}

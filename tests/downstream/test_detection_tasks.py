@@ -1,0 +1,194 @@
+"""The detection tasks end to end on drawn scenes: what they train, report, keep and refuse."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_scenes import PLAIN, SPECS, export_of, workspace
+
+from downstream.average_precision import average_precisions, detections
+from downstream.libraries import quiet_libraries
+from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
+from downstream.tasks.cascade_coco import Cascade
+from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
+from downstream.tasks.maskrcnn_coco import MaskRcnn
+
+with quiet_libraries():
+    import mmdet
+    from mmengine.config import Config
+
+    from downstream import detectors, hooks, running
+
+SMALL: dict[str, Any] = {
+    "epochs": 2,
+    "milestones": (1,),
+    "warmup": 2,
+    "batch": 4,
+    "channels": 8,
+    "hidden": 16,
+    "proposals": (16, 16),
+    "regions": 16,
+    "detections": 10,
+    "least_score": 0.0,
+}
+SMOKE = {"maskrcnn": MASK["maskrcnn@smoke"].task, "cascade": CASCADE["cascade@smoke"].task}
+TASKS = {name: replace(task, **SMALL) for name, task in SMOKE.items()}
+MASKRCNN = TASKS["maskrcnn"]
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """(model, course) of every training, in order."""
+    seen, train = [], running.train
+    monkeypatch.setattr(running, "train", lambda *values: (seen.append((values[0], values[5])), train(*values))[1])
+    return seen
+
+
+def named(value: Any) -> Any:
+    """A configuration with classes by name."""
+    if isinstance(value, Mapping):
+        return {key: named(each) for key, each in value.items() if key != "loss_weight" or each != 1.0}
+    if isinstance(value, list | tuple):
+        return [named(each) for each in value]
+    return value.__name__ if isinstance(value, type) else value
+
+
+@pytest.mark.parametrize(
+    ("settings", "file"),
+    [
+        (MaskRcnn(rpn_convs=1), "mask-rcnn_r50_fpn.py"),
+        (Cascade(), "cascade-mask-rcnn_r50_fpn.py"),
+    ],
+)
+def test_heads_and_rules_are_mmdets(settings, file):
+    """All but the box heads, which are iBOT's, and what a configuration leaves to a class's own default."""
+    base = Config.fromfile(Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_" / "models" / file).model
+    ours, theirs = named(detectors._proposing(settings)), named(base.rpn_head)
+    assert ours.pop("num_convs") == 1 and ours == theirs
+    ours, theirs = named(detectors._judging(settings, 80, synchronised=False)), named(base.roi_head)
+    assert {k: v for k, v in ours.items() if k != "bbox_head"} == {k: v for k, v in theirs.items() if k != "bbox_head"}
+    heads = [found if isinstance(found, list) else [found] for found in (ours["bbox_head"], theirs["bbox_head"])]
+    assert [head["bbox_coder"] for head in heads[0]] == [head["bbox_coder"] for head in heads[1]]
+    assert named(detectors._training(settings)) == named(base.train_cfg)
+    assert named(detectors._testing(settings)) == named(base.test_cfg)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, trained):
+    export = export_of()
+    outcome = TASKS[task].run(export, workspace(tmp_path, "tiny-coco:"))
+    arrays = outcome.per_image
+    assert (
+        arrays["classes"].shape == (8, 10) and arrays["boxes"].shape == (8, 10, 4) and arrays["objects"].shape == (8, 4)
+    )
+    for kind in ("box", "mask"):
+        ours = average_precisions(detections(arrays, kind), np.ones((1, 8)))
+        for name, values in ours.items():
+            assert outcome.metrics[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
+            assert set(outcome.facts["intervals"]) == set(outcome.metrics)
+    model, course = trained[0]
+    assert (course.rates.steps, course.rates.milestones) == (4, (2,))
+    trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}
+    still = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
+    assert still == {"norm.weight", "norm.bias"}
+    assert outcome.facts["train"]["images"] == 8 and outcome.facts["val"]["images"] == 8
+
+
+def test_training_beats_an_untrained_head(tmp_path):
+    task = replace(SMOKE["maskrcnn"], epochs=3, milestones=())
+    before = replace(task, lr=1e-12, epochs=1).run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4))
+    after = task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=None))
+    assert after.metrics["box_AP50"] > 10 > 2 > before.metrics["box_AP50"]
+    assert after.metrics["mask_AP50"] > 10 > 2 > before.metrics["mask_AP50"]
+
+
+@pytest.mark.parametrize("name", ["relative", "class attention"])
+def test_other_architectures_and_bfloat16(name, tmp_path):
+    task = replace(MASKRCNN, epochs=1, milestones=(), augment="crops", crop_short=(48,), crop=(24, 40))
+    outcome = task.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-coco:", precision="bfloat16", limit=4))
+    assert outcome.facts["detections"] > 0 and np.isfinite(list(outcome.metrics.values())).all()
+
+
+def killed(folder: Path, count: int) -> None:
+    """Run in a process that dies before its `count`th iteration."""
+    child = os.fork()
+    if not child:
+        calls, original = [], hooks.SetRates.before_train_iter
+
+        def dying(self, *values, **settings):
+            calls.append(1)
+            if len(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, *values, **settings)
+
+        hooks.SetRates.before_train_iter = dying
+        again(folder)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def again(folder: Path, **settings):
+    return replace(TASKS["cascade"], drop_path=0.3).run(export_of(), workspace(folder, "tiny-coco:", **settings))
+
+
+def test_killed_and_continued(tmp_path, monkeypatch):
+    """Two images at once, two parts of a step: the bits of an uninterrupted training."""
+    quiet = again(tmp_path / "quiet")
+    killed(tmp_path / "killed", count=6)
+    seen, original = [], hooks.SetRates.before_train_iter
+
+    def recording(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        seen.append(batch_idx)
+
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", recording)
+    resumed = again(tmp_path / "killed")
+    assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
+    assert all(np.array_equal(values, quiet.per_image[name]) for name, values in resumed.per_image.items())
+
+
+def failing(task, data: str, tmp_path: Path, export=None, **settings) -> str:
+    with pytest.raises(ValueError) as caught:
+        task.run(export or export_of(), workspace(tmp_path, data, **settings))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_trained_is_said_in_a_line(tmp_path):
+    assert "the loss is nan in iteration" in failing(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
+    assert "this task needs coco:ROOT" in failing(MASKRCNN, "tiny-ade20k:", tmp_path)
+    odd = export_of(replace(PLAIN, patch_size=14, image_size=28))
+    assert "patches of 14 px" in failing(MASKRCNN, "tiny-coco:", tmp_path, odd)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 0.0},
+        {"milestones": (12,)},
+        {"milestones": (3, 2)},
+        {"short": ()},
+        {"batch": 0},
+        {"jitter": (2.0, 1.0)},
+        {"flip": 2.0},
+        {"warmup": -1},
+        {"drop_path": 1.0},
+    ],
+)
+def test_bad_settings(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        MaskRcnn(**settings)
+
+
+def test_listing_tasks_imports_none_of_the_libraries():
+    program = "import sys, downstream.tasks.maskrcnn_coco, downstream.tasks.cascade_coco; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "downstream.scenes" in found and not {"mmengine", "mmcv", "mmdet", "pycocotools", "cv2"} & set(found)
