@@ -101,7 +101,11 @@ def _precision(right: np.ndarray, answered: np.ndarray, objects: np.ndarray) -> 
 
 
 def intervals(found: Detections, seed: int, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
-    """Name -> (low, high) in percent, percentile bootstrap over images."""
+    """Name -> (low, high) in percent, percentile bootstrap over images.
+
+    Resamples of few images lie above the number itself on average, by 1.1 to 1.3 points for the 24 of tiny-coco:, and
+    the interval with them; nothing is done about it.
+    """
     generator, count = np.random.default_rng(seed), len(found.objects)
     parts = []
     for first in range(0, resamples, BLOCK):
