@@ -144,14 +144,20 @@ class Recording:
 
 
 def replay(calls: list[Call], autocast: Callable[[], AbstractContextManager]) -> None:
-    """Call everything again; a stack of blocks on the same shape goes forward as a whole, then backward."""
+    """Call everything again; a stack of blocks on the same shape goes forward as a whole, then backward.
+
+    Gradients begin as none, as in a step, and none goes back to images.
+    """
+    for call in calls:
+        call.module.zero_grad(set_to_none=True)
     at = 0
     while at < len(calls):
         end = at + 1
         while end < len(calls) and is_stacked(calls[end - 1], calls[end]):
             end += 1
         first = calls[at]
-        tokens = torch.randn(first.shape).to(first.dtype).requires_grad_(first.backward)
+        tokens = torch.randn(first.shape).to(first.dtype)
+        tokens.requires_grad_(first.backward and not isinstance(first.module, nn.Conv2d))
         with autocast(), nullcontext() if first.backward else torch.no_grad():
             for call in calls[at:end]:
                 tokens = call.module(tokens)
