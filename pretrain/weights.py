@@ -3,10 +3,11 @@
 D width, p patch side.
 """
 
+from collections.abc import Callable
 from math import sqrt
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from checkpoints.positions import sincos_positions
 from checkpoints.vit import ViT
@@ -16,15 +17,7 @@ TOKEN_STD = 0.02
 
 def xavier_(network: nn.Module) -> nn.Module:
     """Every linear layer Xavier-uniform with zero bias, norms 1 and 0 (MAE models_mae.py:82-93, MOCA, LUT, ExtreMA)."""
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-    return network
+    return _drawn(network, nn.init.xavier_uniform_)
 
 
 def truncated_(network: nn.Module, std: float = 0.02, cut: float = 2.0) -> nn.Module:
@@ -32,9 +25,14 @@ def truncated_(network: nn.Module, std: float = 0.02, cut: float = 2.0) -> nn.Mo
 
     DINO's and timm's trunc_normal_ cuts at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
     """
+    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-cut, b=cut))
+
+
+def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
+    """`draw` every linear layer's weight; biases 0, norms 1 and 0."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=std, a=-cut, b=cut)
+            draw(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
