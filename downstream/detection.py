@@ -8,7 +8,7 @@ import torch
 from checkpoints.export import ViTExport
 from downstream.average_precision import detections, intervals
 from downstream.libraries import libraries_used, quiet_libraries
-from downstream.optimisation import Rates, layer_groups
+from downstream.optimisation import Rates, check_rates, layer_groups
 from downstream.scenes import SceneSet
 from downstream.scores import RESAMPLES
 from downstream.segmentation import Place, Plan, open_both, warnings
@@ -111,12 +111,7 @@ class Detection:
     branch: str = ""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0 or not 0 <= self.drop_path < 1:
-            raise ValueError(
-                f"lr={self.lr}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}, "
-                f"drop_path={self.drop_path}: give a rate above 0, a layer decay above 0 and up to 1, no weight decay "
-                "below 0, and a chance from 0 to below 1"
-            )
+        check_rates(self.lr, self.layer_decay, self.weight_decay, self.drop_path)
         names = ("epochs", "batch", "short", "long", "crop_short", "crop", "val", "channels", "hidden", "anchor")
         names += ("rpn_convs", "box_convs", "mask_convs", "proposals", "regions", "detections")
         for name in names:

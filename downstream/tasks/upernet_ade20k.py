@@ -11,7 +11,7 @@ import torch
 
 from checkpoints.export import ViTExport
 from downstream.libraries import quiet_libraries
-from downstream.optimisation import Rates, layer_groups
+from downstream.optimisation import Rates, check_rates, layer_groups
 from downstream.scenes import SceneSet
 from downstream.segmentation import Place, Plan, fitted, open_both, outcome, warnings
 from engine.distributed import start_world
@@ -62,12 +62,7 @@ class UperNet:
     branch: str = ""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0 or not 0 <= self.drop_path < 1:
-            raise ValueError(
-                f"lr={self.lr}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}, "
-                f"drop_path={self.drop_path}: give a rate above 0, a layer decay above 0 and up to 1, no weight decay "
-                "below 0, and a chance from 0 to below 1"
-            )
+        check_rates(self.lr, self.layer_decay, self.weight_decay, self.drop_path)
         if min(self.steps, self.batch, self.crop, self.stride, *self.scale) < 1 or self.judge_every < 0:
             raise ValueError(
                 f"steps={self.steps}, batch={self.batch}, crop={self.crop}, stride={self.stride}, scale={self.scale}, "
