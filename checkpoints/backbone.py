@@ -1,13 +1,13 @@
 """Backbone: an export frozen for evaluation. Images in, features of the asked layers out; nothing is trained."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints.export import ViTExport
+from engine.precision import autocast, fit_attention
 
 
 class Features(NamedTuple):
@@ -32,6 +32,7 @@ class Backbone(nn.Module):
         self.spec = export.spec
         self.vit = export.build().to(device).requires_grad_(False)
         self.precision = precision
+        fit_attention(self.vit, device, precision)
         self.images_seen = 0
         for name, values in (("mean", export.mean), ("std", export.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(1, 3, 1, 1), persistent=False)
@@ -55,9 +56,8 @@ class Backbone(nn.Module):
         """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
         layers = sorted({layer for layer, _ in wanted})
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
-        autocast = torch.autocast(images.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
         found = {}
-        with autocast:
+        with autocast(images.device.type, self.precision):
             for layer, raw in zip(layers, self.vit(images, layers=layers, norm=False), strict=True):
                 for norm in {norm for other, norm in wanted if other == layer}:
                     tokens = self.vit.normalise(raw, layer) if norm else raw

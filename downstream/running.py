@@ -31,6 +31,7 @@ from downstream.libraries import quiet_libraries
 from downstream.optimisation import Rates
 from downstream.stream import Positions, Stream
 from engine.distributed import World
+from engine.precision import autocast
 from engine.progress import Progress
 
 STATES = 20  # states saved over a training, at least
@@ -113,7 +114,7 @@ class Precise(OptimWrapper):
 
     @contextlib.contextmanager
     def optim_context(self, model: nn.Module):
-        with super().optim_context(model), lowered(self.device, self.precision):
+        with super().optim_context(model), autocast(self.device, self.precision):
             yield
 
 
@@ -130,15 +131,9 @@ class JudgeLoop(ValLoop):
             return super().run()
 
     def run_iter(self, idx: int, data_batch: Any) -> None:
-        with lowered(self.device, self.precision):
+        with autocast(self.device, self.precision):
             super().run_iter(idx, data_batch)
         self.bar.advance(1)
-
-
-def lowered(device: str, precision: str) -> contextlib.AbstractContextManager:
-    """Autocast to bfloat16 where that is asked for."""
-    kind = torch.device(device).type
-    return torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def train(

@@ -6,9 +6,9 @@ It is what the trainer repeats and what parity tests drive directly, with a reco
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
 from engine.lars import Lars
+from engine.precision import autocast, fit_attention
 from engine.seeding import DROP, seeded
 from pretrain.method import Clock, Group, Method
 from pretrain.recipe import Recipe
 
 Precision = Literal["float32", "bfloat16", "float16"]
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LOGS = 5  # losses that a message about a divergence shows
 EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's clip_grad_norm_ adds the same
 
@@ -41,6 +41,7 @@ class Updates:
     ) -> None:
         self.method, self.recipe, self.world = method.to(device), recipe, world or World()
         self.device, self.precision, self.seed = device, precision, seed
+        fit_attention(method, device, precision)
         self.groups = method.groups()
         self.optimizer = _optimizer(self.groups, recipe)
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")
@@ -102,15 +103,10 @@ class Updates:
         views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
         place = (clock.step, clock.part, self.world.rank)
         with nullcontext() if clock.is_last_part or self.world.size == 1 else self.network.no_sync():
-            with seeded(DROP, self.seed, *place, device=self.device), self.autocast():
+            with seeded(DROP, self.seed, *place, device=self.device), autocast(self.device, self.precision):
                 loss, logs = self.network(views, clock)
             self.scaler.scale(loss / clock.parts).backward()
         return {"loss": loss.detach(), **logs}
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(torch.device(self.device).type, DTYPES[self.precision])
 
     def agreed(self, loss: float, wishes: Mapping[str, bool]) -> dict[str, float]:
         """Mean loss over the processes, and how many of them have each wish."""

@@ -40,7 +40,7 @@ class Chooser:
         judged, course, standing = training.judged, training.course, training.standing
 
         def network(pixels: Tensor) -> Tensor:
-            with course.autocast():
+            with training.autocast():
                 return judged(normalise(pixels.to(course.device), self.mean, self.std)).float()
 
         right = (self.held or self.val)(network)

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from engine.distributed import World
 from engine.files import locked, write_atomic
 from engine.layer_decay import layer_groups
+from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.step_rates import StepRates
@@ -60,10 +61,6 @@ class Course:
     seed: int
     path: Path
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        kind = torch.device(self.device).type
-        return torch.autocast(kind, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
-
 
 @dataclass(kw_only=True)
 class Standing:
@@ -82,6 +79,7 @@ class Training:
 
     def __init__(self, classifier: Classifier, course: Course, world: World) -> None:
         self.classifier, self.course, self.world = classifier.to(course.device), course, world
+        fit_attention(self.classifier, course.device, course.precision)
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
         groups = layer_groups(parameters, depth, course.layer_decay, course.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=course.rates.lr, fused=True)
@@ -93,6 +91,9 @@ class Training:
         self.step = 0
         self.standing = Standing()
         self.losses: deque[float] = deque(maxlen=LOGS)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.course.device, self.course.precision)
 
     def _averaged(self) -> nn.Module:
         from timm.utils import ModelEmaV3
@@ -196,7 +197,7 @@ class Training:
 
     def loss(self, images: Tensor, targets: Tensor, place: tuple[int, int]) -> Tensor:
         """Cross-entropy with target probabilities, its drop path drawn for this place in the training."""
-        with seeded(DROP, self.course.seed, self.step, *place, device=self.course.device), self.course.autocast():
+        with seeded(DROP, self.course.seed, self.step, *place, device=self.course.device), self.autocast():
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
 

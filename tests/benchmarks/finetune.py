@@ -118,7 +118,7 @@ class Subject:
         training.optimizer.zero_grad(set_to_none=True)
         for first in range(0, len(self.batch.images), part):
             images, targets = (t[first : first + part].to(training.course.device) for t in self.batch[:2])
-            with training.course.autocast():
+            with training.autocast():
                 logits = training.network(images)
             loss = torch.nn.functional.cross_entropy(logits.float(), targets) * part / len(self.batch.images)
             loss.backward()

@@ -102,7 +102,7 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     limits, steps, bares = [gemm_limit(precision)], [], []
     for _ in range(asked.rounds):
         steps.append(seconds(lambda: updates.run([views], clock)))
-        bares.append(seconds(lambda: replay(calls.found, updates.autocast)))
+        bares.append(seconds(lambda: replay(calls.found, precision)))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
     count = flops.get_total_flops()
