@@ -1,15 +1,17 @@
 """The views a training sees, in order: the same whatever the number of loader processes, and after any restart.
 
 Everything random about image i in epoch e comes from (seed, e, i). An update's batch is a stretch of the epoch's order;
-each process takes an equal stretch of it, and goes through that in equal parts where memory asks for it.
+each process takes an equal stretch of it, and goes through that in equal parts where memory asks for it. Loader
+processes make a part in small pieces, so that together they work two parts ahead however many they are.
 
-B images of one part, n training images.
+B images of one part, or of a piece of it.
 """
 
 import os
 import signal
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -22,7 +24,8 @@ from imagesets.sets import ImageSet
 from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
-AHEAD = 2  # parts that each loader process makes in advance
+PIECE = 16  # images that a loader process makes and hands over at once, at most
+AHEAD = 2  # parts that all loader processes make in advance, and pieces that each of them does at least
 DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
 
@@ -66,7 +69,8 @@ def cut_of(count: int, batch: int, world: int, most: int | None, seed: int, url:
 
 
 class Part(NamedTuple):
-    """views: name -> (B, ...). unreadable: place -> why, replaced by the next image that can be read."""
+    """A part, or a piece of one. views: name -> (B, ...). unreadable: place -> why, replaced by the next image that can
+    be read."""
 
     views: Mapping[str, Tensor]
     unreadable: dict[int, str]
@@ -74,9 +78,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts(Dataset):
-    """The parts of process `rank` for `steps`, in order; in place of one that cannot be made, the error.
+    """The parts of process `rank` for `steps`, in order, in pieces of `size` images, the last of a part maybe smaller.
 
-    An error that a loader process raises would arrive as the text of its traceback.
+    In place of a piece that cannot be made, the error: one that a loader process raises would arrive as the text of its
+    traceback.
     """
 
     image_set: ImageSet
@@ -84,21 +89,30 @@ class Parts(Dataset):
     cut: Cut
     rank: int
     steps: range
+    size: int = PIECE
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of one part."""
+        return ceil(self.cut.part_size / self.size)
 
     def __len__(self) -> int:
-        return len(self.steps) * self.cut.parts
+        return len(self.steps) * self.cut.parts * self.pieces
 
     def __getitem__(self, item: int) -> Part | ValueError | OSError:
         try:
-            return self.part(item)
+            return self.piece(item)
         except (ValueError, OSError) as error:
             return error
 
-    def part(self, item: int) -> Part:
-        step, part = self.steps[item // self.cut.parts], item % self.cut.parts
+    def piece(self, item: int) -> Part:
+        whole, piece = divmod(item, self.pieces)
+        update, part = divmod(whole, self.cut.parts)
+        step = self.steps[update]
+        places = self.cut.places(step, self.rank, part)[piece * self.size : (piece + 1) * self.size]
         epoch = step // self.cut.steps_per_epoch
         unreadable: dict[int, str] = {}
-        found = [self.sample(place, epoch, unreadable) for place in self.cut.places(step, self.rank, part)]
+        found = [self.sample(place, epoch, unreadable) for place in places]
         return Part(default_collate(found), unreadable)
 
     def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
@@ -121,29 +135,45 @@ def default_workers(device: str) -> int:
 
 
 def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Generator[Part]:
-    """All parts in order; close it to end the loader processes. Raises UnreadableImage unless `skip_bad`."""
+    """All parts in order, their views on `device`; close it to end the loader processes.
+
+    Raises UnreadableImage unless `skip_bad`.
+    """
     loader = iter(
         DataLoader(
             parts,
             batch_size=None,
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
-            prefetch_factor=AHEAD if workers else None,
+            prefetch_factor=max(AHEAD, ceil(AHEAD * parts.pieces / workers)) if workers else None,
             worker_init_fn=_settle,
         )
     )
     try:
-        for _ in range(len(parts)):
-            found = next(loader)
-            if isinstance(found, Exception):
-                raise found
-            part = Part(*found)
-            if part.unreadable and not skip_bad:
-                place, reason = next(iter(part.unreadable.items()))
-                raise UnreadableImage(parts.image_set.path(place), reason)
-            yield part
+        for _ in range(len(parts) // parts.pieces):
+            yield _joined([_good(next(loader), parts, skip_bad) for _ in range(parts.pieces)], device)
     finally:
         del loader  # the last reference, even where an error holds this frame: its processes end now
+
+
+def _good(found: Part | Exception, parts: Parts, skip_bad: bool) -> Part:
+    """A piece as it came out of the loader; raises what is wrong with it."""
+    if isinstance(found, Exception):
+        raise found
+    piece = Part(*found)
+    if piece.unreadable and not skip_bad:
+        place, reason = next(iter(piece.unreadable.items()))
+        raise UnreadableImage(parts.image_set.path(place), reason)
+    return piece
+
+
+def _joined(pieces: list[Part], device: str) -> Part:
+    """One part. Pieces go to a GPU as they are, from pinned memory, and are put together there."""
+    views = {
+        name: torch.cat([piece.views[name].to(device, non_blocking=True) for piece in pieces])
+        for name in pieces[0].views
+    }
+    return Part(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
 
 
 def _settle(worker: int) -> None:

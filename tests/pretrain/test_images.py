@@ -15,7 +15,7 @@ from PIL import Image
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from pretrain.images import Cut, Parts, cut_of, default_workers, stream
+from pretrain.images import PIECE, Cut, Parts, cut_of, default_workers, stream
 from pretrain.views import Colours, crop, view
 
 SIZE = 32
@@ -37,8 +37,8 @@ class OneView:
         return {"image": self.view(image), "loader": torch.tensor(os.getpid())}
 
 
-def parts_of(images: ImageSet, steps: range, cut: Cut, **view: Any) -> Parts:
-    return Parts(image_set=images, views=OneView(**view), cut=cut, rank=0, steps=steps)
+def parts_of(images: ImageSet, steps: range, cut: Cut, size: int = PIECE, **view: Any) -> Parts:
+    return Parts(image_set=images, views=OneView(**view), cut=cut, rank=0, steps=steps, size=size)
 
 
 def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
@@ -100,6 +100,30 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
         assert torch.equal(part.views["image"], alone[number].views["image"])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 5, 24])
+def test_a_part_is_the_same_in_any_pieces(size, workers):
+    images, cut = open_set("tiny:", "train"), cut_of(64, 24, 1, None, seed=0)
+    found = list(stream(parts_of(images, range(1, 3), cut, size), workers, "cpu", skip_bad=False))
+    whole = parts_of(images, range(1, 3), cut, size=64)
+    assert [len(part.views["loader"]) for part in found] == [24, 24]
+    assert all(torch.equal(part.views["image"], whole[number].views["image"]) for number, part in enumerate(found))
+
+
+def test_loaders_work_two_parts_ahead_and_no_more(tmp_path):
+    """Of large parts, that is; together, however many they are."""
+    images, cut = open_set("tiny:", "train"), cut_of(64, 32, 1, None, seed=0)
+    loading = stream(parts_of(images, range(12), cut, size=4, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    next(loading)
+    made, end = tmp_path / "made", time.monotonic() + 60
+    while made.stat().st_size < 3 * 32:
+        assert time.monotonic() < end, "the loaders wait to be asked"
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert made.stat().st_size == 3 * 32
+    loading.close()
+
+
 def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
     images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
     loading = stream(parts_of(images, range(40), cut), 1, "cpu", skip_bad=False)
@@ -119,12 +143,13 @@ def test_an_unreadable_image_is_named(workers, tmp_path):
         list(stream(parts_of(images, range(1), cut_of(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False))
 
 
-def test_an_unreadable_image_may_be_skipped(tmp_path):
+@pytest.mark.parametrize("size", [1, 16])
+def test_an_unreadable_image_may_be_skipped(size, tmp_path):
     """The next one that can be read stands in, with the views of the place that it takes."""
     colours = [Image.new("RGB", (8, 8), (60 * number, 0, 0)) for number in range(3)]
     images = saved(tmp_path, colours[0], b"", b"no image", colours[2])
     cut = cut_of(4, 4, 1, None, 0)
-    (part,) = stream(parts_of(images, range(1), cut), 0, "cpu", skip_bad=True)
+    (part,) = stream(parts_of(images, range(1), cut, size), 0, "cpu", skip_bad=True)
     assert part.unreadable == {1: "empty file, 0 bytes", 2: "not an image that Pillow knows"}
     assert part.views["image"].shape == (4, 3, SIZE, SIZE)
 
