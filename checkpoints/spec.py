@@ -5,7 +5,9 @@ override the named timm architecture, so one base name serves every size.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from engine import checks
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
@@ -53,15 +55,7 @@ class ViTSpec:
     pool: Pool = "cls"  # the representation that the source evaluates
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("position", PositionTable),
-            ("relative_position", RelativePosition),
-            ("position_resize", PositionRule),
-            ("final_norm", FinalNorm),
-            ("pool", Pool),
-        ):
-            if getattr(self, name) not in get_args(allowed):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(allowed))}")
+        checks.annotations(self)
         for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")

@@ -4,7 +4,7 @@ MOCA section 3.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py:
 V views, B images of this process, L patches on an h x w grid, D width, K words, k new words in a step.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -47,10 +47,6 @@ class Codebook(nn.Module):
             raise ValueError(f"new_words={new_words} must divide words={words}, which must be 2 or more")
         if not 0 <= 2 * border < min(grid):
             raise ValueError(f"border={border} leaves nothing of {grid[0]} x {grid[1]} patches; lower it, 0 for none")
-        if inv_delta <= 0:
-            raise ValueError(f"inv_delta={inv_delta}: must be above 0")
-        if kind not in get_args(NewWords):
-            raise ValueError(f"new_word={kind!r}: choose one of {', '.join(get_args(NewWords))}")
         self.new_words, self.grid, self.border, self.inv_delta, self.kind = new_words, grid, border, inv_delta, kind
         self.register_buffer("words", unit(torch.randn(words, width).clamp(min=0)))  # half of a normal, :61-62
         self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))  # the word that is replaced next

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-Norm = Literal["bn", "ln"]
+Norm = Literal["bn", "ln", "none"]
 Activation = Literal["relu", "gelu"]
 NORMS = {"bn": nn.BatchNorm1d, "ln": nn.LayerNorm}
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -18,7 +18,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 def mlp(
     dims: Sequence[int],
     *,
-    norm: Norm | None = None,
+    norm: Norm = "none",
     activation: Activation = "gelu",
     bias: bool = True,
     norm_eps: float = 1e-5,
@@ -30,7 +30,7 @@ def mlp(
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(dims):
         if layers:
-            layers += [NORMS[norm](width_in, eps=norm_eps)] if norm else []
+            layers += [NORMS[norm](width_in, eps=norm_eps)] if norm != "none" else []
             layers.append(ACTIVATIONS[activation]())
         layers.append(nn.Linear(width_in, width_out, bias=bias))
     return nn.Sequential(*layers)

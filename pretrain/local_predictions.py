@@ -6,7 +6,7 @@ B views, k visible patches, m decoded ones, L patches, D width, d decoder width,
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,8 +120,6 @@ def local_prediction(
     target: LocalTarget, decoder: TokenDecoder, spec: ViTSpec, generator_hidden: int, kappa: float
 ) -> LocalPrediction:
     """`decoder`, for patches of the encoder `spec`, with what it is to predict."""
-    if target not in get_args(LocalTarget):
-        raise ValueError(f"target={target!r}: choose one of {', '.join(get_args(LocalTarget))}")
     width = decoder.norm.normalized_shape[0]
     if target == "pixels":
         return LocalPrediction(decoder, PixelTarget(width, spec.patch_size), spec.width)

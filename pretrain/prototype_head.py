@@ -4,17 +4,13 @@ facebookresearch/dino 7c446df, vision_transformer.py:257-291; iBOT's is built of
 are the source's: mlp.N.*, last_layer.weight_g, last_layer.weight_v. D width, d bottleneck, K prototypes.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.heads import mlp
+from pretrain.heads import Norm, mlp
 from pretrain.losses import unit
 from pretrain.weights import truncated_
-
-HeadNorm = Literal["none", "bn", "ln"]
 
 
 class Prototypes(nn.Module):
@@ -38,11 +34,11 @@ class PrototypeHead(nn.Module):
     """
 
     def __init__(
-        self, width: int, count: int, *, hidden: int, bottleneck: int, layers: int, norm: HeadNorm, fixed: bool
+        self, width: int, count: int, *, hidden: int, bottleneck: int, layers: int, norm: Norm, fixed: bool
     ) -> None:
         super().__init__()
         dims = [width, *[hidden] * (layers - 1), bottleneck]
-        self.mlp = truncated_(mlp(dims, norm=None if norm == "none" else norm))
+        self.mlp = truncated_(mlp(dims, norm=norm))
         self.last_layer = Prototypes(bottleneck, count, fixed)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -5,10 +5,11 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from math import inf, sqrt
-from typing import Any, Literal, get_args
+from math import sqrt
+from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
+from engine import checks
 from pretrain.schedules import Constant, Schedule
 
 Rule = Literal["linear", "root"]
@@ -41,17 +42,11 @@ class Recipe:
     clip_each: bool = False
 
     def __post_init__(self) -> None:
-        if self.lr_rule not in get_args(Rule):
-            raise ValueError(f"lr_rule={self.lr_rule!r}: choose one of {', '.join(get_args(Rule))}")
-        for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 < self.lr < inf:
-            raise ValueError(f"lr={self.lr}: must be a finite number above 0")
-        for name in ("lr_batch", "weight_decay", "clip"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number, 0 or more")
-
+        checks.annotations(self)
+        checks.counts(self, "epochs", "batch")
+        checks.positive(self, "lr")
+        checks.amounts(self, "lr_batch", "weight_decay", "clip")
+        checks.below_one(self, "betas", "momentum")
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
             raise ValueError(

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine import checks
 from engine.schedules import half_cosine
 from pretrain.method import Clock
 
@@ -35,7 +36,7 @@ class WarmupCosine:
     stretch: float = 1.0
 
     def __post_init__(self) -> None:
-        not_negative(warmup=self.warmup, floor=self.floor)
+        checks.amounts(self, "warmup", "floor", prefix="schedule.")
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
@@ -51,7 +52,7 @@ class TableCosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        not_negative(warmup=self.warmup, floor=self.floor)
+        checks.amounts(self, "warmup", "floor", prefix="schedule.")
 
     def at(self, peak: float, clock: Clock) -> float:
         warmup = int(self.warmup * clock.steps_per_epoch)
@@ -73,7 +74,7 @@ class Multistep:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        not_negative(warmup=self.warmup, start=self.start, factor=self.factor)
+        checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
 
     def at(self, peak: float, clock: Clock) -> float:
         done, warmup = max(0, clock.step - 1), int(self.warmup * clock.steps_per_epoch)
@@ -90,15 +91,11 @@ class CosineTo:
 
     end: float
 
+    def __post_init__(self) -> None:
+        checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule
+
     def at(self, peak: float, clock: Clock) -> float:
         return cosine(peak, self.end, clock.step / clock.steps)
-
-
-def not_negative(**values: float) -> None:
-    """Raises ValueError, naming the field of the recipe's schedule, for a value below 0 or not finite."""
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"schedule.{name}={value}: must be a finite number, 0 or more")
 
 
 def cosine(start: float, end: float, done: float) -> float:

@@ -6,18 +6,19 @@ Letters: B images, G = 2 global and N local crops, L patches, D width, K prototy
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
+from engine import checks
 from pretrain.averaging import frozen_copy, move
 from pretrain.centering import Centre, Temperature
 from pretrain.crops import Crops
+from pretrain.heads import Norm
 from pretrain.method import Clock, Encoder, Method
-from pretrain.prototype_head import HeadNorm, PrototypeHead
+from pretrain.prototype_head import PrototypeHead
 from pretrain.schedules import cosine
 from pretrain.views import Colours, crop, view
 from pretrain.weights import truncated_vit
@@ -47,7 +48,7 @@ class DistillationSettings:
     head_layers: int = 3
     head_hidden: int = 2048
     bottleneck: int = 256
-    head_norm: HeadNorm = "none"
+    head_norm: Norm = "none"
     fixed_prototypes: bool = True
     freeze_prototypes: int = 1
     teacher_momentum: float = 0.996
@@ -66,29 +67,13 @@ class DistillationSettings:
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.head_norm not in get_args(HeadNorm):
-            raise ValueError(f"head_norm={self.head_norm!r}: choose one of {', '.join(get_args(HeadNorm))}")
-        for name in ("prototypes", "head_layers", "head_hidden", "bottleneck"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        for name in ("freeze_prototypes", "teacher_warmup", "local_crops"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
-        for name in ("teacher_temperature", "teacher_temperature_start", "student_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("teacher_momentum", "center_momentum", "blur", "solarise"):
-            values = getattr(self, name)
-            if not all(0 <= value <= 1 for value in (values if isinstance(values, tuple) else (values,))):
-                raise ValueError(f"{name}={values}: must be from 0 to 1")
-        if len(self.blur) != GLOBAL_CROPS + 1 or len(self.solarise) != GLOBAL_CROPS:
-            raise ValueError(f"blur={self.blur}, solarise={self.solarise}: three chances and two")
-        for name in ("global_scale", "local_scale"):
-            scale = getattr(self, name)
-            if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-                raise ValueError(f"{name}={scale}: two shares of the area above 0, the smaller first, up to 1")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path={self.drop_path}: must be 0 or more, and less than 1")
+        checks.annotations(self)
+        checks.counts(self, "prototypes", "head_layers", "head_hidden", "bottleneck")
+        checks.counts(self, "freeze_prototypes", "teacher_warmup", "local_crops", least=0)
+        checks.positive(self, "teacher_temperature", "teacher_temperature_start", "student_temperature")
+        checks.shares(self, "teacher_momentum", "center_momentum", "blur", "solarise")
+        checks.scales(self, "global_scale", "local_scale")
+        checks.below_one(self, "drop_path")
 
 
 class Branch(nn.Module):

@@ -1,9 +1,10 @@
 """Contract of every pretraining method, parametrised by the extension folder: what the one trainer relies on."""
 
 import json
+import math
 import pickle
 from collections import Counter
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_a_recipe_builds_and_says_where_it_is_from(name, key):
     assert json.dumps(recipe.to_json())
     names = Counter(field.name for part in (recipe, recipe.settings, recipe.spec) for field in fields(part))
     assert [field for field, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_setting_is_nan(name):
+    """It would pass most comparisons, and be seen in the loss at last."""
+    module = load_extension("methods", name)
+    recipe = module.RECIPES["smoke"]
+    for field in fields(recipe.settings):
+        value = getattr(recipe.settings, field.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if isinstance(numbers[0], float):
+            wrong = (*numbers[:-1], math.nan) if isinstance(value, tuple) else math.nan
+            with pytest.raises(ValueError, match=f"^{field.name}=[^\n]*$"):
+                module.METHOD(recipe.spec, replace(recipe.settings, **{field.name: wrong}))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,7 +6,7 @@ teacher no masked one. B images, L patches, M masks, k patches that a mask keeps
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -15,6 +15,7 @@ from torchvision import transforms
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import checks
 from pretrain.averaging import frozen_copy, move
 from pretrain.heads import mlp
 from pretrain.losses import contrast, cosine_regression, unit
@@ -63,23 +64,14 @@ class Settings:
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, choices in (("loss", Loss), ("crop", Sharing), ("colour", Sharing)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        checks.annotations(self)
         if self.crop == "independent" and self.colour == "shared":
             raise ValueError("colour='shared' with crop='independent': two crops share no colours, set both alike")
-        for name in ("masks", "projector_hidden", "projector_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        for name in ("mask_ratio", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more, and less than 1")
-        if not 0 <= self.teacher_momentum <= 1:
-            raise ValueError(f"teacher_momentum={self.teacher_momentum}: must be from 0 to 1")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: must be above 0")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale={self.crop_scale}: two shares of the image's area, the smaller first")
+        checks.counts(self, "masks", "projector_hidden", "projector_width")
+        checks.below_one(self, "mask_ratio", "drop_path")
+        checks.shares(self, "teacher_momentum")
+        checks.positive(self, "temperature")
+        checks.scales(self, "crop_scale")
 
 
 class Network(nn.Module):

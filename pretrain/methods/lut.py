@@ -7,8 +7,7 @@ B batch, D width, U units of a mask (patches, or SimMIM's blocks), v visible one
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from math import inf
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
+from engine import checks
 from pretrain.averaging import frozen_copy, move
 from pretrain.heads import Activation, Norm, mlp
 from pretrain.losses import cosine_regression
@@ -34,7 +34,6 @@ OF_BASE = {  # settings that the other base has no use for
     "mae": ("norm_pixels", "decoder_width", "decoder_depth", "decoder_heads"),
     "simmim": ("mask_patch", "layer_scale_start", "drop_path", "seen"),
 }
-HeadNorm = Literal["bn", "ln", "none"]
 Crop = Literal["simple", "random"]
 NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 
@@ -59,7 +58,7 @@ class Settings:
     projector_depth: int = 2
     predictor_depth: int = 2
     head_hidden: int = 4096
-    head_norm: HeadNorm = "bn"
+    head_norm: Norm = "bn"
     head_activation: Activation = "relu"
     teacher_momentum: float = 0.996
     crop: Crop = "simple"
@@ -75,10 +74,7 @@ class Settings:
     seen: simmim.Seen = "visible"
 
     def __post_init__(self) -> None:
-        for name, choices in (("base", Base), ("head_norm", HeadNorm), ("head_activation", Activation), ("crop", Crop),
-                              ("seen", simmim.Seen)):  # fmt: skip
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
+        checks.annotations(self)
         (other,) = OF_BASE.keys() - {self.base}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -86,19 +82,12 @@ class Settings:
                 raise ValueError(
                     f"{field.name}={value} is for base={other!r}, not {self.base!r}: leave it at {field.default}"
                 )
-        for name in ("w_mim", "w_bc", "projector_depth", "predictor_depth", "crop_padding"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number, 0 or more")
+        checks.amounts(self, "w_mim", "w_bc")
+        checks.counts(self, "projector_depth", "predictor_depth", "crop_padding", least=0)
+        checks.counts(self, "head_hidden")
+        checks.shares(self, "teacher_momentum")
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
-        if self.head_hidden < 1:
-            raise ValueError(f"head_hidden={self.head_hidden}: must be 1 or more")
-        if not 0 <= self.teacher_momentum <= 1:
-            raise ValueError(f"teacher_momentum={self.teacher_momentum}: must be from 0 to 1")
-
-    @property
-    def norm(self) -> Norm | None:
-        return None if self.head_norm == "none" else self.head_norm
 
     def of_mae(self) -> mae.Settings:
         return mae.Settings(
@@ -197,10 +186,8 @@ class Lut(Method):
 def head(width: int, depth: int, settings: Settings) -> nn.Sequential:
     """(B, D) -> (B, D) in `depth` linear layers without bias, nothing after the last (models_lut.py:112-142)."""
     widths = [width] + [settings.head_hidden] * (depth - 1) + [width] * (depth > 0)
-    norm = settings.norm
-    return xavier_(
-        mlp(widths, norm=norm, activation=settings.head_activation, bias=False, norm_eps=NORM_EPS.get(norm, 0.0))
-    )
+    norm, activation = settings.head_norm, settings.head_activation
+    return xavier_(mlp(widths, norm=norm, activation=activation, bias=False, norm_eps=NORM_EPS.get(norm, 0.0)))
 
 
 def colours() -> list[Transform]:

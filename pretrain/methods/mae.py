@@ -6,13 +6,14 @@ here, PCA's coefficients and dVAE's tokens. B batch, L patches, k visible ones, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import checks
 from pretrain.decoders import TokenDecoder
 from pretrain.mask_shapes import MaskedView, MaskNoise
 from pretrain.masking import kept, mask_at, order_of, take
@@ -52,13 +53,9 @@ class Settings:
     sampling: Masks = "random"
 
     def __post_init__(self) -> None:
-        for name, choices in (("crop", Crop), ("sampling", Masks)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
-        if not 0 <= self.colour_jitter <= 1:
-            raise ValueError(f"colour_jitter={self.colour_jitter}: a chance is from 0 to 1")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
+        checks.annotations(self)
+        checks.shares(self, "mask_ratio", "colour_jitter")
+        checks.scales(self, "crop_scale")
         if self.sampling == "grid" and self.mask_ratio != GRID_RATIO:
             raise ValueError(f"mask_ratio={self.mask_ratio} with sampling='grid': it hides {GRID_RATIO}")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
+from engine import checks
 from pretrain.averaging import frozen_copy, move
 from pretrain.codebook import Codebook, NewWords
 from pretrain.decoders import TokenDecoder
@@ -46,7 +47,7 @@ class Settings:
     kappa: 1 / tau_b = 1 / tau_d of Eq. 2 and 5. generator_ratio: hidden width over D.
     generator_lr, generator_weight_decay: constants of the generators' own, neither scaled nor warmed up (code).
     teacher_momentum: alpha, at the start and, by a cosine, at the end (teacher_momentum_end).
-    crop_scale: area of a view. blurs: chance for the first and the second view. solarise: for the second (C.4).
+    crop_scale: area of a view. blur: chance for the first and the second view. solarise: for the second (C.4).
     """
 
     words: int = 4096
@@ -70,20 +71,16 @@ class Settings:
     teacher_momentum: float = 0.994
     teacher_momentum_end: float = 1.0
     crop_scale: tuple[float, float] = (0.2, 1.0)
-    blurs: tuple[float, float] = (1.0, 0.1)
+    blur: tuple[float, float] = (1.0, 0.1)
     solarise: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("image_weight", "teacher_momentum", "teacher_momentum_end", "solarise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be from 0 to 1")
-        for name in ("kappa", "generator_ratio", "generator_lr"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
-        if not all(0 <= chance <= 1 for chance in self.blurs):
-            raise ValueError(f"blurs={self.blurs}: must be two chances from 0 to 1")
+        checks.annotations(self)
+        checks.shares(self, "image_weight", "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
+        checks.shares(self, "mask_ratios", "decoder_mask_ratios")
+        checks.positive(self, "inv_delta", "kappa", "generator_ratio", "generator_lr")
+        checks.amounts(self, "generator_weight_decay")
+        checks.scales(self, "crop_scale")
         if self.image_weight < 1 and not self.early_layers:
             raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
 
@@ -135,8 +132,8 @@ class Moca(Method):
         settings = self.settings
         geometry = crop(self.spec.image_size, settings.crop_scale, "bilinear")
         colours = [
-            Colours(blur=settings.blurs[0]),
-            Colours(blur=settings.blurs[1], solarise=settings.solarise),
+            Colours(blur=settings.blur[0]),
+            Colours(blur=settings.blur[1], solarise=settings.solarise),
         ]
         first, second = (view([*geometry, *each.transforms()], self.preparation) for each in colours)
         return MocaViews(first, second, (self.rounds.drawn, 2, self.rounds.patches))
@@ -254,7 +251,7 @@ _VIT_B_PAPER = replace(
     weight_decay_schedule=Constant(),
 )
 # For small grids: a border of one patch, no blur, one decoder block on the patches of the third block of four.
-_SMALL = dict(border=1, early_layers=(1,), decoder_depth=1, generator_lr=1e-3, crop_scale=(0.4, 1.0), blurs=(0.0, 0.0))
+_SMALL = dict(border=1, early_layers=(1,), decoder_depth=1, generator_lr=1e-3, crop_scale=(0.4, 1.0), blur=(0.0, 0.0))
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_v0.9": _VIT_B_PAPER,

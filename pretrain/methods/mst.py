@@ -8,7 +8,7 @@ K prototypes.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -17,19 +17,21 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints.spec import ViTSpec
+from engine import checks
 from pretrain.crops import Crops
+from pretrain.heads import Norm
 from pretrain.image_decoder import WIDTH, convolutional, linear
 from pretrain.losses import cross_views, full
 from pretrain.masking import mask_at, take
 from pretrain.method import Clock, Step
-from pretrain.prototype_head import HeadNorm, PrototypeHead
+from pretrain.prototype_head import PrototypeHead
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
 from pretrain.self_distillation import GLOBAL_CROPS, POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
 from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
 from pretrain.views import noise
 
-Select = Literal["attention", "random", "none"]
+Hidden = Literal["attention", "random", "none"]
 Replace = Literal["mask", "bert"]
 Restore = Literal["all", "masked"]
 Per = Literal["token", "image"]
@@ -41,7 +43,7 @@ BERT_MASK, BERT_OTHER = 0.8, 0.1  # shares of the chosen tokens (Devlin et al. 2
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DistillationSettings):
-    """select: which patches may be hidden; with "attention" the `low_fraction` of them that the teacher's class token
+    """sampling: which patches may be hidden; with "attention" the `low_fraction` of them that the teacher's class token
     attends to least. mask_chance: p, with which each of them is hidden, or with per="image" all of an image's at once.
     replace: by the mask token, or as BERT does. restore: "all" of the image is rebuilt, or what was hidden. These and
     inst_weight are the columns of table 4.
@@ -52,8 +54,8 @@ class Settings(DistillationSettings):
     Inferred: mask_chance, low_fraction (no text that could be had has either), the decoder, reduction, local_norm.
     """
 
-    head_norm: HeadNorm = "bn"
-    select: Select = "attention"
+    head_norm: Norm = "bn"
+    sampling: Hidden = "attention"
     low_fraction: float = 1 / 8
     mask_chance: float = 0.05
     per: Per = "token"
@@ -69,21 +71,15 @@ class Settings(DistillationSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        closed = {"select": Select, "per": Per, "replace": Replace, "restore": Restore, "decoder": Decoder,
-                  "reduction": Reduction, "local_norm": LocalNorm}  # fmt: skip
-        for name, choices in closed.items():
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
-        if not 0 <= self.mask_chance <= 1 or not 0 < self.low_fraction <= 1:
-            raise ValueError(f"mask_chance={self.mask_chance}, low_fraction={self.low_fraction}: must be from 0 to 1")
-        if min(self.inst_weight, self.restore_weight) < 0 or self.inst_weight + self.restore_weight == 0:
-            raise ValueError("inst_weight and restore_weight must not be negative, and not both 0")
-        if self.decoder_width < 1:
-            raise ValueError(f"decoder_width={self.decoder_width}: must be 1 or more")
+        checks.shares(self, "mask_chance", "low_fraction")
+        checks.amounts(self, "inst_weight", "restore_weight")
+        checks.counts(self, "decoder_width")
+        if self.inst_weight == self.restore_weight == 0:
+            raise ValueError("inst_weight=0 with restore_weight=0: nothing is left to learn")
         if self.local_crops and not self.inst_weight:
             raise ValueError(f"local_crops={self.local_crops} serve the instance loss: use 0 with inst_weight=0")
-        if self.select == "none" and self.restore == "masked" and self.restore_weight:
-            raise ValueError("restore=masked with select=none rebuilds nothing: use restore=all")
+        if self.sampling == "none" and self.restore == "masked" and self.restore_weight:
+            raise ValueError("restore=masked with sampling=none rebuilds nothing: use restore=all")
 
 
 class Mst(SelfDistillation):
@@ -92,16 +88,16 @@ class Mst(SelfDistillation):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.lowest = int(spec.grid[0] * spec.grid[1] * settings.low_fraction)
-        if settings.select == "attention" and (not self.lowest or spec.depth < 2):
+        if settings.sampling == "attention" and (not self.lowest or spec.depth < 2):
             raise ValueError(
                 f"low_fraction={settings.low_fraction} of {spec.grid[0]} x {spec.grid[1]} patches, depth={spec.depth}: "
-                "select=attention needs one patch and two blocks at least"
+                "sampling=attention needs one patch and two blocks at least"
             )
         self.batch_statistics |= settings.restore_weight > 0 and settings.decoder == "conv" and settings.decoder_norm
         if not settings.inst_weight:
             self.student.head.requires_grad_(False)
         # Zero at first, as iBOT's (inferred).
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.select != "none")
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width), requires_grad=settings.sampling != "none")
         self.decoder = image_decoder(spec, settings) if settings.restore_weight else None
 
     def views(self) -> "MstViews":
@@ -126,12 +122,12 @@ class Mst(SelfDistillation):
         """Whole global crops (B, G, 3, S, S) -> targets (B, G, K), and how much the class token attends to each patch
         in the last block, as the mean over heads (B G, L); None for what nothing needs."""
         targets, attention, vit = None, None, self.teacher.vit
-        if self.settings.inst_weight or self.settings.select == "attention":
+        if self.settings.inst_weight or self.settings.sampling == "attention":
             before, after = vit(crops.flatten(0, 1), layers=(-2, -1), norm=False)
             if self.settings.inst_weight:
                 classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
                 targets = self.targets(self.teacher.head.last_layer(self.embed(self.teacher.head, classes)), clock)
-            if self.settings.select == "attention":
+            if self.settings.sampling == "attention":
                 attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
         return targets, attention
 
@@ -139,7 +135,7 @@ class Mst(SelfDistillation):
         """Attention (B G, L), draws (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
         chosen = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
         chosen = (chosen < self.settings.mask_chance).expand(-1, draws.shape[-1])
-        if self.settings.select == "none":
+        if self.settings.sampling == "none":
             return torch.zeros_like(chosen)
         if attention is None:
             return chosen
@@ -154,7 +150,7 @@ class Mst(SelfDistillation):
 
     def replaced(self, patches: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
         """Patches (B G, L, D) with those that are hidden (B G, L) replaced; draws (B G, 3, L)."""
-        if self.settings.select == "none":
+        if self.settings.sampling == "none":
             return patches
         instead = self.mask_token.to(patches.dtype)
         if self.settings.replace == "bert":
@@ -257,15 +253,15 @@ def _ablation(what: str, **changes) -> Recipe:
     return replace(_VIT_S, source=f"{_VIT_S.source}; {what}", settings=replace(_VIT_S.settings, **changes))
 
 
-_TABLE_4 = dict(select="random", mask_chance=0.15, replace="bert", restore="masked")  # BERT's share, inferred
+_TABLE_4 = dict(sampling="random", mask_chance=0.15, replace="bert", restore="masked")  # BERT's share, inferred
 RECIPES = {
     "vit_s": _VIT_S,
     "vit_s_300": replace(_VIT_S, epochs=300),
     "vit_s_mlm": _ablation("table 4, row 1", **_TABLE_4, inst_weight=0.0, local_crops=0),
     "vit_s_mlm_dino": _ablation("table 4, row 2", **_TABLE_4),
     "vit_s_bert": _ablation("table 4, row 3", replace="bert"),
-    "vit_s_random_p0.01": _ablation("section 9", select="random", mask_chance=0.01, head_norm="none"),
-    "vit_s_random_p0": _ablation("section 9", select="none", head_norm="none"),
+    "vit_s_random_p0.01": _ablation("section 9", sampling="random", mask_chance=0.01, head_norm="none"),
+    "vit_s_random_p0": _ablation("section 9", sampling="none", head_norm="none"),
     # As mask_chance is not known, more of it than its guess.
     "vit_s_p0.15": _ablation("ours: sweep of mask_chance", mask_chance=0.15),
     "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),

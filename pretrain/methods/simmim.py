@@ -8,7 +8,7 @@ B batch, L patches, p patch side, U blocks, v visible ones, s patches in a block
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, isqrt
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
+from engine import checks
 from pretrain.heads import mlp
 from pretrain.losses import full
 from pretrain.mask_shapes import MaskedView, MaskNoise
@@ -57,18 +58,12 @@ class Settings:
     crop_scale: tuple[float, float] = (0.67, 1.0)
 
     def __post_init__(self) -> None:
-        for name, choices in (("sampling", Masks), ("loss", PixelLoss), ("loss_area", Area)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(choices))}")
-        for name in ("mask_patch", "head_depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1 or more")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path={self.drop_path}: must be 0 or more, and less than 1")
-        if self.layer_scale_start <= 0:
-            raise ValueError(f"layer_scale_start={self.layer_scale_start}: must be above 0")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale={self.crop_scale}: must be two shares of the area, the smaller one first")
+        checks.annotations(self)
+        checks.counts(self, "mask_patch", "head_depth")
+        checks.shares(self, "mask_ratio")
+        checks.below_one(self, "drop_path")
+        checks.positive(self, "layer_scale_start")
+        checks.scales(self, "crop_scale")
 
 
 class MaskedPredictor(nn.Module):

@@ -224,7 +224,7 @@ def test_rules_of_the_learning_rate():
         ("mae", {"seen": "all"}, "seen=all is for base='simmim'"),
         ("simmim", {"norm_pixels": False}, "norm_pixels=False is for base='mae', not 'simmim'"),
         ("simmim", {"decoder_depth": 2}, "decoder_depth=2 is for base='mae'"),
-        ("simmim", {"layer_scale_start": -3.0}, "layer_scale_start=-3.0: must be above 0"),
+        ("simmim", {"layer_scale_start": -3.0}, "layer_scale_start=-3.0: must be a finite number above 0"),
         ("mae", {"decoder_depth": -1}, "decoder_depth=-1: must be 1 or more"),
         ("mae", {"w_bc": 0.0, "w_mim": 0.0}, "w_mim=0 with w_bc=0"),
         ("mae", {"teacher_momentum": 1.5}, "teacher_momentum=1.5"),

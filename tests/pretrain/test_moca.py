@@ -87,7 +87,7 @@ def test_every_switch_trains_all_that_is_trainable(changes):
         (dict(teacher_momentum=2.0), "teacher_momentum=2.0"),
         (dict(kappa=0.0), "kappa=0.0"),
         (dict(crop_scale=(0.5, 0.2)), "crop_scale="),
-        (dict(blurs=(2.0, 0.0)), "blurs="),
+        (dict(blur=(2.0, 0.0)), "blur="),
         (dict(early_layers=()), "early_layers is empty"),
         (dict(early_layers=(4,)), "early_layers=.*from 0 to 3"),
         (dict(target="colours"), "target='colours'"),
@@ -344,7 +344,7 @@ def test_initial_state():
 
 
 def test_views_of_an_image():
-    ours = METHOD(RECIPES["32px"].spec, replace(RECIPES["32px"].settings, blurs=(1.0, 0.1)))
+    ours = METHOD(RECIPES["32px"].spec, replace(RECIPES["32px"].settings, blur=(1.0, 0.1)))
     made = ours.views()
     found = made(open_set("digits:", "train").image(0))
     assert {name: tuple(value.shape) for name, value in found.items()} == {

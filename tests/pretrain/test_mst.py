@@ -29,7 +29,7 @@ def with_noise(step: int) -> dict[str, Tensor]:
     return {**views(step), "noise": torch.rand(3, 2, 3, PATCHES, generator=torch.Generator().manual_seed(step))}
 
 
-NO_MASKS = [{"mask_chance": 0.0}, {"select": "none"}, {"select": "random", "mask_chance": 0.0}]
+NO_MASKS = [{"mask_chance": 0.0}, {"sampling": "none"}, {"sampling": "random", "mask_chance": 0.0}]
 
 
 @pytest.mark.parametrize("changes", NO_MASKS)
@@ -61,7 +61,7 @@ class TestMasks:
         assert hidden.any(dim=1).float().mean().item() == pytest.approx(0.3, abs=0.03)
 
     def test_at_random_need_no_attention(self):
-        hidden = mst(select="random", mask_chance=0.3).choose(None, self.noise)
+        hidden = mst(sampling="random", mask_chance=0.3).choose(None, self.noise)
         assert torch.equal(hidden, self.noise[:, 0] < 0.3)
 
     def test_replace_as_bert_does(self):
@@ -115,7 +115,7 @@ class TestRestoration:
         torch.testing.assert_close(found, torch.stack(each).mean())
 
     def test_of_no_hidden_patch_is_zero(self):
-        method = mst(restore="masked", select="random", mask_chance=0.0)
+        method = mst(restore="masked", sampling="random", mask_chance=0.0)
         step = method(random_views(), clock(0))
         step.loss.backward()
         assert step.logs["restore"] == 0 and all(p.grad.isfinite().all() for p in method.decoder.parameters())
@@ -180,7 +180,7 @@ ROWS = {name: RECIPES[name].settings for name in ("vit_s_mlm", "vit_s_mlm_dino",
 
 
 def test_rows_of_table_4():
-    found = [(row.select, row.replace, row.restore, row.inst_weight) for row in ROWS.values()]
+    found = [(row.sampling, row.replace, row.restore, row.inst_weight) for row in ROWS.values()]
     assert found == [
         ("random", "bert", "masked", 0.0),
         ("random", "bert", "masked", 1.0),
@@ -192,7 +192,7 @@ def test_rows_of_table_4():
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_table_4_reach_what_they_train(name):
     row = ROWS[name]
-    method = mst(select=row.select, replace=row.replace, restore=row.restore, mask_chance=0.5)
+    method = mst(sampling=row.sampling, replace=row.replace, restore=row.restore, mask_chance=0.5)
     if not row.inst_weight:
         method = METHOD(method.spec, replace(method.settings, inst_weight=0.0, local_crops=0)).double()
     step = method({n: t for n, t in random_views().items() if n != "local" or row.inst_weight}, clock(0))
@@ -236,7 +236,7 @@ def test_two_processes_equal_one(tmp_path):
 
 
 MISTAKES = [
-    ({"select": "lowest"}, "select='lowest': choose one of attention, random, none"),
+    ({"sampling": "lowest"}, "sampling='lowest': choose one of attention, random, none"),
     ({"replace": "zero"}, "replace"),
     ({"restore": "pixels"}, "restore"),
     ({"per": "batch"}, "per="),
@@ -246,11 +246,11 @@ MISTAKES = [
     ({"mask_chance": 1.5}, "mask_chance=1.5"),
     ({"low_fraction": 0.0}, "low_fraction=0.0"),
     ({"low_fraction": 0.05}, "low_fraction=0.05 of 4 x 4 patches"),
-    ({"inst_weight": 0.0, "restore_weight": 0.0}, "not both 0"),
-    ({"restore_weight": -0.6}, "must not be negative"),
+    ({"inst_weight": 0.0, "restore_weight": 0.0}, "nothing is left to learn"),
+    ({"restore_weight": -0.6}, "restore_weight=-0.6"),
     ({"decoder_width": 0}, "decoder_width"),
     ({"inst_weight": 0.0}, "local_crops=3 serve the instance loss"),
-    ({"select": "none", "restore": "masked"}, "restore=masked with select=none"),
+    ({"sampling": "none", "restore": "masked"}, "restore=masked with sampling=none"),
 ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pretrain.methods import dino, mae, simmim
-from pretrain.schedules import WarmupCosine
+from pretrain.schedules import CosineTo, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
 
@@ -42,3 +42,17 @@ def test_a_warmup_that_leaves_nothing_is_refused(method):
 def test_a_cosine_that_would_rise_again_is_refused(stretch):
     with pytest.raises(ValueError, match=f"^schedule.stretch={stretch}: must be 1 or more"):
         WarmupCosine(warmup=1, stretch=stretch)
+
+
+@pytest.mark.parametrize("value", [-0.1, *INFINITE])
+def test_other_parts_of_schedules_that_cannot_be(value):
+    with pytest.raises(ValueError, match=f"^weight_decay_schedule.end={value}: must be a finite number, 0 or more$"):
+        CosineTo(end=value)
+    with pytest.raises(ValueError, match=r"^schedule.milestones=.*: must be a finite number, 0 or more$"):
+        Multistep(warmup=1, start=0.0, milestones=(3.0, value))
+
+
+@pytest.mark.parametrize("changes", [{"betas": (0.9, 1.0)}, {"momentum": -0.1}, {"optimizer": "sgd"}])
+def test_optimisers_that_cannot_be(changes):
+    with pytest.raises(ValueError, match=f"^{next(iter(changes))}=[^\n]*$"):
+        replace(mae.RECIPES["vit_b"], **changes)
