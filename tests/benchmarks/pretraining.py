@@ -2,12 +2,14 @@
 
 step   one update of the trainer's (forward passes, loss, backward, clipping, optimiser, teacher), ViT-S/16 at 224 px, a
        batch of 16 made of one noise image's views, no loading.
-bare   the transformer blocks, linear layers and convolutions which that step calls, called again on tensors of the same
-       shapes, with a backward pass where the step has one; no loss, no masks, no optimiser, no teacher's move.
+bare   the transformer blocks, linear layers, convolutions and products with prototypes or words which that step calls,
+       called again on tensors of the same shapes, with a backward pass where the step has one; no loss, no masks, no
+       optimiser, no teacher's move.
 limit  matrix products a second at a ViT-S's block shapes, forward and both gradients, measured before and after.
 
-FLOPs: torch's counter over one step. Rounds of step and bare alternate; medians. Every method runs in a process of its
-own, for its peak memory. --profile prints where the rest goes.
+FLOPs: torch's counter over one step; fused attention counts as the four (backward: eight) products that it stands for.
+Rounds of step and bare alternate; medians. Every method runs in a process of its own, for its peak memory. --profile
+prints where the rest goes.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,11 +28,14 @@ import torch
 from PIL import Image
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.extensions import load_extension
 from engine.memory import keep_memory
+from engine.precision import autocast
 from pretrain.method import Clock
 from pretrain.sizes import VIT_S
 from pretrain.trainer import build
@@ -39,6 +44,8 @@ from pretrain.updates import Updates
 # Row of the table -> method, and settings that differ from those of its first recipe for 224 px.
 ROWS = {
     "moca": ("moca", {}),
+    "moca x1": ("moca", {"mask_ratios": (0.65,), "decoder_mask_ratios": (0.45,)}),
+    "moca x1 whole": ("moca", {"mask_ratios": (0.65,), "decoder_mask_ratios": (0.0,)}),  # all hidden patches decoded
     "extrema x1": ("extrema", {"masks": 1}),
     "extrema x5": ("extrema", {"masks": 5}),
     "mae": ("mae", {}),
@@ -47,15 +54,34 @@ ROWS = {
 BLOCK_SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))
 TOKENS = 16 * 197
 WHOLE = (Block, nn.Linear, nn.Conv2d)  # what is called again; a block counts as one
+PRODUCTS = (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)  # outside of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Like:
+    """What a tensor was like that was worked on."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Like":
+        needs = torch.is_grad_enabled() and tensor.requires_grad
+        return cls(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, needs_gradient=needs)
+
+    def make(self) -> Tensor:
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype).normal_()
+        return made.requires_grad_(self.needs_gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A module that the step called, on what shape, and whether gradients went back through it."""
+    """A module or a product that the step called, on what, and whether gradients went back through it."""
 
-    module: nn.Module
-    shape: torch.Size
-    dtype: torch.dtype
+    work: Callable[..., Tensor]
+    inputs: tuple[Like, ...]
     backward: bool
 
 
@@ -94,7 +120,7 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     updates = Updates(method, recipe, precision=precision)
     clock = Clock(step=2000, steps_per_epoch=1000, epochs=100)
     before = peak()
-    with FlopCounterMode(display=False) as flops, Recording(method) as calls:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as calls:
         updates.run([views], clock)
     memory = (peak() - before) / asked.batch
     if asked.profile:
@@ -117,58 +143,84 @@ def views_of(method: nn.Module, batch: int) -> dict[str, Tensor]:
     return default_collate([make(image) for _ in range(batch)])
 
 
-class Recording:
-    """Notes every outermost block, linear layer and convolution that is called while it is open."""
+class Recording(TorchFunctionMode):
+    """Notes every outermost block, linear layer, convolution and product that is called while it is open."""
 
     def __init__(self, method: nn.Module) -> None:
+        super().__init__()
         self.method, self.found, self.depth = method, [], 0
 
     def __enter__(self) -> "Recording":
         modules = [m for m in self.method.modules() if isinstance(m, WHOLE)]
         self.handles = [m.register_forward_pre_hook(self.enter) for m in modules]
         self.handles += [m.register_forward_hook(self.leave) for m in modules]
-        return self
+        return super().__enter__()
 
     def enter(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self.depth == 0:
+            like = Like.of(inputs[0])
             backward = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            self.found.append(Call(module=module, shape=inputs[0].shape, dtype=inputs[0].dtype, backward=backward))
+            like = replace(like, needs_gradient=backward and not isinstance(module, nn.Conv2d))  # images need none
+            self.found.append(Call(work=module, inputs=(like,), backward=backward))
         self.depth += 1
 
     def leave(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.depth -= 1
 
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> object:
+        if func in PRODUCTS and self.depth == 0:
+            inputs = tuple(Like.of(each) for each in args[:2])
+            self.found.append(Call(work=func, inputs=inputs, backward=any(each.needs_gradient for each in inputs)))
+        return func(*args, **(kwargs or {}))
+
     def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for handle in self.handles:
             handle.remove()
 
 
-def replay(calls: list[Call], autocast: Callable[[], AbstractContextManager]) -> None:
+def replay(calls: list[Call], precision: str) -> None:
     """Call everything again; a stack of blocks on the same shape goes forward as a whole, then backward.
 
     Gradients begin as none, as in a step, and none goes back to images.
     """
     for call in calls:
-        call.module.zero_grad(set_to_none=True)
+        if isinstance(call.work, nn.Module):
+            call.work.zero_grad(set_to_none=True)
     at = 0
     while at < len(calls):
         end = at + 1
         while end < len(calls) and is_stacked(calls[end - 1], calls[end]):
             end += 1
         first = calls[at]
-        tokens = torch.randn(first.shape).to(first.dtype)
-        tokens.requires_grad_(first.backward and not isinstance(first.module, nn.Conv2d))
-        with autocast(), nullcontext() if first.backward else torch.no_grad():
-            for call in calls[at:end]:
-                tokens = call.module(tokens)
+        with autocast("cpu", precision), nullcontext() if first.backward else torch.no_grad():
+            tokens = first.work(*(each.make() for each in first.inputs))
+            for call in calls[at + 1 : end]:
+                tokens = call.work(tokens)
         if first.backward:
             tokens.backward(torch.ones_like(tokens))
         at = end
 
 
 def is_stacked(before: Call, after: Call) -> bool:
-    same = before.shape == after.shape and before.backward == after.backward
-    return same and isinstance(before.module, Block) and isinstance(after.module, Block)
+    same = before.inputs == after.inputs and before.backward == after.backward
+    return same and isinstance(before.work, Block) and isinstance(after.work, Block)
+
+
+def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **more: object) -> int:
+    """Two products of (B, H, N, d) queries, keys and values, as matrix products are counted."""
+    batch, heads, rows, width = query
+    return 2 * batch * heads * rows * key[2] * (width + value[3])
+
+
+def attention_backward_flops(gradient: torch.Size, *rest: object, **more: object) -> int:
+    return 2 * attention_flops(*rest[:3])
+
+
+ATTENTION_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+}
 
 
 def gemm_limit(precision: str) -> float:
