@@ -48,7 +48,7 @@ class Updates:
         self.network: nn.Module = method
         if self.world.size > 1:
             # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
-            self.network = DistributedDataParallel(method, broadcast_buffers=True)
+            self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
         self.losses: deque[float] = deque(maxlen=LOGS)
         self.norm = math.nan  # of the last gradient, before clipping
 
