@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from bench.matching import Match, Measured, label_of, labelled, matched, paired_values, read_measured
-from bench.paired import Paired, holm, paired
+from bench.differences import difference
+from bench.matching import Match, Measured, label_of, labelled, matched, read_measured
+from bench.paired import Paired, holm
 from bench.results import Result
 from bench.settings import meant
-from engine.files import digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,13 @@ def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple
     """One comparison for each metric (or the one) that both have, not yet corrected, and why others have none."""
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
-    testable = [name for name in shared if name in first.per_image and name in second.per_image]
+    testable = [name for name in shared if name in first.traced and name in second.traced]
     found, reasons = [], []
     if alone := [name for name in shared if name not in testable]:
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(alone)}")
     for name in testable:
-        seed = digest([first.checkpoint.digest, second.checkpoint.digest, match.group, name])
         try:
-            test = paired(*paired_values(match, name), seed=int(seed[:16], 16))
+            test = difference(match, name)
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue

@@ -19,7 +19,7 @@ RESAMPLES = 20_000  # smallest p of a bootstrap test: 5e-5, so that Holm over 10
 DECIMALS = 6  # to which differences of float32 fractions are equal
 BLOCK = 2_000_000  # counts in memory at a time: 16 MB
 
-Test = Literal["McNemar, exact", "paired bootstrap"]
+Test = Literal["McNemar, exact", "paired bootstrap", "bootstrap over images"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Paired:
     first_only, second_only: images that only this one has right; None for fractions. p: two-sided, not corrected.
     effect: Cohen's g, share of first_only among the discordant images minus 1/2 (0.05 small, 0.15 medium, 0.25 large),
     or for fractions d_z, mean difference by its standard deviation. odds_ratio: first_only / second_only. Both None
-    where they have no value.
+    where they have no value. Of mIoU and AP see bench/resampled.py.
     """
 
     images: int

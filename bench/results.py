@@ -84,6 +84,9 @@ class Result:
     settings: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     per_image: list = field(default_factory=list)  # names of the arrays in the .npz file beside this one
+    resampled: list = field(
+        default_factory=list
+    )  # metrics with values on resampled images, there as <metric>_resampled
     device: str = ""
     processes: int = 1
     seconds: float = 0.0
@@ -103,6 +106,11 @@ class Result:
         found += [self.decode] if self.decode != "exact" else []
         found += [f"skipped={self.skipped}"] if self.skipped else []
         return tuple(found)
+
+    @property
+    def traced(self) -> tuple[str, ...]:
+        """Metrics of which the arrays say how they follow from the images, so that they can be tested."""
+        return tuple(name for name in self.metrics if name in self.per_image or name in self.resampled)
 
     @property
     def skipped(self) -> int:
@@ -215,6 +223,16 @@ def check_folder(out: Path) -> None:
 def result_files(out: Path) -> Iterator[Path]:
     """All result files of a folder, in a stable order."""
     return iter(sorted((out / "results").rglob("*.json")))
+
+
+def validation_images(data: DataUsed, limit: int | None) -> int:
+    """How many images a task saw that leaves none out."""
+    return min(data.images["val"], data.images["val"] if limit is None else limit)
+
+
+def resampled_name(metric: str) -> str:
+    """Name of the array that holds a metric's values on resampled images."""
+    return f"{metric}_resampled"
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import leaderboard
+from bench import leaderboard, resampled
 from bench.board import group_of
 from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
@@ -25,7 +25,16 @@ from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
 from bench.outputs import check_writable
 from bench.plan import Job, named_urls, open_data, plan, without_data
-from bench.results import DataUsed, Result, failure_beside, is_good, read_result, record
+from bench.results import (
+    DataUsed,
+    Result,
+    failure_beside,
+    is_good,
+    read_result,
+    record,
+    resampled_name,
+    validation_images,
+)
 from bench.suites import Chosen, Select, catalogue, choose, warn_of_broken, with_changes
 from bench.tables import to_terminal
 from checkpoints.export import ViTExport
@@ -215,16 +224,17 @@ def _checked(outcome: Outcome) -> Outcome:
 def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> Path:
     outcome = attempt.outcome
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
-    own = {name: tuple(pair) for name, pair in outcome.facts.get("intervals", {}).items()}
-    intervals = intervals_of(outcome.metrics, arrays) | own
+    of_means = intervals_of(outcome.metrics, arrays)
+    of_sets = resampled.intervals_of(outcome.resampled, validation_images(job.data, space.limit))
+    arrays |= {resampled_name(name): values for name, values in outcome.resampled.items()}
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
         task=job.chosen.key,
         protocol=job.protocol,
         metrics={name: float(value) for name, value in outcome.metrics.items()},
-        intervals=intervals,
-        interval_method=outcome.facts.get("interval_method", METHOD) if intervals else "",
+        intervals=of_means | of_sets,
+        interval_method="; ".join([METHOD] * bool(of_means) + [resampled.METHOD] * bool(of_sets)),
         checkpoint=candidate.used,
         data=job.data,
         seed=space.seed,
@@ -236,6 +246,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         settings=job.settings,
         facts=dict(outcome.facts),
         per_image=list(outcome.per_image),
+        resampled=list(outcome.resampled),
         device=space.device,
         processes=world.size,
         seconds=round(attempt.seconds, 3),

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.board import Board, best, group_of
-from bench.matching import Measured, matched, paired_values, read_measured
-from bench.paired import LEVEL, holm, p_value
+from bench.differences import p_value
+from bench.matching import Measured, matched, read_measured
+from bench.paired import LEVEL, holm
 from bench.results import CheckpointUsed
 
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
@@ -49,6 +50,6 @@ def _p(measured: Mapping[Key, list[Measured]], metric: str, leader: Key, other: 
     if len(matches) != 1:
         return None
     try:
-        return p_value(*paired_values(matches[0], metric), seed=0)
+        return p_value(matches[0], metric)
     except ValueError:
         return None

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from checkpoints.export import ViTExport
-from downstream.average_precision import detections, intervals
+from downstream.average_precision import reweighted
 from downstream.libraries import libraries_used, quiet_libraries
 from downstream.optimisation import Rates, check_rates, layer_groups
 from downstream.scenes import SceneSet
-from downstream.scores import RESAMPLES
 from downstream.segmentation import Place, Plan, open_both, warnings
 from engine.distributed import start_world
+from engine.resampling import resampled
 from engine.tasks import Outcome, Workspace
 
 if TYPE_CHECKING:
@@ -224,14 +224,9 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
 
 
 def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
-    """Metrics, the detections of every validation image, intervals over these images, and the facts."""
+    """Metrics, the detections of every validation image, precisions on resampled images, and the facts."""
     from downstream.detection_metric import backend, described
 
-    spread = {
-        f"{kind}_{name}": list(pair)
-        for kind in ("box", "mask")
-        for name, pair in intervals(detections(judged.arrays, kind), seed=0).items()
-    }
     facts = {
         "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
@@ -240,10 +235,9 @@ def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest
         "reported_step": [judged.step],
         "detections": int((judged.arrays["classes"] >= 0).sum()),
         "evaluated_by": described(backend()),
-        "intervals": spread,
-        "interval_method": f"95 % percentile bootstrap over validation images, {RESAMPLES} resamples",
         "libraries": libraries_used(),
         **place.facts,
         **rest,
     }
-    return Outcome(metrics=judged.metrics, per_image=dict(judged.arrays), facts=facts)
+    drawn = resampled(lambda weights: reweighted(judged.arrays, weights), len(val))
+    return Outcome(metrics=judged.metrics, per_image=dict(judged.arrays), resampled=drawn, facts=facts)

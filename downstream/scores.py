@@ -1,4 +1,4 @@
-"""Segmentation scores from areas, and how far another draw of validation images could move them.
+"""Segmentation scores from areas, of the validation images as they are or each counted several times.
 
 N images, K classes. An image's areas (K, 3) are its pixels, by class: predicted rightly, predicted, labelled. They hold
 all of a confusion matrix that mIoU, aAcc and mAcc depend on, at a hundredth of its size for 150 classes.
@@ -9,9 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 RIGHT, PREDICTED, LABELLED = range(3)
-LEVEL = 0.95
-RESAMPLES = 1000
-BLOCK = 50  # resamples at once: N x BLOCK weights stay small
 
 
 def scores(areas: np.ndarray) -> dict[str, float]:
@@ -33,18 +30,9 @@ def means(totals: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def intervals(trainings: Sequence[np.ndarray], seed: int, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
-    """Name -> (low, high) in percent, percentile bootstrap over images of the mean over trainings.
-
-    trainings: areas (N, K, 3) of each on the same images.
-    """
-    generator, count = np.random.default_rng(seed), len(trainings[0])
-    drawn: dict[str, list[np.ndarray]] = {}
-    for first in range(0, resamples, BLOCK):
-        rows = min(BLOCK, resamples - first)
-        weights = generator.multinomial(count, np.full(count, 1 / count), size=rows)
-        found = [means((weights @ areas.reshape(count, -1)).reshape(rows, *areas.shape[1:])) for areas in trainings]
-        for name in found[0]:
-            drawn.setdefault(name, []).append(np.mean([each[name] for each in found], axis=0))
-    edges = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    return {name: tuple(map(float, np.quantile(np.concatenate(parts), edges))) for name, parts in drawn.items()}
+def reweighted(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Areas (N, K, 3) of each training, weights (R, N), how often each image counts -> name -> (R,) percent, means over
+    the trainings."""
+    count, *rest = trainings[0].shape
+    found = [means((weights @ areas.reshape(count, -1).astype(np.float64)).reshape(-1, *rest)) for areas in trainings]
+    return {name: np.mean([each[name] for each in found], axis=0) for name in found[0]}

@@ -13,9 +13,10 @@ from checkpoints.spec import SIZES
 from downstream.libraries import libraries_used, quiet_libraries
 from downstream.optimisation import Rates
 from downstream.scenes import SceneSet, open_scenes
-from downstream.scores import RESAMPLES, intervals
+from downstream.scores import reweighted
 from engine.distributed import World
 from engine.files import digest
+from engine.resampling import resampled
 from engine.tasks import Outcome, Workspace
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Place:
 
 
 def outcome(place: Place, judged: Sequence["Judged"], train: Sequence[SceneSet], val: SceneSet, rest: dict) -> Outcome:
-    """Means over the trainings, the areas of every validation image, intervals over these images, and the facts."""
+    """Means over the trainings, the areas of every validation image, scores of resampled images, and the facts."""
     several = len(judged) > 1
     areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(judged)}
     names = list(judged[0].metrics)
@@ -126,13 +127,12 @@ def outcome(place: Place, judged: Sequence["Judged"], train: Sequence[SceneSet],
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
         "evaluations": [each.history for each in judged],
         "reported_step": [each.step for each in judged],
-        "intervals": {name: list(pair) for name, pair in intervals(list(areas.values()), seed=0).items()},
-        "interval_method": f"95 % percentile bootstrap over validation images, {RESAMPLES} resamples",
         "libraries": libraries_used(),
         **place.facts,
         **rest,
     }
-    return Outcome(metrics=metrics, per_image=areas, facts=facts)
+    drawn = resampled(lambda weights: reweighted(list(areas.values()), weights), len(val))
+    return Outcome(metrics=metrics, per_image=areas, resampled=drawn, facts=facts)
 
 
 def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, SceneSet]:

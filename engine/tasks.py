@@ -38,6 +38,8 @@ class Outcome:
 
     metrics: name -> value; accuracies in percent.
     per_image: name -> array over the validation images in their order, for intervals and paired tests.
+    resampled: name of a metric that is no mean over images -> its values on engine/resampling.py's resamples of them,
+    for the same.
     facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes); the
     same however often the task was killed and begun again. facts["train"] and facts["val"], where given, hold
     "skipped": path -> reason of every unreadable image that was left out.
@@ -48,6 +50,7 @@ class Outcome:
 
     metrics: Mapping[str, float]
     per_image: Mapping[str, np.ndarray] = field(default_factory=dict)
+    resampled: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     random: bool = True

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pycocotools import mask as masks
 
-from downstream.average_precision import average_precisions, detections, intervals
+from downstream.average_precision import average_precisions, detections, reweighted
 from downstream.coco import Instances
 from downstream.libraries import quiet_libraries
 
@@ -142,17 +142,19 @@ def test_perfect_and_missing_detections():
     ]
     metrics, arrays = evaluated(instances, right, MOST)
     assert set(metrics.values()) == {100.0}
-    assert intervals(detections(arrays, "box"), seed=0, resamples=50)["AP"] == (100.0, 100.0)
+    assert all((values == 100.0).all() for values in reweighted(arrays, np.random.RandomState(0).rand(3, 20)).values())
     nothing = [{name: values[:0] for name, values in each.items()} for each in found]
     metrics, arrays = evaluated(instances, nothing, MOST)
     assert set(metrics.values()) == {0.0} and (arrays["classes"] == -1).all()
 
 
-def test_an_interval_holds_its_number_and_narrows_with_images():
-    widths = []
+def test_resamples_lie_around_the_number_and_closer_with_more_images():
+    spread = []
     for images in (40, 160):
         metrics, arrays = evaluated(*drawn(images, 6), MOST)
-        low, high = intervals(detections(arrays, "box"), seed=0, resamples=200)["AP"]
-        assert low < metrics["box_AP"] < high
-        widths.append(high - low)
-    assert widths[1] < 0.75 * widths[0]
+        weights = np.random.RandomState(0).multinomial(images, np.full(images, 1 / images), size=200)
+        found = reweighted(arrays, weights.astype(np.float64))
+        assert set(found) == set(metrics)
+        spread.append(found["box_AP"].std())
+        assert abs(found["box_AP"].mean() - metrics["box_AP"]) < spread[-1]
+    assert spread[1] < 0.75 * spread[0]

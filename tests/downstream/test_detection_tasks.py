@@ -93,7 +93,7 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
         ours = average_precisions(detections(arrays, kind), np.ones((1, 8)))
         for name, values in ours.items():
             assert outcome.metrics[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
-            assert set(outcome.facts["intervals"]) == set(outcome.metrics)
+    assert set(outcome.resampled) == set(outcome.metrics)
     model, course = trained[0]
     assert (course.rates.steps, course.rates.milestones) == (4, (2,))
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}

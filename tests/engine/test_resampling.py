@@ -1,0 +1,22 @@
+"""Resamples of images: drawn with replacement, and the same ones for every outcome on as many images."""
+
+import numpy as np
+import pytest
+
+from engine.resampling import RESAMPLES, resampled
+
+
+def test_draws_are_with_replacement_and_the_same_each_time():
+    seen = []
+    values = resampled(lambda weights: seen.append(weights) or {"first": weights[:, 0]}, 7)["first"]
+    weights = np.concatenate(seen)
+    assert weights.shape == (RESAMPLES, 7) and (weights.sum(1) == 7).all() and (values == weights[:, 0]).all()
+    assert values.var() == pytest.approx(6 / 7, rel=0.1)  # of Binomial(7, 1 / 7)
+    assert np.array_equal(values, resampled(lambda weights: {"first": weights[:, 0]}, 7)["first"])
+
+
+def test_the_draws_are_those_that_kept_results_rest_on():
+    """Values kept with results are compared with later ones: other draws would unpair them."""
+    first = []
+    resampled(lambda weights: first.append(weights[0].astype(int).tolist()) or {"of": weights[:, 0]}, 10)
+    assert first[0] == [1, 1, 1, 1, 1, 1, 1, 2, 1, 0]
