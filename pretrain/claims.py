@@ -17,9 +17,9 @@ from pretrain.checkpointing import states
 UNCOMPARED = ("data.url", "settings.source")
 # What a kill leaves of files and folders that are written beside their place (engine/files.py).
 CLAIMING = ".run.json.*"
-LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*")
+LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
-MADE_AGAIN = ("start", "log.jsonl", "tensorboard")  # all that a run has before its first training state
+MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
 BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
 
 

@@ -6,6 +6,7 @@ restart the lines of updates that are done again are dropped first, so that a cu
 
 import json
 import math
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,20 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
+    """The W&B run of this folder, the same after a restart; W&B leaves out the updates that it has already."""
     try:
         import wandb
     except ImportError as error:
         raise ValueError("--wandb needs the package wandb: pip install 'ssl-vit-bench[wandb]'") from error
-    return wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(run), resume="allow")
+    path = folder / "wandb-id"
+    if not path.exists():
+        write_atomic(path, secrets.token_hex(8))
+    return wandb.init(
+        project=project,
+        name=folder.name,
+        dir=str(folder),
+        config=dict(run),
+        id=path.read_text(encoding="utf-8"),
+        resume="allow",
+        allow_val_change=True,  # the images may have moved
+    )
