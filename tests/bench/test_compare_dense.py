@@ -1,0 +1,94 @@
+"""`bench compare` on mIoU and AP: real trainings are compared on the same resamples, and what cannot be is said."""
+
+import numpy as np
+import pytest
+from test_compare import DIGITS, left_out, save
+
+from bench.leaderboard import rewrite
+from bench.results import read_arrays, read_result, resampled_name, result_files
+from engine.resampling import RESAMPLES
+
+GENERATOR = np.random.default_rng(0)
+IMAGES = GENERATOR.normal(size=RESAMPLES)  # what the resampled images do to any model
+
+
+def save_dense(out, name, number, draws=RESAMPLES, **others):
+    """A result whose mIoU is `number`, and near it on resamples."""
+    path = save(out, name, 0, per_image=[], resampled=["mIoU"], metrics={"mIoU": number}, **others)
+    values = number + 3 * IMAGES[:draws] + 0.5 * GENERATOR.normal(size=draws)
+    np.savez(path.with_suffix(".npz"), **{resampled_name("mIoU"): values})
+    return path
+
+
+def test_the_verdict_is_one_sentence(bench, tmp_path):
+    save_dense(tmp_path, "low", 40.0)
+    save_dense(tmp_path, "high", 43.0)
+    save_dense(tmp_path, "alike", 42.9)
+    text = bench("compare", "low", "high", "alike", "--out", tmp_path, "--metric", "mIoU")[1]
+    assert "high is better than low on digits/knn@dino mIoU by 3.0 points [1." in text
+    assert "high and alike cannot be told apart" in text and "after Holm over 3" in text
+    assert "400 images; bootstrap over images; effect: Cohen's d_z" in text
+
+
+def test_seeds_are_averaged_on_the_same_images(bench, tmp_path):
+    for seed in (0, 1):
+        save_dense(tmp_path, "low", 40.0 + seed, seed=seed)
+        save_dense(tmp_path, "high", 42.0 + seed, seed=seed)
+    text = bench("compare", "low", "high", "--out", tmp_path)[1]
+    assert "400 images, mean of 2 seeds; bootstrap over images" in text
+    assert "high is better than low on digits/knn@dino mIoU by 2.0 points" in text
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"draws": 100}, "mIoU: 2000 resamples against 100; use --rerun for both"),
+        ({"limit": 1}, "limit none against 1"),
+    ],
+)
+def test_other_resamples_are_not_compared(bench, tmp_path, others, reason):
+    save_dense(tmp_path, "a", 40.0)
+    save_dense(tmp_path, "b", 50.0, **others)
+    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    assert any(reason in line for line in left_out(text)) and " better " not in text
+
+
+def test_one_image_and_lost_arrays_are_said(bench, tmp_path):
+    for name in "ab":
+        save_dense(tmp_path, name, 40.0, limit=1)
+        path = save_dense(tmp_path, name, 40.0)
+    np.savez(path.with_suffix(".npz"), other=np.ones(3))
+    text = bench("compare", "a", "b", "--out", tmp_path)[1]
+    assert "mIoU: one image is no sample" in text and "no array 'mIoU_resampled' beside it" in text
+
+
+def test_the_first_place_is_shared(tmp_path):
+    for name, number in (("low", 40.0), ("high", 43.0), ("alike", 42.9)):
+        save_dense(tmp_path, name, number, data=DIGITS)
+    rewrite(tmp_path)
+    text = (tmp_path / "leaderboard.md").read_text()
+    assert "**43.00" in text and "**42.90" in text and "**40.00" not in text
+
+
+@pytest.mark.parametrize(
+    ("suite", "url", "changes", "metrics"),
+    [
+        ("segmenter_linear@smoke", "tiny-cityscapes:", ("epochs=1", "judge_every=1", "lr=0.1"), "mIoU aAcc mAcc"),
+        ("maskrcnn@smoke", "tiny-coco:", ("milestones=1", "epochs=2"), "box_AP box_AP50 box_AP75 mask_AP"),
+    ],
+)
+def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, exports):
+    """Two random networks: every number has an interval, and each is compared; the deviation of splits is a number."""
+    task = {"segmenter_linear@smoke": "segmenter_cityscapes", "maskrcnn@smoke": "maskrcnn_coco"}[suite]
+    words = ("--suite", suite, "--data", f"tiny={url}", "--set", *(f"{task}.{change}" for change in changes))
+    code, _, error = bench("run", "--checkpoint", *exports, *words, "--limit", 24, "--out", tmp_path)
+    assert code == 0, error
+    for path in result_files(tmp_path):
+        result, arrays = read_result(path), read_arrays(path)
+        assert set(result.intervals) == set(result.resampled) and set(metrics.split()) <= set(result.resampled)
+        assert result.interval_method == "95 % over validation images: bootstrap, expanded percentiles"
+        assert all(arrays[resampled_name(name)].shape == (RESAMPLES,) for name in result.resampled)
+    text = bench("compare", "first", "second", "--out", tmp_path)[1]
+    assert text.count(f"after Holm over {len(result.resampled)}\n") == len(result.resampled)
+    if "segmenter" in suite:
+        assert "kept as numbers alone, not for each image: mIoU_std" in text
