@@ -231,8 +231,8 @@ def is_bare_vit(file: ForeignFile) -> bool:
     return False
 
 
-def own_vit(branch: Branch) -> ViTSpec:
-    """Spec that this project's own training files carry under `spec`."""
+def named_vit(branch: Branch) -> ViTSpec:
+    """The spec that a file itself names, field by field, under `spec`."""
     stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
     try:
         return ViTSpec(**stored)

@@ -1,12 +1,13 @@
-"""BYOL (Grill et al. 2020) on a ViT: the online encoder, from this project's training file.
+"""BYOL (Grill et al. 2020) on a ViT: the online encoder, from a file that names its spec (docs/export-format.md).
 
-The official release is JAX and ResNet only, so there is no official ViT checkpoint to read.
+The official release is JAX and ResNet only, so there is no official ViT checkpoint to read, and no method here trains
+one: the layout is for training code of one's own.
 """
 
-from checkpoints.importing import Branch, Conversion, own_vit
+from checkpoints.importing import Branch, Conversion, named_vit
 from checkpoints.reading import ForeignFile
 
-SOURCE = "this project's layout; the method after deepmind-research d8df415, byol/"
+SOURCE = "a layout of this project's own; the method after deepmind-research d8df415, byol/"
 BRANCHES = {"online": ("model.online.trunk.",), "target": ("model.target.trunk.",)}
 DROPPED = {
     r"model\.(projector|target_projector|predictor)\..*": "projection and prediction heads",
@@ -18,4 +19,4 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def convert(branch: Branch) -> Conversion:
-    return Conversion(spec=own_vit(branch), tensors=branch.take_trunk())
+    return Conversion(spec=named_vit(branch), tensors=branch.take_trunk())

@@ -113,16 +113,16 @@ def mst() -> Example:
     return Example(importer="mst", options=example.options, tree=tree, recorded=dino_teacher)
 
 
-def own_training_file(method: str, branches: tuple[str, str]) -> Example:
-    """This project's own layout: `branches` are the network that is exported and the other one."""
+def byol() -> Example:
+    """The layout of docs/export-format.md, on DINO's weights."""
     record, config = golden("dino/golden.safetensors"), settings("dino/config.json")
-    tree = part(record, "teacher0/backbone.", f"model.{branches[0]}.trunk.")
-    tree |= part(record, "student0/backbone.", f"model.{branches[1]}.trunk.")
+    tree = part(record, "teacher0/backbone.", "model.online.trunk.")
+    tree |= part(record, "student0/backbone.", "model.target.trunk.")
     width = config["dim"]
     spec = dict(architecture="vit_base_patch16_224", image_size=config["img"], patch_size=config["patch"], width=width)
     spec |= dict(depth=config["depth"], heads=config["heads"], mlp_hidden=4 * width, position_resize="bicubic_offset")
-    facts = {"method": method} | {f"spec.{name}": value for name, value in spec.items()}
-    return Example(importer=method, options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=facts)
+    facts = {"method": "byol"} | {f"spec.{name}": value for name, value in spec.items()}
+    return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=facts)
 
 
 def ibot() -> Example:
@@ -303,9 +303,8 @@ EXAMPLES = {
     "ibot": ibot,
     "msn": msn,
     "mocov3": mocov3,
-    "byol": lambda: own_training_file("byol", ("online", "target")),
+    "byol": byol,
     "mst": mst,
-    "mst_own": lambda: own_training_file("mst", ("teacher", "student")),
     "mae": mae,
     "lut": lut,
     "moca": moca,
