@@ -67,7 +67,12 @@ def quietly_imported(name: str) -> ModuleType | str:
         try:
             return importlib.import_module(name)
         except Exception as error:  # binary packages fail with anything from ImportError to SystemError
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    # Without the advice to ask doctor, which messages for users have.
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True) -> Check:
@@ -156,26 +161,30 @@ def _cyanure() -> Iterator[Check]:
 
 
 def _mmcv() -> Iterator[Check]:
+    # Whose operators run is asked of what will run them; without mmcv nothing is imported.
     package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
-    spec = importlib.util.find_spec("mmcv")
-    if package is None or spec is None:
+    if package is None or importlib.util.find_spec("mmcv") is None:
         yield Check(
             name="mmcv", mark="missing", text="not installed; dense tasks need it", fix=EVERYTHING, needed=False
         )
         return
+    from downstream import operators
+    from downstream.libraries import quiet_libraries
+
     version = f"{package} {installed(package)}"
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if not any(path for folder in folders for path in folder.glob("_ext*.so")):
-        text = f"{version} has no compiled operators: downstream/ will use torchvision's nms and roi_align"
-        yield Check(name="mmcv", mark="ok", text=text)
-        return
-    module = quietly_imported("mmcv._ext")
-    if isinstance(module, ModuleType):
-        yield Check(name="mmcv", mark="ok", text=f"{version}: nms and roi_align from the compiled mmcv._ext")
-    else:
-        text = f"{version}: its compiled operators cannot be loaded, they were built for another torch: {module}"
+    try:
+        with quiet_libraries():
+            whose = operators.which()
+    except Exception as error:  # binary packages fail with anything from ImportError to SystemError
+        text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
+        return
+    text = {
+        "compiled": "its compiled nms and roi_align run",
+        "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
+    }
+    yield Check(name="mmcv", mark="ok", text=f"{version}: {text[whose]}")
 
 
 def _dense() -> Iterator[Check]:

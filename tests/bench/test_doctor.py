@@ -122,15 +122,17 @@ def test_mmcv_without_compiled_operators(bench):
     if importlib.util.find_spec("mmcv") is None:
         assert "dense tasks need it" in line_of(out, "mmcv")
     elif importlib.util.find_spec("mmcv._ext") is None:
-        assert "has no compiled operators: downstream/ will use torchvision's nms and roi_align" in line_of(out, "mmcv")
+        assert "without compiled operators, torchvision's nms and roi_align run" in line_of(out, "mmcv")
+        assert importlib.import_module("downstream.operators").which() == "torchvision"
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ({"_ext.so": "no library"}, "compiled operators cannot be loaded, they were built for another torch"),
-        ({"_ext.so": "x", "_ext.py": "nms = 1"}, "nms and roi_align from the compiled mmcv._ext"),
-        ({}, "has no compiled operators"),
+        ({"_ext.so": "no library"}, "compiled operators cannot be loaded, built for another torch? ImportError"),
+        ({"_ext.so": "x", "_ext.py": "nms = 1"}, "its compiled nms and roi_align run"),
+        ({}, "without compiled operators, torchvision's"),
+        ({"__init__.py": "import no_such_library"}, "cannot be loaded, built for another torch? ModuleNotFoundError"),
     ],
 )
 def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkeypatch, tmp_path):
@@ -147,6 +149,13 @@ def test_where_mmcv_operators_come_from(source, expected, bench, pretend, monkey
     for name in ("mmcv", "mmcv._ext"):
         sys.modules.pop(name, None)
     assert expected in line_of(out, "mmcv")
+
+
+def test_without_mmcv_its_operators_are_not_looked_for(bench, pretend, monkeypatch):
+    pretend(onedl_mmcv=None)
+    monkeypatch.setitem(sys.modules, "downstream", None)  # importing it would raise
+    _, out, _ = bench("doctor")
+    assert "not installed; dense tasks need it" in line_of(out, "mmcv")
 
 
 def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
