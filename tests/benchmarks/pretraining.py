@@ -128,7 +128,7 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     limits, steps, bares = [gemm_limit(precision)], [], []
     for _ in range(asked.rounds):
         steps.append(seconds(lambda: updates.run([views], clock)))
-        bares.append(seconds(lambda: replay(calls.found, precision)))
+        bares.append(replay(stacks_of(calls.found), precision))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
     count = flops.get_total_flops()
@@ -179,32 +179,38 @@ class Recording(TorchFunctionMode):
             handle.remove()
 
 
-def replay(calls: list[Call], precision: str) -> None:
-    """Call everything again; a stack of blocks on the same shape goes forward as a whole, then backward.
-
-    Gradients begin as none, as in a step, and none goes back to images.
-    """
+def stacks_of(calls: list[Call]) -> list[list[Call]]:
+    """Blocks that follow each other on the same shape go forward as a whole, then backward."""
+    stacks: list[list[Call]] = []
     for call in calls:
-        if isinstance(call.work, nn.Module):
-            call.work.zero_grad(set_to_none=True)
-    at = 0
-    while at < len(calls):
-        end = at + 1
-        while end < len(calls) and is_stacked(calls[end - 1], calls[end]):
-            end += 1
-        first = calls[at]
-        with autocast("cpu", precision), nullcontext() if first.backward else torch.no_grad():
-            tokens = first.work(*(each.make() for each in first.inputs))
-            for call in calls[at + 1 : end]:
-                tokens = call.work(tokens)
-        if first.backward:
-            tokens.backward(torch.ones_like(tokens))
-        at = end
+        if stacks and is_stacked(stacks[-1][-1], call):
+            stacks[-1].append(call)
+        else:
+            stacks.append([call])
+    return stacks
 
 
 def is_stacked(before: Call, after: Call) -> bool:
     same = before.inputs == after.inputs and before.backward == after.backward
     return same and isinstance(before.work, Block) and isinstance(after.work, Block)
+
+
+def replay(stacks: list[list[Call]], precision: str) -> float:
+    """Call everything again, on noise; seconds. Gradients begin as none, as in a step, and none goes back to images."""
+    for stack in stacks:
+        for call in stack:
+            if isinstance(call.work, nn.Module):
+                call.work.zero_grad(set_to_none=True)
+    inputs = [[each.make() for each in stack[0].inputs] for stack in stacks]
+    started = time.perf_counter()
+    for stack, made in zip(stacks, inputs, strict=True):
+        with autocast("cpu", precision), nullcontext() if stack[0].backward else torch.no_grad():
+            found = stack[0].work(*made)
+            for call in stack[1:]:
+                found = call.work(found)
+        if stack[0].backward:
+            found.backward(torch.ones_like(found))
+    return time.perf_counter() - started
 
 
 def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **more: object) -> int:
