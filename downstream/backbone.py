@@ -117,7 +117,9 @@ class Backbone(BaseModule):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             patches = self.vit.place(self.vit.project(images), grid)
             found = self.vit.encode(patches, layers=self.taps, norm=self.norm, grid=grid)
-        return tuple(tokens[:, self.vit.spec.prefix :].transpose(1, 2).unflatten(2, grid) for tokens in found)
+        maps = (tokens[:, self.vit.spec.prefix :].transpose(1, 2).unflatten(2, grid) for tokens in found)
+        # Channels first in memory too: convolutions pass strides on, and mmcv's compiled RoIAlign ignores them.
+        return tuple(each.contiguous() for each in maps)
 
 
 class Pyramid(BaseModule):

@@ -23,14 +23,16 @@ Which = Literal["compiled", "torchvision"]
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Indices (K,) of the boxes (N, 4) to keep, best first; of equal scores (N,) the earlier box comes first.
 
-    offset: 1 where x2 and y2 are the last pixels inside a box, 0 where they are its edges.
+    offset: 1 where x2 and y2 are the last pixels inside a box, 0 where they are its edges. The threshold counts in
+    single precision, as in mmcv: an overlap of 3/5 is not above one of 0.6.
     """
     from torchvision.ops import nms as keep_best
 
     order = scores.argsort(descending=True, stable=True)
     places = torch.arange(len(order), 0, -1, device=boxes.device, dtype=boxes.dtype)  # the same order without ties
     edges = boxes + boxes.new_tensor([0, 0, offset, offset])
-    return order[keep_best(edges[order], places, iou_threshold)]
+    threshold = torch.tensor(iou_threshold, dtype=torch.float32).item()
+    return order[keep_best(edges[order], places, threshold)]
 
 
 def roi_align_forward(

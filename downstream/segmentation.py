@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from downstream.running import Judged
 
-VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
+VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
 AT_ONCE = 8  # images of a pass unless --batch-size says otherwise
 LOADERS = 8  # processes that read images, at most
 FEW = 500  # training images below which starting such processes takes longer than they save
