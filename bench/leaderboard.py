@@ -1,7 +1,7 @@
 """The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
 
 A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
-`<column>:std` (population) and `<column>:n`; per-image correctness gives the 95 % interval `<column>:low` and `:high`.
+`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`.
 """
 
 import csv
