@@ -1,13 +1,13 @@
 """The two tiny networks of `bench demo`: one as a method initialises it, one pretrained for seconds on digits."""
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from bench.pretraining import prepared
 from bench.recipes import choose
 from engine.distributed import World
+from engine.files import digest
 from imagesets.sets import open_set
 from pretrain.trainer import Run
 
@@ -21,13 +21,21 @@ CHANGES = (
 )
 
 
-def pretrain(out: Path, seed: int) -> Literal["finished", "stopped"]:
-    """Train in `out`, or go on there, as `bench pretrain --resume` would: out/start and out/export are the networks."""
-    run = Run(out=out, seed=seed, workers=1, resume=True)
-    trainer = prepared(choose(METHOD, RECIPE, CHANGES), open_set("digits:", "train"), run, World())
+def pretrain(out: Path, seed: int) -> Path | None:
+    """Train in a folder below `out` that is named after what makes the networks; use what the same made before.
+
+    A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
+    are the networks. None where a signal stopped the training.
+    """
+    chosen, images = choose(METHOD, RECIPE, CHANGES), open_set("digits:", "train")
+    made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
+    folder = out / f"seed{seed}-{made_of[:8]}"
+    if (folder / "export" / "config.json").exists():
+        return folder
+    trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a network waits for its threads more than it gains by them
     try:
-        return trainer.train()
+        return folder if trainer.train() == "finished" else None
     finally:
         torch.set_num_threads(threads)

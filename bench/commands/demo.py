@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.runner import run as evaluate
     from engine.tasks import Workspace
 
-    networks = arguments.out / "demo" / f"seed{arguments.seed}"
-    if not (networks / "export" / "config.json").exists() and pretrain(networks, arguments.seed) == "stopped":
+    networks = pretrain(arguments.out / "demo", arguments.seed)
+    if networks is None:
         return STOPPED
     space = Workspace(cache=arguments.out / "cache", data="", seed=arguments.seed)
     checkpoints = (str(networks / "start"), str(networks / "export"))
