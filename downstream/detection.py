@@ -10,7 +10,7 @@ from downstream.average_precision import reweighted
 from downstream.libraries import libraries_used, quiet_libraries
 from downstream.optimisation import Rates, check_rates, layer_groups
 from downstream.scenes import SceneSet
-from downstream.segmentation import Place, Plan, open_both, warnings
+from downstream.training import Place, Plan, open_both, warnings
 from engine.distributed import start_world
 from engine.resampling import resampled
 from engine.tasks import Outcome, Workspace
@@ -18,6 +18,7 @@ from engine.tasks import Outcome, Workspace
 if TYPE_CHECKING:
     from torch import nn
 
+    from downstream.detection_data import Sizes
     from downstream.running import Judged
 
 LAYOUT = "coco"
@@ -138,7 +139,7 @@ class Detection:
         with start_world(space.device) as world:
             train, val = open_both(space, LAYOUT, world)
             train = learnable(train, val)
-            place = DetectionPlace(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
+            place = Place(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
             judged = place.judged(self.plan(export, train, val, space.seed))
             departures = warnings(export, self.size, self.branch, 0, 0)
             return outcome(place, judged, train, val, {"epochs": self.epochs, "warnings": departures})
@@ -149,11 +150,11 @@ class Detection:
             from downstream.detection_data import Sizes
 
         steps = -(-len(train) // self.batch)  # of an epoch
+        sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
         return Plan(
             settings=asdict(self),
             train=train,
             val=val,
-            sizes=Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__}),
             batch=self.batch,
             rates=Rates(
                 steps=self.epochs * steps,
@@ -164,7 +165,8 @@ class Detection:
             ),
             judge_every=self.judge_every * steps,
             best="",
-            build=lambda sizes, synchronised: self.model(export, len(val.classes), synchronised, seed),
+            parts=lambda: parts(train, val, sizes, self.detections),
+            build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.KEY} on {train.url}",
         )
@@ -189,18 +191,14 @@ class Detection:
         return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectionPlace(Place):
-    """Where detectors train."""
+def parts(train: SceneSet, val: SceneSet, sizes: "Sizes", most: int) -> tuple[Any, Any, Any]:
+    """Training images, validation images, metric on at most `most` detections of an image, as mmdet's objects."""
+    with quiet_libraries():
+        from downstream.detection_data import training_images, validation_images
+        from downstream.detection_metric import DetectionMetric
 
-    def parts(self, plan: Plan) -> tuple[Any, Any, Any]:
-        """Training images, validation images, metric."""
-        with quiet_libraries():
-            from downstream.detection_data import training_images, validation_images
-            from downstream.detection_metric import DetectionMetric
-
-            metric = DetectionMetric(plan.val.listing, plan.settings["detections"])
-            return training_images(plan.train, plan.sizes), validation_images(plan.val, plan.sizes), metric
+        metric = DetectionMetric(val.listing, most)
+        return training_images(train, sizes), validation_images(val, sizes), metric
 
 
 def check_patches(export: ViTExport) -> None:

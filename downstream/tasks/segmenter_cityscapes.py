@@ -14,7 +14,8 @@ from downstream.cityscapes import SEEDS, few
 from downstream.libraries import quiet_libraries
 from downstream.optimisation import Rates, layer_groups
 from downstream.scenes import SceneSet
-from downstream.segmentation import Place, Plan, fitted, open_both, outcome, warnings
+from downstream.segmentation import outcome, parts
+from downstream.training import Place, Plan, fitted, open_both, warnings
 from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Workspace
 
@@ -125,12 +126,12 @@ class Segmenter:
             settings=settings | {"rate": lr},
             train=train,
             val=val,
-            sizes=sizes,
             batch=self.batch,
             rates=Rates(steps=self.epochs * steps, power=0.9, floor=self.floor),
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
-            build=lambda sizes, synchronised: self.model(export, sizes, seed),
+            parts=lambda: parts(train, val, sizes),
+            build=lambda synchronised: self.model(export, sizes, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )

@@ -13,7 +13,8 @@ from checkpoints.export import ViTExport
 from downstream.libraries import quiet_libraries
 from downstream.optimisation import Rates, check_rates, layer_groups
 from downstream.scenes import SceneSet
-from downstream.segmentation import Place, Plan, fitted, open_both, outcome, warnings
+from downstream.segmentation import outcome, parts
+from downstream.training import Place, Plan, fitted, open_both, warnings
 from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Workspace
 
@@ -87,16 +88,17 @@ class UperNet:
         with quiet_libraries():
             from downstream.segmentation_data import Sizes
 
+        sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
         return Plan(
             settings=asdict(self),
             train=train,
             val=val,
-            sizes=Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios),
             batch=self.batch,
             rates=Rates(steps=self.steps, warmup=self.warmup),
             judge_every=self.judge_every,
             best="",
-            build=lambda sizes, synchronised: self.model(export, sizes, synchronised, seed),
+            parts=lambda: parts(train, val, sizes),
+            build=lambda synchronised: self.model(export, sizes, synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )

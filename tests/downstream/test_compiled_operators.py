@@ -30,8 +30,6 @@ from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 with quiet_libraries():
     from mmcv.ops import nms, roi_align
 
-    from downstream.detection_data import training_images, validation_images
-
 
 def compiled() -> ModuleType | None:
     """mmcv's own operators, if there are any here."""
@@ -125,11 +123,8 @@ def test_a_detectors_losses_gradients_and_predictions(with_both, tmp_path, name)
     """
     train, val = (open_scenes("tiny-coco:", split, tmp_path) for split in ("train", "val"))
     task = DETECTORS[name]
-    sizes = task.plan(export_of(), learnable(train, val), val, 0).sizes
-    batch, unseen = (
-        pseudo_collate([images[index] for index in (1, 2)])
-        for images in (training_images(learnable(train, val), sizes), validation_images(val, sizes))
-    )
+    *images, _ = task.plan(export_of(), learnable(train, val), val, 0).parts()
+    batch, unseen = (pseudo_collate([each[index] for index in (1, 2)]) for each in images)
     ours, theirs = with_both(lambda: run(task, batch, unseen))
     losses = max(abs(ours[0][key] / value - 1) for key, value in theirs[0].items())
     gradients = max(apart(ours[1][key], value) for key, value in theirs[1].items())
