@@ -1,6 +1,6 @@
 """Scenes of COCO's layout as mmdet's dataset, with the pipelines of the detection papers: its own transforms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,13 +9,13 @@ from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
 
 from downstream.coco import IMAGES
+from downstream.reading import Reading, Results, Transform
 from downstream.scenes import SceneSet
 
 PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
 META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 FLIPPED = (*META, "flip", "flip_direction")
-Results = dict[str, Any]
-Transform = Callable[[Results], Results]
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,13 @@ class CocoScenes(CocoDataset):
 
 def training_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
     """Images with objects, augmented."""
-    load = [LoadImageFromFile(), AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
+    load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
 def validation_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
     """All images at one scale."""
-    load = [LoadImageFromFile(), AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
+    load = [READ_IMAGE, AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 
 

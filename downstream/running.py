@@ -10,7 +10,9 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,30 @@ class QuietRunner(Runner):
     def dump_config(self) -> None:
         """Nothing: there is no configuration file."""
 
+    def load_checkpoint(self, filename: str, map_location: Any = "cpu", **settings: Any) -> dict[str, Any]:
+        with quiet_libraries():  # which print that they load
+            return super().load_checkpoint(filename, map_location, **settings | {"strict": True})
+
     def save_checkpoint(self, out_dir: str, filename: str, **settings: Any) -> None:
         super().save_checkpoint(out_dir, f"{filename}.part", **settings)
         if self.rank == 0:
             os.replace(Path(out_dir, f"{filename}.part"), Path(out_dir, filename))
+
+
+class AgreedLoader(DataLoader):
+    """Batches that all processes have, or none: an image that cannot be used in one stops all with its message.
+
+    Costs a small message between processes a batch; without it the others would wait for that one's gradients.
+    """
+
+    def __init__(self, images: Any, world: World, **settings: Any) -> None:
+        super().__init__(images, collate_fn=pseudo_collate, **settings)
+        self.world = world
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        while (batch := self.world.each(partial(next, batches, None))) is not None:
+            yield batch
 
 
 class Precise(OptimWrapper):
@@ -172,7 +194,10 @@ def train(
                 warnings.simplefilter("ignore")  # the libraries' notes about their own calls
                 runner.train()
         except (RuntimeError, MemoryError, ValueError) as error:
-            raise _explained(error, course) from error
+            explained = _explained(error, course)
+            if hasattr(error, "told_by"):
+                explained.told_by = error.told_by
+            raise explained from error
         world.barrier()
         if world.is_first:
             (course.folder / "finished").touch()
@@ -197,7 +222,8 @@ def runner_of(
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
     accumulation, state = course.accumulation(world), course.folder / "state.pth"
-    loader = {"num_workers": course.workers, "collate_fn": pseudo_collate, "persistent_workers": course.workers > 0}
+    loading = {"num_workers": course.workers, "persistent_workers": course.workers > 0}
+    in_order = DefaultSampler(val_images, shuffle=False)
     positions = Positions(course.at_once, course.rates.steps * accumulation, world.rank, world.size)
     name = f"{course.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
@@ -205,7 +231,7 @@ def runner_of(
             device=course.device,
             model=model,
             work_dir=str(course.folder),
-            train_dataloader=DataLoader(stream, batch_size=course.at_once, sampler=positions, **loader),
+            train_dataloader=AgreedLoader(stream, world, batch_size=course.at_once, sampler=positions, **loading),
             train_cfg={
                 "type": IterBasedTrainLoop,
                 "max_iters": course.rates.steps * accumulation,
@@ -215,7 +241,7 @@ def runner_of(
             optim_wrapper=Precise(
                 course.device, course.precision, optimizer=optimiser, accumulative_counts=accumulation
             ),
-            val_dataloader=DataLoader(val_images, sampler=DefaultSampler(val_images, shuffle=False), **loader),
+            val_dataloader=AgreedLoader(val_images, world, sampler=in_order, **loading),
             val_cfg={"type": JudgeLoop, "device": course.device, "precision": course.precision},
             val_evaluator=Evaluator([judgements.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},

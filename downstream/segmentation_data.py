@@ -1,6 +1,6 @@
 """Scenes as mmseg's datasets, with the pipelines of the segmentation papers: mmseg's and mmcv's own transforms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,11 @@ from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset
 from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
 
+from downstream.reading import Reading, Results, Transform
 from downstream.scenes import SceneSet, check_mask
 
 LARGEST_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
-Results = dict[str, Any]
-Transform = Callable[[Results], Results]
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
     return _dataset(
         scenes,
         [
-            LoadImageFromFile(),
-            LoadAnnotations(),
+            READ_IMAGE,
+            read_mask(),
             AsClasses(scenes),
             RandomResize(scale=sizes.scale, ratio_range=sizes.ratios, resize_type=Resize, keep_ratio=True),
             RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=LARGEST_SHARE),
@@ -90,8 +90,13 @@ def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
 def validation_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
     """Images at one scale, labels as they are."""
     resize = [Resize(scale=sizes.scale, keep_ratio=True)] if sizes.resize_val else []
-    load = [LoadImageFromFile(), *resize, LoadAnnotations(), AsClasses(scenes), PackSegInputs()]
+    load = [READ_IMAGE, *resize, read_mask(), AsClasses(scenes), PackSegInputs()]
     return _dataset(scenes, load, test_mode=True)
+
+
+def read_mask() -> Reading:
+    """A transform of its own for each set: mmseg's remembers whether value 0 is ignored."""
+    return Reading(LoadAnnotations(), "seg_map_path")
 
 
 def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:

@@ -108,6 +108,16 @@ class Place:
 
 def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, SceneSet]:
     """Training and validation scenes of the workspace's set, which must be in `layout`."""
+    if space.skip_bad:
+        raise ValueError(
+            f"{space.data}: dense tasks train on all scenes or none, without --skip-bad; `bench data check "
+            f"{space.data}` names the files to replace"
+        )
+    if space.decode != "exact":
+        raise ValueError(
+            f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
+            f"{space.decode}"
+        )
 
     def opened() -> tuple[SceneSet, SceneSet]:
         train, val = (open_scenes(space.data, split, space.cache).limited(space.limit) for split in ("train", "val"))

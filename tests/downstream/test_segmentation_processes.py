@@ -1,24 +1,58 @@
-"""A training shared by two processes of torchrun: the numbers of one process."""
+"""A training shared by two processes of torchrun: the numbers of one process, and one end for both."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 from segmentation_program import metrics
+
+from downstream.tiny_scenes import written
 
 PROGRAM = Path(__file__).with_name("segmentation_program.py")
 
 
-def test_two_processes_do_the_same_training(tmp_path):
-    """The same images in every step, so that only rounding differs; none of the head's layers looks across images."""
+def by_two(*values: object) -> list[dict[str, Any]]:
+    """What both processes say."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, str(PROGRAM), str(tmp_path / "2")]
+    command = [sys.executable, *launcher, str(PROGRAM), *map(str, values)]
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.strip().splitlines()]
+
+
+def test_two_processes_do_the_same_training(tmp_path):
+    """The same images in every step, so that only rounding differs; none of the head's layers looks across images."""
+    first, second = by_two(tmp_path / "2")
     alone = metrics(tmp_path / "1")
-    shared = json.loads(done.stdout.strip().splitlines()[-1])
-    assert shared == pytest.approx(alone, abs=0.05) and alone["aAcc"] > 20
+    assert first == second == pytest.approx(alone, abs=0.05) and alone["aAcc"] > 20
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def shrink(path: Path) -> None:
+    Image.open(path).resize((48, 32)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "broken", "reason"),
+    [
+        ("images/training/ADE_train_00000000.jpg", cut, "cannot be read (failed to load image"),
+        ("annotations/validation/ADE_val_00000000.png", shrink, "the mask is 32 x 48 pixels and its image 64 x 96"),
+    ],
+)
+def test_what_one_process_cannot_read_stops_both(tmp_path, file: str, broken: Callable[[Path], None], reason: str):
+    """In training and in judging: with one line, the same, and long before anything times out."""
+    ade = written("ade20k", tmp_path)
+    broken(ade / file)
+    first, second = by_two(tmp_path / "run", f"ade20k:{ade}")
+    assert first == second and "\n" not in first["error"]
+    assert first["error"].startswith(str(ade / file)) and reason in first["error"]

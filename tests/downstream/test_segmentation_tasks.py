@@ -176,6 +176,25 @@ def test_one_image_at_once_is_too_few_for_batch_norm(tmp_path):
     assert "give --batch-size 2 or more" in failing(UPERNET, "tiny-ade20k:", tmp_path, batch_size=1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "file", ["images/validation/ADE_val_00000000.jpg", "annotations/training/ADE_train_00000000.png"]
+)
+def test_an_unreadable_file_is_named(tmp_path, workers, file):
+    ade = written("ade20k", tmp_path)
+    (ade / file).write_bytes((ade / file).read_bytes()[:100])
+    task = replace(UPERNET, head="linear", steps=2)
+    said = failing(task, f"ade20k:{ade}", tmp_path, workers=workers)
+    assert said.startswith(f"{ade}/{file}: cannot be read (") and said.endswith("; replace the file")
+
+
+def test_options_of_classified_images_are_refused(tmp_path):
+    assert "without --skip-bad; `bench data check tiny-ade20k:`" in failing(
+        UPERNET, "tiny-ade20k:", tmp_path, skip_bad=True
+    )
+    assert "without --decode fast" in failing(UPERNET, "tiny-ade20k:", tmp_path, decode="fast")
+
+
 def test_sets_of_another_kind_are_refused(tmp_path):
     assert "this task needs ade20k:ROOT" in failing(UPERNET, "tiny-cityscapes:", tmp_path)
     assert "it has 8 training images, not 100" in failing(replace(LINEAR, images=100), "tiny-cityscapes:", tmp_path)
