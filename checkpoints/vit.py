@@ -123,7 +123,7 @@ class ViT(nn.Module):
     ) -> Tensor:
         """The same from the tokens (B, P+L, D) before that block, for those who have them; rows: which queries."""
         block = self.trunk.blocks[self._block_number(layer)]
-        biases = self._relative_bias(tokens.shape[1] - self.spec.prefix, None, grid)
+        biases = self.relative_bias(tokens.shape[1] - self.spec.prefix, None, grid)
         return _attention_map(block.attn, block.norm1(tokens), rows, **biases)
 
     def _block_number(self, layer: int) -> int:
@@ -133,7 +133,7 @@ class ViT(nn.Module):
 
     def _enter(self, patches: Tensor, keep: Tensor | None, grid: tuple[int, int] | None) -> tuple[Tensor, dict]:
         """Prefix tokens in front of the (kept) patches, and what every block takes besides the tokens."""
-        biases = self._relative_bias(patches.shape[1], keep, grid)
+        biases = self.relative_bias(patches.shape[1], keep, grid)
         if keep is not None:
             patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         trunk, front = self.trunk, []
@@ -146,8 +146,11 @@ class ViT(nn.Module):
         tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
         return trunk.norm_pre(tokens) if self.spec.family == "vit" else tokens, biases
 
-    def _relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
-        """The shared relative position bias (1, H, 1+L, 1+L) for `grid`; nothing for plain ViTs."""
+    def relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
+        """What blocks take besides tokens: the shared relative position bias (1, H, 1+L, 1+L) for `grid`, or nothing.
+
+        Called once before the blocks of each pass; subclasses that know the bias otherwise override it.
+        """
         if self.spec.relative_position == "none":
             return {}
         if keep is not None:

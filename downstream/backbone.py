@@ -32,7 +32,7 @@ class DenseViT(ViT):
         for block in self.trunk.blocks:
             block.attn._get_rel_pos_bias = partial(self._own_bias, block.attn)
 
-    def _relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
+    def relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
         if keep is not None or grid is None:
             raise ValueError("dense tasks encode all patches of a grid that they give")
         self.placed = grid
