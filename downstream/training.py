@@ -11,7 +11,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES
 from downstream.libraries import quiet_libraries
 from downstream.optimisation import Rates
-from downstream.scenes import SceneSet, open_scenes
+from downstream.scenes import TINY, SceneSet, drawn, open_scenes, parse
 from engine.distributed import World
 from engine.files import digest
 from engine.tasks import Workspace
@@ -107,10 +107,27 @@ class Place:
 
 
 def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, SceneSet]:
-    """Training and validation scenes of the workspace's set, which must be in `layout`."""
+    """Training and validation scenes of the workspace's set, which must be in `layout`.
+
+    Every process reads the annotations: COCO's are seconds to parse, and gigabytes to send around.
+    """
+    check_space(space, layout)
+    if space.data.startswith(TINY):
+        world.first(lambda: drawn(layout, space.cache))
+    train, val = (
+        world.each(lambda split=split: open_scenes(space.data, split, space.cache).limited(space.limit))
+        for split in ("train", "val")
+    )
+    return train, val
+
+
+def check_space(space: Workspace, layout: str) -> None:
+    """ValueError for a set, or for options, that dense tasks of `layout` have no use for."""
+    if parse(space.data)[0] != layout:
+        raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
     if space.skip_bad:
         raise ValueError(
-            f"{space.data}: dense tasks train on all scenes or none, without --skip-bad; `bench data check "
+            f"{space.data}: dense tasks leave out no scene, run them without --skip-bad; `bench data check "
             f"{space.data}` names the files to replace"
         )
     if space.decode != "exact":
@@ -118,14 +135,6 @@ def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, Sc
             f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
             f"{space.decode}"
         )
-
-    def opened() -> tuple[SceneSet, SceneSet]:
-        train, val = (open_scenes(space.data, split, space.cache).limited(space.limit) for split in ("train", "val"))
-        if train.layout != layout:
-            raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
-        return train, val
-
-    return world.first(opened)
 
 
 def share_of(batch: int, world: World) -> int:

@@ -189,7 +189,7 @@ def test_an_unreadable_file_is_named(tmp_path, workers, file):
 
 
 def test_options_of_classified_images_are_refused(tmp_path):
-    assert "without --skip-bad; `bench data check tiny-ade20k:`" in failing(
+    assert "run them without --skip-bad; `bench data check tiny-ade20k:`" in failing(
         UPERNET, "tiny-ade20k:", tmp_path, skip_bad=True
     )
     assert "without --decode fast" in failing(UPERNET, "tiny-ade20k:", tmp_path, decode="fast")
