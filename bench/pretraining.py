@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -66,7 +67,8 @@ def _opened(request: Request) -> tuple[Chosen, ImageSet]:
     try:
         images = open_set(request.images, "train")
     except ValueError as error:
-        raise ValueError(f"--images {request.images}: {_without(request.images, error)}") from error
+        text = _without(request.images, error) + _without_labels(request.images)
+        raise ValueError(f"--images {request.images}: {text}") from error
     if isinstance(monitor, OnlineKnn):
         try:
             monitor.check()
@@ -78,6 +80,12 @@ def _opened(request: Request) -> tuple[Chosen, ImageSet]:
 
 def _without(url: str, error: ValueError) -> str:
     return str(error).removeprefix(f"{url}: ")
+
+
+def _without_labels(url: str) -> str:
+    """What to write instead, where somebody names a folder that is no set of labelled images."""
+    folder = url.removeprefix("folder:")
+    return f"; labels are not needed here: images:{folder} takes every image below it" if Path(folder).is_dir() else ""
 
 
 def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:

@@ -108,6 +108,8 @@ def _about_folder(path: Path) -> str:
         return f"a distributed checkpoint folder; {JOIN_DISTRIBUTED}"
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel folder; {CONVERT}"
+    if (path / "export" / "config.json").exists():
+        return f"the folder of a training; name its export: {path / 'export'}"
     kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
     inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
     return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")

@@ -19,6 +19,7 @@ UNCOMPARED = ("data.url", "settings.source")
 CLAIMING = ".run.json.*"
 LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
+SHOWN, LONGEST = 4, 40  # differences that a refusal names; characters of a value in it
 MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
 BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
 
@@ -53,11 +54,12 @@ def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     begun = {folder / name for name in BEGUN} | _leftovers(folder)
     if there.keys() == asked.keys() and held <= begun and not states(folder / "states"):
         return False
-    if not resume:
-        raise ValueError(f"{folder} holds a run already; add --resume to go on, or choose another --out")
     different = differences(there, asked)
     if different:
-        raise ValueError(f"{folder} holds another run, {'; '.join(different)}; choose another --out")
+        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
+    if not resume:
+        raise ValueError(f"{folder} holds this run already; add --resume to go on, or choose another --out")
     return True
 
 
@@ -89,4 +91,10 @@ def differences(there: Any, asked: Any, name: str = "") -> list[str]:
     if isinstance(there, dict) and isinstance(asked, dict):
         pairs = {f"{name}.{key}" if name else key: (there.get(key), asked.get(key)) for key in there | asked}
         return [phrase for place, pair in pairs.items() for phrase in differences(*pair, place)]
-    return [] if there == asked else [f"{name} is {there}, asked for {asked}"]
+    return [] if there == asked else [f"{name} is {_short(there)}, asked for {_short(asked)}"]
+
+
+def _short(value: Any) -> str:
+    """A value for people, of whom none reads a whole digest."""
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:12]}..."

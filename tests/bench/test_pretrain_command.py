@@ -47,6 +47,14 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
     assert code == 0 and "mae-smoke: mae, ViT-16x1/4" in out
 
 
+def test_a_training_named_in_place_of_its_export_says_where_that_is(pretrain, bench, tmp_path):
+    assert pretrain()[0] == 0
+    for named in (tmp_path / "run", next((tmp_path / "run/states").iterdir())):
+        code, out, err = bench("inspect", named)
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        assert str(tmp_path / "run/export") in err
+
+
 def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     code, out, _ = pretrain("--dry-run", "--at-once", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []
@@ -102,6 +110,14 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("url", ["folder:{}", "{}"])
+def test_a_folder_without_labels_is_told_its_scheme(url, pretrain, tmp_path):
+    url = url.format(tmp_path)
+    code, out, err = pretrain("--images", url)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.endswith(f"labels are not needed here: images:{tmp_path} takes every image below it\n")
+
+
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda value: " ".join(value) if type(value) is list else "")
 def test_a_mistake_is_one_line_before_anything_is_written(words, message, bench, tmp_path):
     named = [] if words[0].startswith("m") else ["mae", "--recipe", "smoke"]
@@ -155,7 +171,7 @@ def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrai
     assert pretrain("--resume")[0] == 0
     written = (tmp_path / "run/log.jsonl").read_text()
     code, _, err = pretrain()
-    assert code == 2 and err.endswith("holds a run already; add --resume to go on, or choose another --out\n")
+    assert code == 2 and err.endswith("holds this run already; add --resume to go on, or choose another --out\n")
     code, out, _ = pretrain("--resume")
     assert code == 0 and "finished after 8 updates" in out
     assert (tmp_path / "run/log.jsonl").read_text() == written

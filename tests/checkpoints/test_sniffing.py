@@ -70,6 +70,11 @@ def write_folder(path: Path) -> None:
     (path / "last.pth").write_bytes(b"x")
 
 
+def write_training(path: Path) -> None:
+    (path / "export").mkdir(parents=True)
+    (path / "export/config.json").write_text("{}")
+
+
 def write_sparse(path: Path) -> None:
     torch.save({"w": torch.eye(3).to_sparse()}, path)
 
@@ -114,6 +119,7 @@ REFUSED = {
     "index": (partial(write, b'{"metadata": {}, "weight_map": {"w": "model-1.safetensors"}}'), "several files"),
     "json": (partial(write, b'{"lr": 1}'), "JSON"),
     "folder": (write_folder, "name a file inside it: last.pth"),
+    "training": (write_training, "name its export: "),
     "distributed_folder": (write_distributed, "dcp_to_torch"),
     "no_tensors": (partial(save, {"epoch": 3}), "holds no torch tensors"),
     "bare_pickle": (partial(write, b"\x80\x02}."), "torch.save did not write"),

@@ -115,7 +115,13 @@ def test_all_states_broken(saved_twice):
     ],
 )
 def test_another_training_in_the_folder(change, told, saved_twice):
-    assert told in refusal(out=saved_twice, resume=True, **change)
+    for resume in (False, True):
+        assert told in refusal(out=saved_twice, resume=resume, **change)
+
+
+def test_another_training_is_told_briefly(saved_twice):
+    told = refusal("simmim", out=saved_twice, images=open_set("tiny:", "train").limited(IMAGES))
+    assert "method is mae, asked for simmim" in told and "more; choose another --out" in told and len(told) < 500
 
 
 def test_images_that_moved_and_a_new_wording_are_no_other_training(saved_twice):
@@ -151,8 +157,8 @@ def test_another_programs_folder_stays_as_it_is(run_json, resume, tmp_path):
 
 def test_another_programs_run_json_alone(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    assert "add --resume" in refusal(out=tmp_path)
-    assert "holds another run, method is None, asked for mae" in refusal(out=tmp_path, resume=True)
+    for resume in (False, True):
+        assert "holds another run, method is None, asked for mae" in refusal(out=tmp_path, resume=resume)
     assert files_in(tmp_path) == {"run.json": b"{}"}
 
 
