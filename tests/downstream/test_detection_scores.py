@@ -142,7 +142,8 @@ def test_perfect_and_missing_detections():
     ]
     metrics, arrays = evaluated(instances, right, MOST)
     assert set(metrics.values()) == {100.0}
-    assert all((values == 100.0).all() for values in reweighted(arrays, np.random.RandomState(0).rand(3, 20)).values())
+    weights = np.random.RandomState(0).rand(3, 20)
+    assert all(values == pytest.approx(np.full(3, 100.0)) for values in reweighted(arrays, weights).values())
     nothing = [{name: values[:0] for name, values in each.items()} for each in found]
     metrics, arrays = evaluated(instances, nothing, MOST)
     assert set(metrics.values()) == {0.0} and (arrays["classes"] == -1).all()
