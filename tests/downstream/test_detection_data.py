@@ -16,7 +16,7 @@ from downstream.tiny_coco import COUNTS, written
 with quiet_libraries():
     from mmdet.datasets import CocoDataset
 
-    from downstream.detection_data import CocoScenes, Sizes, training_images
+    from downstream.detection_data import CocoScenes, Sizes, training_images, validation_images
 
 SIZES = Sizes(
     augment="crops",
@@ -115,6 +115,8 @@ def test_an_image_of_another_size_is_named(coco, opened):
     images = training_images(opened["train"], SIZES)
     with pytest.raises(ValueError, match="says 64 x 96"):
         images[2]
+    with pytest.raises(ValueError, match=r"val2017/000000000002.jpg: cannot be read \(.*\); replace the file"):
+        validation_images(opened["val"], SIZES)[1]
 
 
 def first(content: dict) -> dict:
