@@ -142,7 +142,7 @@ def test_perfect_and_missing_detections():
     ]
     metrics, arrays = evaluated(instances, right, MOST)
     assert set(metrics.values()) == {100.0}
-    weights = np.random.RandomState(0).rand(3, 20)
+    weights = np.random.RandomState(0).randint(0, 3, (3, 20)).astype(np.float64)
     assert all(values == pytest.approx(np.full(3, 100.0)) for values in reweighted(arrays, weights).values())
     nothing = [{name: values[:0] for name, values in each.items()} for each in found]
     metrics, arrays = evaluated(instances, nothing, MOST)
