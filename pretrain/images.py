@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from engine.seeding import AUGMENT, seeded, shuffled
+from engine.seeding import AUGMENT, kept, seed, shuffled
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
-PIECE = 16  # images that a loader process makes and hands over at once, at most
+PIECE, SIDE = 16, 224  # images of so many pixels a side that a loader process makes and hands over at once, at most
 AHEAD = 2  # parts that all loader processes make in advance, and pieces that each of them does at least
 DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
@@ -112,7 +112,8 @@ class Parts(Dataset):
         places = self.cut.places(step, self.rank, part)[piece * self.size : (piece + 1) * self.size]
         epoch = step // self.cut.steps_per_epoch
         unreadable: dict[int, str] = {}
-        found = [self.sample(place, epoch, unreadable) for place in places]
+        with kept():
+            found = [self.sample(place, epoch, unreadable) for place in places]
         return Part(default_collate(found), unreadable)
 
     def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
@@ -123,9 +124,14 @@ class Parts(Dataset):
             except UnreadableImage as error:
                 unreadable[other % len(self.image_set)] = error.reason
                 continue
-            with seeded(AUGMENT, self.cut.seed, epoch, place):
-                return self.views(image)
+            seed(AUGMENT, self.cut.seed, epoch, place)
+            return self.views(image)
         raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images can be read")
+
+
+def piece_of(side: int) -> int:
+    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE: handing over takes time."""
+    return max(1, PIECE * SIDE**2 // side**2)
 
 
 def default_workers(device: str) -> int:

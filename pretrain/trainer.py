@@ -28,7 +28,7 @@ from imagesets.sets import ImageSet
 from pretrain.batch_norm import synchronised
 from pretrain.checkpointing import State, load_state, newest_whole, save_state
 from pretrain.claims import claimed
-from pretrain.images import Part, Parts, cut_of, default_workers, stream
+from pretrain.images import Part, Parts, cut_of, default_workers, piece_of, stream
 from pretrain.interruptions import Timer, listening
 from pretrain.method import Clock, Encoder, Method
 from pretrain.recipe import Recipe
@@ -193,7 +193,14 @@ class Trainer:
         """What this process sees during `steps`."""
         run = self.run
         workers = default_workers(run.device) if run.workers is None else run.workers
-        parts = Parts(image_set=self.images, views=self.method.views(), cut=self.cut, rank=self.world.rank, steps=steps)
+        parts = Parts(
+            image_set=self.images,
+            views=self.method.views(),
+            cut=self.cut,
+            rank=self.world.rank,
+            steps=steps,
+            size=piece_of(self.method.spec.image_size),
+        )
         return stream(parts, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from PIL import Image
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from pretrain.images import PIECE, Cut, Parts, cut_of, default_workers, stream
+from pretrain.images import PIECE, Cut, Parts, cut_of, default_workers, piece_of, stream
 from pretrain.views import Colours, crop, view
 
 SIZE = 32
@@ -183,3 +183,7 @@ def test_loaders_are_as_many_as_a_processs_cores(monkeypatch):
     assert default_workers("cpu") == 1 and default_workers("cuda") == 12
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert default_workers("cuda") == 2
+
+
+def test_pieces_hold_as_many_pixels_whatever_the_side():
+    assert [piece_of(side) for side in (32, 224, 448, 4000)] == [784, 16, 4, 1]
