@@ -84,9 +84,7 @@ class Result:
     settings: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     per_image: list = field(default_factory=list)  # names of the arrays in the .npz file beside this one
-    resampled: list = field(
-        default_factory=list
-    )  # metrics with values on resampled images, there as <metric>_resampled
+    resampled: list = field(default_factory=list)  # metrics whose values on resampled images are there, see below
     device: str = ""
     processes: int = 1
     seconds: float = 0.0
@@ -231,7 +229,7 @@ def validation_images(data: DataUsed, limit: int | None) -> int:
 
 
 def resampled_name(metric: str) -> str:
-    """Name of the array that holds a metric's values on resampled images."""
+    """Name of the array, beside those of `per_image`, that holds a metric's values on resampled images."""
     return f"{metric}_resampled"
 
 
