@@ -58,11 +58,11 @@ RECIPES = {
         source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
         spec=replace(VIT_32PX, **POSITIONS),
         settings=DistillationSettings(**SMALL),
-        epochs=1,
+        epochs=6,
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TableCosine(warmup=0.1, floor=1e-6),
+        schedule=TableCosine(warmup=0.3, floor=1e-6),
     ),
     "smoke": replace(
         _VIT_S,
