@@ -85,7 +85,8 @@ def _without(url: str, error: ValueError) -> str:
 def _without_labels(url: str) -> str:
     """What to write instead, where somebody names a folder that is no set of labelled images."""
     folder = url.removeprefix("folder:")
-    return f"; labels are not needed here: images:{folder} takes every image below it" if Path(folder).is_dir() else ""
+    is_folder = folder and Path(folder).is_dir()
+    return f"; labels are not needed here: images:{folder} takes every image below it" if is_folder else ""
 
 
 def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:

@@ -61,8 +61,15 @@ def average_precisions(found: Detections, weights: np.ndarray) -> dict[str, np.n
     nan where nothing counts.
     """
     curves = [_of_class(found, rows, weights, number) for number, rows in _by_class(found)]
-    by_threshold = np.nanmean(np.stack(curves), axis=0) if curves else np.full((len(weights), len(THRESHOLDS)), np.nan)
+    by_threshold = _mean(np.stack(curves)) if curves else np.full((len(weights), len(THRESHOLDS)), np.nan)
     return {name: 100 * by_threshold[:, at].mean(1) for name, at in AT.items()}
+
+
+def _mean(curves: np.ndarray) -> np.ndarray:
+    """(K, R, T) -> (R, T), over the classes that count; nan, without a warning, where none does."""
+    counts = ~np.isnan(curves)
+    with np.errstate(invalid="ignore"):
+        return np.where(counts, curves, 0.0).sum(0) / counts.sum(0)
 
 
 def _by_class(found: Detections) -> Iterator[tuple[int, np.ndarray]]:

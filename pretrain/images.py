@@ -25,6 +25,7 @@ from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
 PIECE, SIDE = 16, 224  # images of so many pixels a side that a loader process makes and hands over at once, at most
+PIECES = 64  # of a part, at most: two parts ahead must stay far below the 1024 open files of a process
 AHEAD = 2  # parts that all loader processes make in advance, and pieces that each of them does at least
 DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
@@ -129,9 +130,10 @@ class Parts(Dataset):
         raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images can be read")
 
 
-def piece_of(side: int) -> int:
-    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE: handing over takes time."""
-    return max(1, PIECE * SIDE**2 // side**2)
+def piece_of(side: int, part_size: int) -> int:
+    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE; more where a part would be too many
+    pieces. Handing one over takes time, and an open file for each of its tensors until it is taken."""
+    return max(1, PIECE * SIDE**2 // side**2, ceil(part_size / PIECES))
 
 
 def default_workers(device: str) -> int:
@@ -176,10 +178,15 @@ def _good(found: Part | Exception, parts: Parts, skip_bad: bool) -> Part:
 def _joined(pieces: list[Part], device: str) -> Part:
     """One part. Pieces go to a GPU as they are, from pinned memory, and are put together there."""
     views = {
-        name: torch.cat([piece.views[name].to(device, non_blocking=True) for piece in pieces])
+        name: _together([piece.views[name].to(device, non_blocking=True) for piece in pieces])
         for name in pieces[0].views
     }
     return Part(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
+
+
+def _together(tensors: list[Tensor]) -> Tensor:
+    """One after the other; a single one as it is."""
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def _settle(worker: int) -> None:

@@ -199,7 +199,7 @@ class Trainer:
             cut=self.cut,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size),
+            size=piece_of(self.method.spec.image_size, self.cut.part_size),
         )
         return stream(parts, workers, run.device, run.skip_bad)
 

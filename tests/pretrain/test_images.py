@@ -186,4 +186,8 @@ def test_loaders_are_as_many_as_a_processs_cores(monkeypatch):
 
 
 def test_pieces_hold_as_many_pixels_whatever_the_side():
-    assert [piece_of(side) for side in (32, 224, 448, 4000)] == [784, 16, 4, 1]
+    assert [piece_of(side, 64) for side in (32, 224, 448, 4000)] == [784, 16, 4, 1]
+
+
+def test_a_large_part_is_no_more_than_64_pieces():
+    assert [piece_of(224, count) for count in (512, 1024, 1025, 8192)] == [16, 16, 17, 128]
