@@ -23,7 +23,8 @@ def fit_attention(network: nn.Module, device: str, precision: str) -> None:
     twice as long at 197 tokens, 5 times at 65, 8 times at 17 (docs/log.md). The price is the memory of the weights,
     B x heads x tokens squared. Elsewhere the fused kernel stays.
     """
-    plain = torch.device(device).type == "cpu" and precision in DTYPES
+    if torch.device(device).type != "cpu" or precision not in DTYPES:
+        return
     for module in network.modules():
-        if plain and hasattr(module, "fused_attn"):
+        if hasattr(module, "fused_attn"):
             module.fused_attn = False
