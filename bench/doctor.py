@@ -21,6 +21,7 @@ from typing import Literal
 from bench.environment import cores, cpu_model, installed, memory_bytes
 from bench.messages import in_one_line
 from engine.memory import SWITCH
+from probes import blas_kernel
 
 TESTED = ("2.11", "0.26")  # torch and torchvision; pyproject.toml holds them to this pair
 PAIR = "pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'"
@@ -45,7 +46,20 @@ class Check:
 def examine() -> list[Check]:
     """All checks, in the order of the report."""
     found: list[Check] = []
-    for check in (_python, _torch, _devices, _libraries, _faiss, _cyanure, _mmcv, _dense, _machine, _disk, _glibc):
+    for check in (
+        _python,
+        _torch,
+        _devices,
+        _libraries,
+        _faiss,
+        _openblas,
+        _cyanure,
+        _mmcv,
+        _dense,
+        _machine,
+        _disk,
+        _glibc,
+    ):
         try:
             found += check()
         except Exception as error:  # a check that fails is a finding
@@ -142,7 +156,8 @@ def _faiss() -> Iterator[Check]:
         text = f"faiss-cpu {cpu} and faiss-gpu {gpu} are both installed and overwrite each other"
         yield Check(name="faiss", mark="missing", text=text, fix=ONE_FAISS)
         return
-    module = quietly_imported("faiss")
+    with blas_kernel.fitting_kernel():
+        module = quietly_imported("faiss")
     if isinstance(module, str):
         text = "not installed; k-NN needs it" if not (cpu or gpu) else f"installed but cannot be imported: {module}"
         fix = (
@@ -154,6 +169,30 @@ def _faiss() -> Iterator[Check]:
     build = "faiss-gpu" if gpu else "faiss-cpu"
     searching = f"searches on {_counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
     yield Check(name="faiss", mark="ok", text=f"{build} {gpu or cpu or module.__version__}, {searching}")
+
+
+def _openblas() -> Iterator[Check]:
+    # What FAISS multiplies with decides how long a search on the CPU takes.
+    if isinstance(quietly_imported("faiss"), str):
+        return
+    kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
+    if kernel is None:
+        text = "FAISS's BLAS does not say which kernel it uses"
+        yield Check(name="openblas", mark="note", text=text, needed=False)
+        return
+    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
+    if setting is not None:
+        reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
+    elif own in (kernel, None):
+        reason, fix = "its own choice", f"export {blas_kernel.VARIABLE}={fitting}"
+    else:
+        reason, fix = f"set while FAISS loads: its own choice is {own}", ""
+    text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
+    if fitting and kernel in blas_kernel.WITHOUT_AVX:
+        text += f"; {fitting} fits this processor and is several times as fast"
+        yield Check(name="openblas", mark="note", text=text, fix=fix, needed=False)
+    else:
+        yield Check(name="openblas", mark="ok", text=f"{text}; it fits this processor" if fitting else text)
 
 
 def _cyanure() -> Iterator[Check]:

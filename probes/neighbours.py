@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.lanes import run_in_lanes
+from probes.blas_kernel import fitting_kernel
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more queries are done
@@ -85,7 +86,8 @@ Find = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
     try:
-        import faiss
+        with fitting_kernel():
+            import faiss
     except ImportError as error:
         raise ValueError(
             "FAISS is not installed: pip install 'ssl-vit-bench[cpu]' for machines without an NVIDIA GPU, "

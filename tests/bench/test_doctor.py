@@ -9,6 +9,7 @@ import torchvision
 
 import bench.doctor
 from bench.environment import git_commit, installed, versions
+from probes import blas_kernel
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def test_a_good_environment_is_usable(bench):
         "operators",
         "timm",
         "faiss",
+        "openblas",
         "cyanure",
         "mmcv",
         "cpu",
@@ -76,6 +78,31 @@ def test_a_faiss_that_cannot_be_imported(bench, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     code, out, _ = bench("doctor")
     assert code == 1 and "installed but cannot be imported" in line_of(out, "faiss")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "own", "setting", "mark", "text", "fix"),
+    [
+        ("Zen", "Zen", None, "ok", "its Zen kernel, its own choice; it fits", ""),
+        ("SkylakeX", "Prescott", None, "ok", "SkylakeX kernel, set while FAISS loads: its own choice is Prescott", ""),
+        ("Prescott", "Prescott", "Prescott", "note", "with OPENBLAS_CORETYPE=Prescott; SkylakeX fits", "unset"),
+        ("Prescott", "Prescott", None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
+        ("Prescott", None, None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
+        (None, None, None, "note", "does not say which kernel it uses", ""),
+    ],
+)
+def test_the_kernel_that_faiss_multiplies_with(kernel, own, setting, mark, text, fix, bench, monkeypatch):
+    monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(blas_kernel.VARIABLE, setting)
+    monkeypatch.setattr(blas_kernel, "in_use", lambda: kernel)
+    monkeypatch.setattr(blas_kernel, "own_choice", lambda: own)
+    monkeypatch.setattr(blas_kernel, "fitting", lambda flags: "SkylakeX")
+    code, out, _ = bench("doctor")
+    line = line_of(out, "openblas")
+    after = out.partition(line)[2].splitlines()[1]
+    assert code == 0 and line.split()[0] == mark and text in line
+    assert fix in after and ("fix:" in after) == bool(fix)
 
 
 @pytest.mark.parametrize(

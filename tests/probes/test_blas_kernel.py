@@ -1,0 +1,167 @@
+"""Which kernel is named to FAISS's OpenBLAS, by made-up processors; and in fresh processes, which one it then uses."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from probes import blas_kernel
+
+HASWELL = {"sse3", "avx", "avx2", "fma"}
+SAPPHIRE_RAPIDS = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile"}
+KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "avx512er", "avx512pf"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "kernel"),
+    [
+        (SAPPHIRE_RAPIDS, "SkylakeX"),
+        (SAPPHIRE_RAPIDS - {"avx512vl"}, "Haswell"),
+        (KNIGHTS_LANDING, "Haswell"),
+        (HASWELL, "Haswell"),
+        (HASWELL - {"fma"}, None),
+        ({"sse3", "avx"}, None),
+        (set(), None),
+    ],
+)
+def test_the_kernel_that_fits_uses_only_what_the_processor_has(flags, kernel):
+    assert blas_kernel.fitting(flags) == kernel
+
+
+def test_flags_are_those_of_the_first_processor(tmp_path):
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\nbugs\t\t: x\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert blas_kernel.processor_flags(file) == {"fpu", "avx2", "fma"}
+    file.write_text("processor\t: 0\nFeatures\t: fp asimd sve\n")  # Arm
+    assert blas_kernel.processor_flags(file) == set()
+    assert blas_kernel.processor_flags(tmp_path / "no such file") == set()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend to be a fresh process on a processor with these flags, whose OpenBLAS makes this choice."""
+
+    def call(flags, own):
+        monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
+        monkeypatch.delitem(sys.modules, "faiss", raising=False)
+        monkeypatch.setattr(blas_kernel, "processor_flags", lambda: flags)
+        monkeypatch.setattr(blas_kernel, "own_choice", lambda: own)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("flags", "own", "kernel"),
+    [
+        (SAPPHIRE_RAPIDS, "Prescott", "SkylakeX"),
+        (HASWELL, "Prescott", "Haswell"),
+        (HASWELL, "Nehalem", "Haswell"),
+        (SAPPHIRE_RAPIDS, "SapphireRapids", None),
+        (SAPPHIRE_RAPIDS, "Zen", None),
+        (SAPPHIRE_RAPIDS, "a kernel to come", None),
+        (SAPPHIRE_RAPIDS, None, None),
+        (set(), "Prescott", None),
+    ],
+)
+def test_only_a_choice_older_than_the_processor_is_replaced(flags, own, kernel, machine):
+    machine(flags, own)
+    with blas_kernel.fitting_kernel():
+        assert os.environ.get(blas_kernel.VARIABLE) == kernel
+    assert blas_kernel.VARIABLE not in os.environ
+
+
+def test_the_environment_is_restored_when_faiss_cannot_be_imported(machine):
+    machine(SAPPHIRE_RAPIDS, "Prescott")
+    with pytest.raises(ImportError), blas_kernel.fitting_kernel():
+        raise ImportError
+    assert blas_kernel.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("setting", ["Prescott", "", "no such kernel"])
+def test_the_users_setting_is_never_replaced(setting, machine, monkeypatch):
+    machine(SAPPHIRE_RAPIDS, "Prescott")
+    monkeypatch.setenv(blas_kernel.VARIABLE, setting)
+    with blas_kernel.fitting_kernel():
+        assert os.environ[blas_kernel.VARIABLE] == setting
+    assert os.environ[blas_kernel.VARIABLE] == setting
+
+
+def test_a_loaded_faiss_is_left_alone(machine, monkeypatch):
+    machine(SAPPHIRE_RAPIDS, "Prescott")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert blas_kernel.better_kernel() is None
+
+
+def test_a_library_without_openblas_has_no_kernel(tmp_path):
+    assert blas_kernel.kernel_of(tmp_path / "no such file.so") is None
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    assert blas_kernel.kernel_of(broken) is None
+    import _ctypes
+
+    assert blas_kernel.kernel_of(_ctypes.__file__) is None
+
+
+@pytest.fixture
+def fitting(monkeypatch):
+    """The kernel that fits the processor that runs this test."""
+    monkeypatch.delenv(blas_kernel.VARIABLE, raising=False)
+    blas_kernel.own_choice.cache_clear()
+    kernel = blas_kernel.fitting(blas_kernel.processor_flags())
+    if kernel is None or blas_kernel.own_choice() is None:
+        pytest.skip("no FAISS whose OpenBLAS chooses by processor, or no processor with AVX2")
+    yield kernel
+    blas_kernel.own_choice.cache_clear()
+
+
+# FAISS's kernel, numpy's, and the environment's; its argument: what OpenBLAS is pretended to choose on a Haswell.
+KERNELS = """
+import ctypes, os, sys
+from pathlib import Path
+from probes import blas_kernel
+if len(sys.argv) > 1:
+    blas_kernel.own_choice = lambda: sys.argv[1]
+    blas_kernel.processor_flags = lambda: {"avx2", "fma"}
+with blas_kernel.fitting_kernel():
+    import faiss
+import numpy._core._multiarray_umath as numpy
+numpys = getattr(ctypes.CDLL(numpy.__file__), "scipy_openblas_get_corename64_", lambda: b"another BLAS")
+numpys.restype = ctypes.c_char_p
+print(blas_kernel.in_use(), numpys().decode(), os.environ.get(blas_kernel.VARIABLE), sep=", ")
+"""
+
+
+def printed(program, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().split(", ")
+
+
+def test_faiss_alone_gets_the_kernel_that_fits(fitting):
+    own = blas_kernel.own_choice()
+    kernel, numpys, _ = printed(KERNELS)
+    assert kernel == (fitting if own in blas_kernel.WITHOUT_AVX else own)
+    assert printed(KERNELS, "Prescott") == ["Haswell", numpys, "None"]
+    assert printed(KERNELS, "Prescott", OPENBLAS_CORETYPE="Nehalem")[0] == "Nehalem"
+
+
+SEARCH = """
+import numpy as np
+from probes import blas_kernel
+from probes.neighbours import normalised, search
+blas_kernel.own_choice = lambda: "Prescott"
+random = np.random.default_rng(0)
+gallery, queries = (normalised(random.standard_normal((count, 384))) for count in (3000, 100))
+similarities, indices = search(gallery, queries, 50)
+product = queries.astype(np.float64) @ gallery.T.astype(np.float64)
+print(blas_kernel.in_use(), end=", ")
+print((np.argsort(-product, axis=1, kind="stable")[:, :50] == indices).all(), end=", ")
+print(np.abs(np.take_along_axis(product, indices, axis=1) - similarities).max() < 1e-6)
+"""
+
+
+def test_a_search_uses_it_and_is_exact(fitting):
+    assert printed(SEARCH) == [fitting, "True", "True"]
