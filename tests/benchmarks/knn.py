@@ -1,63 +1,207 @@
-"""Cost of a whole k-NN evaluation against one bare FAISS search: `python tests/benchmarks/knn.py` (half a minute).
+"""Cost of a k-NN evaluation: `python tests/benchmarks/knn.py` (about 4 minutes on two cores). It prints two tables.
 
-50 000 gallery and 5 000 query features of width 384, 1000 classes; four k and ten temperatures, 40 accuracies. Whole:
-normalise, search once at the largest k, vote. Bare: IndexFlatIP.search of normalised features at the largest k, index
-already built. Rounds of the two alternate in one process.
+Whole: 50 000 gallery and 5 000 query features, four k and ten temperatures, 40 accuracies: normalise, search once at
+the largest k, vote. Bare: IndexFlatIP.search of normalised features at the largest k, index already built, with the
+kernel that `search` uses. Rounds of the two alternate in one process.
+
+Search: features of width 384 in 1000 classes, 200 neighbours, FAISS with each kernel of its OpenBLAS against torch and
+ours; "unknown" is a processor that OpenBLAS does not know. OpenBLAS chooses once a process, so each line is a process
+of its own, and the lines alternate in rounds. Ratio: seconds over those of FAISS as it comes. CPU s: of
+all threads together, hardly changed by other work on the machine. Peak: memory beyond libraries and features.
 """
 
 import argparse
+import json
 import os
-import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import faiss
 import numpy as np
+import torch
 
 from engine.memory import keep_memory
+from probes import blas_kernel
 from probes.neighbours import normalised, search, vote
 
 GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000
 KS = (10, 20, 100, 200)
 TEMPERATURES = (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12, 0.15, 0.20)
+COLUMNS = ("search", "kernel", "s", "CPU s", "GFLOP/s", "ratio", "peak MiB", "as first")
+TOGETHER = 1024  # gallery rows in one product: FAISS's own number
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="of the whole evaluation; 0 leaves it out")
+    parser.add_argument("--search-rounds", type=int, default=3, help="of each way to search; 0 leaves them out")
+    parser.add_argument("--gallery", type=int, default=200_000, help="rows to search, 1281167 for ImageNet")
+    parser.add_argument("--queries", type=int, default=2_000)
+    parser.add_argument("--way", help="internal: the line that this process measures")
+    parser.add_argument("--folder", type=Path, help="internal: where its features are")
+    arguments = parser.parse_args()
     keep_memory()
-    print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)")
+    if arguments.way:
+        measure(WAYS[arguments.way], arguments.folder)
+        return
+    print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)", flush=True)
+    if arguments.rounds:
+        whole_evaluation(arguments.rounds)
+    if arguments.search_rounds:
+        ways_to_search(arguments.gallery, arguments.queries, arguments.search_rounds)
+
+
+Features = np.ndarray  # (N, D) float32, normalised
+Found = tuple[np.ndarray, np.ndarray]
+
+
+def whole_evaluation(rounds: int) -> None:
+    """Print the table of whole evaluations against one bare search."""
+    with blas_kernel.fitting_kernel():
+        import faiss  # noqa: F401
     before = resident()
-    gallery, gallery_labels, queries, labels = data()
-    whole, parts, bare = [], [], []
+    gallery, gallery_labels, queries, labels = data(GALLERY, QUERIES)
+    whole, parts, bares = [], [], []
     for number in range(rounds + 1):
         times, hits = evaluation(gallery, gallery_labels, queries, labels)
         if number == 0:
-            memory = peak() - before - gallery.nbytes - queries.nbytes
+            beyond = peak() - before - gallery.nbytes - queries.nbytes
             continue  # warm-up
         whole.append(sum(times))
         parts.append(times)
-        bare.append(bare_search(normalised(gallery), normalised(queries)))
+        bares.append(bare_search(normalised(gallery), normalised(queries)))
     shares = [statistics.median(column) for column in zip(*parts, strict=True)]
     print(
         "{:>12} {:>12} {:>12} {:>12} {:>12} {:>8}".format(
             "normalise s", "search s", "vote s", "whole s", "bare s", "ratio"
         )
     )
-    row = [*shares, statistics.median(whole), statistics.median(bare)]
+    row = [*shares, statistics.median(whole), statistics.median(bares)]
     print(("{:12.3f} " * 5).format(*row) + f"{row[3] / row[4]:8.3f}")
-    print(f"peak memory beyond libraries and features, making the data included: {memory >> 20} MiB")
-    print("top-1 at T=0.07: " + ", ".join(f"k={k} {100 * hits[k, 0.07].top1.mean():.2f}" for k in KS))
+    print(f"peak memory beyond libraries and features, making the data included: {beyond >> 20} MiB")
+    print(
+        "top-1 at T=0.07: " + ", ".join(f"k={k} {100 * hits[k, 0.07].top1.mean():.2f}" for k in KS) + "\n", flush=True
+    )
 
 
-def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def bare(gallery: Features, queries: Features) -> Callable[[], Found]:
+    import faiss
+
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(gallery)
+    return lambda: index.search(queries, max(KS))
+
+
+def by_torch(gallery: Features, queries: Features) -> Callable[[], Found]:
+    return lambda: search(gallery, queries, max(KS), "torch")
+
+
+def torch_products(gallery: Features, queries: Features) -> Callable[[], Found]:
+    """Products by torch, the best of each by FAISS's heaps."""
+    import faiss
+
+    def call() -> Found:
+        found = np.empty((len(queries), max(KS)), np.float32), np.empty((len(queries), max(KS)), np.int64)
+        heaps = faiss.float_minheap_array_t()
+        heaps.nh, heaps.k = len(queries), max(KS)
+        heaps.val, heaps.ids = (faiss.swig_ptr(array) for array in found)
+        heaps.heapify()
+        for start in range(0, len(gallery), TOGETHER):
+            product = (torch.from_numpy(queries) @ torch.from_numpy(gallery[start : start + TOGETHER]).T).numpy()
+            heaps.addn(product.shape[1], faiss.swig_ptr(product), start, 0, len(queries))
+        heaps.reorder()
+        return found
+
+    return call
+
+
+def ours(gallery: Features, queries: Features) -> Callable[[], Found]:
+    return lambda: search(gallery, queries, max(KS))
+
+
+def ours_unknown(gallery: Features, queries: Features) -> Callable[[], Found]:
+    blas_kernel.own_choice = lambda: "Prescott"
+    return ours(gallery, queries)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A line of the table: how the search is prepared, and the kernel named in the environment."""
+
+    prepare: Callable[[Features, Features], Callable[[], Found]]
+    kernel: str | None = None
+    needed: set[str] = field(default_factory=set)
+
+
+WAYS = {"FAISS as it comes": Way(bare), "FAISS, unknown": Way(bare, "Prescott")}
+WAYS |= {f"FAISS, {kernel}": Way(bare, kernel, needed) for kernel, needed in reversed(blas_kernel.NEEDED.items())}
+WAYS |= {"torch": Way(by_torch), "torch's products, FAISS's heaps": Way(torch_products)}
+WAYS |= {"ours": Way(ours), "ours, unknown": Way(ours_unknown)}
+
+
+def ways_to_search(gallery: int, queries: int, rounds: int) -> None:
+    """Print the table of searches."""
+    flags = blas_kernel.processor_flags()
+    ways = [name for name, way in WAYS.items() if way.needed <= flags]
+    answers: dict[str, list[dict]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        bank, _, asked, _ = data(gallery, queries)
+        np.save(Path(folder) / "gallery.npy", normalised(bank))
+        np.save(Path(folder) / "queries.npy", normalised(asked))
+        del bank, asked
+        for _ in range(rounds):
+            for name in ways:
+                answers[name].append(answer_of(name, folder))
+    print(f"{gallery} x {queries} x {WIDTH}, {max(KS)} neighbours, {torch.get_num_threads()} threads, {rounds} rounds")
+    print("{:32} {:>10} {:>8} {:>8} {:>8} {:>6} {:>9} {:>9}".format(*COLUMNS))
+    for name, found in answers.items():
+        wall, cpu, peak_mib = (
+            statistics.median(answer[key] for answer in found) for key in ("wall", "cpu", "peak_mib")
+        )
+        first = wall if name == ways[0] else first
+        row = [name, found[0]["kernel"], wall, cpu, 2e-9 * gallery * queries * WIDTH / wall, wall / first, peak_mib]
+        print("{:32} {:>10} {:8.2f} {:8.2f} {:8.1f} {:6.2f} {:9.0f}".format(*row), f"{found[0]['same']:9.3%}")
+    print("as first: share of the neighbours, place by place, that are those of the first line")
+
+
+def answer_of(name: str, folder: str) -> dict:
+    """What the process that measures this way says."""
+    environment = {key: value for key, value in os.environ.items() if key != blas_kernel.VARIABLE}
+    if WAYS[name].kernel:
+        environment[blas_kernel.VARIABLE] = WAYS[name].kernel
+    command = [sys.executable, __file__, "--way", name, "--folder", folder]
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def measure(way: Way, folder: Path) -> None:
+    """Search once after a small warm-up, and print what came of it."""
+    gallery, queries = np.load(folder / "gallery.npy"), np.load(folder / "queries.npy")
+    way.prepare(gallery[:4096], queries[:256])()
+    before = resident()
+    search_all = way.prepare(gallery, queries)
+    started, of_cores = time.perf_counter(), time.process_time()
+    indices = search_all()[1]
+    wall, cpu = time.perf_counter() - started, time.process_time() - of_cores
+    kernel = (blas_kernel.in_use() or "?") if "faiss" in sys.modules else "torch's"
+    beyond = peak() - before
+    first = folder / "indices.npy"
+    if not first.exists():
+        np.save(first, indices)
+    same = float((np.load(first) == indices).mean())
+    print(json.dumps({"wall": wall, "cpu": cpu, "kernel": kernel, "peak_mib": beyond / 2**20, "same": same}))
+
+
+def data(gallery: int, queries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Class centres plus three standard deviations of noise: features (N, D) and labels (N,), gallery then queries."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((CLASSES, WIDTH), dtype=np.float32)
     found = []
-    for count in (GALLERY, QUERIES):
+    for count in (gallery, queries):
         labels = random.integers(0, CLASSES, count)
         found += [centres[labels] + 3 * random.standard_normal((count, WIDTH), dtype=np.float32), labels]
     return tuple(found)
@@ -75,22 +219,27 @@ def evaluation(gallery, gallery_labels, queries, labels) -> tuple[tuple[float, f
     return tuple(np.diff(times)), hits
 
 
-def bare_search(bank: np.ndarray, asked: np.ndarray) -> float:
-    index = faiss.IndexFlatIP(WIDTH)
-    index.add(bank)
+def bare_search(bank: Features, asked: Features) -> float:
+    """Seconds."""
+    search_all = bare(bank, asked)
     started = time.perf_counter()
-    index.search(asked, max(KS))
+    search_all()
     return time.perf_counter() - started
 
 
 def resident() -> int:
     """Bytes of memory this process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return memory("VmRSS")
 
 
 def peak() -> int:
-    """Bytes of memory this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    """Bytes of memory this process has held at most; getrusage's would count its parent's before exec."""
+    return memory("VmHWM")
+
+
+def memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":
