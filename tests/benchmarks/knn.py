@@ -160,13 +160,15 @@ def ways_to_search(gallery: int, queries: int, rounds: int) -> None:
     print(f"{gallery} x {queries} x {WIDTH}, {max(KS)} neighbours, {torch.get_num_threads()} threads, {rounds} rounds")
     print("{:32} {:>10} {:>8} {:>8} {:>8} {:>6} {:>9} {:>9}".format(*COLUMNS))
     for name, found in answers.items():
-        wall, cpu, peak_mib = (
-            statistics.median(answer[key] for answer in found) for key in ("wall", "cpu", "peak_mib")
-        )
-        first = wall if name == ways[0] else first
-        row = [name, found[0]["kernel"], wall, cpu, 2e-9 * gallery * queries * WIDTH / wall, wall / first, peak_mib]
-        print("{:32} {:>10} {:8.2f} {:8.2f} {:8.1f} {:6.2f} {:9.0f}".format(*row), f"{found[0]['same']:9.3%}")
+        wall, cpu, peak_mib = (middle(found, key) for key in ("wall", "cpu", "peak_mib"))
+        rate, ratio = 2e-9 * gallery * queries * WIDTH / wall, wall / middle(answers[ways[0]], "wall")
+        row = f"{wall:8.2f} {cpu:8.2f} {rate:8.1f} {ratio:6.2f} {peak_mib:9.0f} {found[0]['same']:9.3%}"
+        print(f"{name:32} {found[0]['kernel']:>10} {row}")
     print("as first: share of the neighbours, place by place, that are those of the first line")
+
+
+def middle(answers: list[dict], key: str) -> float:
+    return statistics.median(answer[key] for answer in answers)
 
 
 def answer_of(name: str, folder: str) -> dict:
