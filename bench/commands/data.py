@@ -13,14 +13,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
-    from downstream.scenes import layout_of
+    from downstream.scenes import PLACES, layout_of
     from engine.progress import Progress
     from imagesets.check import check, render
     from imagesets.sets import parse_url
 
     if layout_of(arguments.url):
         return check_scenes(arguments.url, read_all=not arguments.list_only)
-    parse_url(arguments.url)
+    parse_url(arguments.url, PLACES)
     with ExitStack() as stack:
         shown: list[Progress] = []
         report = check(
