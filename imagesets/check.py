@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from engine.printing import text_of
 from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
 from imagesets.subsets import class_counts
@@ -200,14 +201,14 @@ def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tup
 
 
 def render(report: Report) -> str:
-    """The report as plain text for a terminal."""
+    """The report as plain text for a terminal, each line printable."""
     lines = [report.url]
     for split in report.splits:
         lines += _render_split(split)
     if not report.read_all:
         lines.append("  images were listed, not decoded")
     lines += [f"  FIX: {problem}" for problem in report.problems]
-    return "\n".join(lines if report.problems else [*lines, "  no problems found"])
+    return text_of(lines if report.problems else [*lines, "  no problems found"])
 
 
 def _render_split(split: SplitReport) -> list[str]:

@@ -71,7 +71,9 @@ def test_embedded_sets_are_sound(url):
 def test_one_class_is_too_few_to_evaluate_on(tree, tmp_path):
     root = tree(tmp_path, "train/ant/1.jpg", "val/ant/2.jpg")
     for report in (check(f"folder:{root}"), check(f"folder:{root}", read_all=False)):
-        assert len(report.problems) == 1 and report.problems[0].startswith("only one class, 'ant', where accuracy needs")
+        assert len(report.problems) == 1 and report.problems[0].startswith(
+            "only one class, 'ant', where accuracy needs"
+        )
     assert check(f"images:{root}").ok
 
 
