@@ -12,15 +12,15 @@ import importlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from bench.messages import in_one_line
+from bench.messages import in_one_line, traceback_of
 from engine.extensions import one_line
+from engine.printing import say
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parent / "commands").glob("[!_]*.py"))}
 PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command again to continue", file=sys.stderr)
+        say("", "interrupted; run the same command again to continue", errors=True)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `bench list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,8 +80,8 @@ def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
         time.sleep(PATIENCE)
         return
     if "--debug" in argv:
-        traceback.print_exception(error)
-    print(f"bench: error: {line}", file=sys.stderr)
+        say(*traceback_of(error), errors=True)
+    say(f"bench: error: {line}", errors=True)
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from bench.results import result_files
 from bench.tables import to_markdown
 from bench.ties import level_with_best
 from engine.files import write_atomic
+from engine.printing import in_csv
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
 
@@ -25,11 +26,11 @@ def to_csv(board: Board) -> str:
     names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*FACTS, *names, "failed"])
+    writer.writerow([*FACTS, *map(in_csv, names), "failed"])
     for row in board.rows:
         numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
-        facts = [getattr(row.checkpoint, fact) for fact in FACTS]
-        writer.writerow([*facts, *numbers, "; ".join(row.failed)])
+        facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
+        writer.writerow([*facts, *numbers, in_csv("; ".join(row.failed))])
     return buffer.getvalue()
 
 

@@ -1,6 +1,9 @@
 """Wording: one line out of any exception (what went wrong, where, what to do about it), and large numbers."""
 
 import errno
+import traceback
+
+from engine.printing import printable
 
 ADVICE = {
     errno.ENOSPC: "free some space and run the same command again to continue",
@@ -16,7 +19,7 @@ ADVICE = {
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a person needs to read of `error`, without line breaks.
+    """What a person needs to read of `error`: one printable line.
 
     A ValueError is a message of ours and stands for itself; the type of any other exception is part of its meaning.
     """
@@ -30,7 +33,17 @@ def in_one_line(error: BaseException) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
+
+
+def traceback_of(error: BaseException) -> list[str]:
+    """The lines of its traceback, in which the second and later ones of a message are set in."""
+    found = []
+    for part in traceback.format_exception(error):
+        ours = part.startswith(("Traceback", " ", "\n"))  # otherwise the type of an exception and its message
+        line = part.removesuffix("\n")
+        found.append(line if ours else line.replace("\n", "\n    "))
+    return "\n".join(found).split("\n")
 
 
 def millions(parameters: int) -> str:

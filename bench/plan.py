@@ -21,9 +21,9 @@ from bench.results import (
 )
 from bench.settings import settings_of
 from bench.suites import Chosen
-from downstream.scenes import layout_of, open_scenes
+from downstream.scenes import PLACES, layout_of, open_scenes
 from engine.tasks import Workspace
-from imagesets.sets import open_set
+from imagesets.sets import open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
 SPLITS = ("train", "val")
@@ -81,6 +81,7 @@ def open_data(name: str, url: str, cache: Path) -> DataUsed:
         if layout_of(url):
             sets = {split: open_scenes(url, split, cache) for split in SPLITS}
         else:
+            parse_url(url, PLACES)
             sets = {split: open_set(url, split) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from bench.online_knn import OnlineKnn
 from bench.plan import example
 from bench.recipes import Chosen, choose, names_by_path, text_of, values_by_path
 from engine.distributed import World, start_world
+from engine.printing import say
 from imagesets.sets import ImageSet, open_set
 from pretrain.trainer import Run, Trainer
 from pretrain.updates import Precision
@@ -50,7 +50,7 @@ def run(request: Request) -> int:
         chosen, images = world.each(lambda: _opened(request))
         trainer = world.each(lambda: prepared(chosen, images, request.run, world))
         if world.is_first:
-            print("\n".join(described(chosen, trainer, settings=request.dry_run)), flush=True)
+            say(*described(chosen, trainer, settings=request.dry_run))
         if request.dry_run:
             return 0
         ending = trainer.train()
@@ -134,16 +134,16 @@ def described(chosen: Chosen, trainer: Trainer, settings: bool) -> Iterator[str]
 def _say_ending(finished: bool, trainer: Trainer) -> None:
     run, clock = trainer.run, trainer.clock()
     if not finished:
-        print(
+        say(
             f"stopped by a signal after update {clock.step} of {clock.steps}, state saved in {run.out / 'states'}; run "
             "the same command again with --resume",
-            file=sys.stderr,
+            errors=True,
         )
         return
     if trainer.unreadable:
-        print(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
+        say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
     data = "NAME=folder:PATH" if labelled.startswith("images:") else shlex.quote(example(labelled))
     export = shlex.quote(str(run.out / "export"))
-    print(f"finished after {clock.steps} updates; the encoder is in {export}")
-    print(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")
+    say(f"finished after {clock.steps} updates; the encoder is in {export}")
+    say(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")

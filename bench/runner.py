@@ -6,7 +6,6 @@ is known. Under torchrun every process runs every task on its share of the image
 
 import json
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from bench.board import group_of
 from bench.candidates import Candidate, prepare
 from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
-from bench.messages import in_one_line, millions
+from bench.messages import in_one_line, millions, traceback_of
 from bench.outputs import check_writable
 from bench.plan import Job, named_urls, open_data, plan, without_data
 from bench.results import (
@@ -40,6 +39,7 @@ from bench.tables import to_terminal
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from engine.distributed import World, start_world
+from engine.printing import say, text_of
 from engine.tasks import Outcome, Workspace
 
 MAIN_METRICS = 3  # how many a line of output shows
@@ -88,7 +88,7 @@ def run(request: Request) -> int:
         lacking = world.each(lambda: without_data(data, selected))
         if lacking and world.is_first:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
-            print(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
+            say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             if world.is_first:
                 _show_plan(request, candidates, data, selected)
@@ -135,38 +135,36 @@ def _run_all(
         if world.is_first:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_first:
-        print(
-            f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}"
-        )
+        say(f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}")
         if tally.failed:
-            print("tracebacks are in the .log files beside the failed results; the same command tries them again")
+            say("tracebacks are in the .log files beside the failed results; the same command tries them again")
     return 1 if tally.failed else 0
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
     board = leaderboard.rewrite(out)
     shown = {group_of(read_result(job.path)) for job in jobs if is_good(job.path)}
-    print(f"\n{to_terminal(board, get_terminal_size().columns, shown)}\n")
+    say("", *to_terminal(board, get_terminal_size().columns, shown).split("\n"), "")
 
 
 def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> None:
-    say = print if world.is_first else _say_nothing
-    say(title_of(candidate))
+    tell = say if world.is_first else _say_nothing
+    tell(title_of(candidate))
     undone = any(job.state != "done" for job in jobs)
     export = world.each(lambda: load(candidate.reference)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:
-            say(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
+            tell(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
             tally.skipped += 1
             continue
-        say(f"  [{count}/{len(jobs)}] {job.title} ...", flush=True)
+        tell(f"  [{count}/{len(jobs)}] {job.title} ...")
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_first:
             path = _record(job, candidate, request.space, attempt, world)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
-            print(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}", flush=True)
+            say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
         tally.done += attempt.error is None
         tally.failed += attempt.error is not None
 
@@ -256,7 +254,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         versions=versions(),
         hardware=hardware(),
     )
-    log = "".join(traceback.format_exception(attempt.error)) if attempt.error else ""
+    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
     return record(job.path, result, arrays, log)
 
 
@@ -287,13 +285,13 @@ def _show_plan(
     to_do: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
     open_jobs = 0
     for candidate in candidates:
-        print(title_of(candidate))
+        say(title_of(candidate))
         for job in plan(request.out, candidate.used, data, selected, request.space, request.rerun):
             images = " + ".join(f"{min(n, request.space.limit or n)} {s}" for s, n in job.data.images.items())
-            print(f"  {job.title}: {images} images, {to_do[job.state]}")
+            say(f"  {job.title}: {images} images, {to_do[job.state]}")
             open_jobs += job.state != "done"
-    print(f"{open_jobs} to do; nothing was run or written (--dry-run)")
+    say(f"{open_jobs} to do; nothing was run or written (--dry-run)")
 
 
-def _say_nothing(*words: object, flush: bool = False) -> None:
-    """Stands for `print` in every process but the first."""
+def _say_nothing(*lines: object) -> None:
+    """Stands for `say` in every process but the first."""

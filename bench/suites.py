@@ -3,7 +3,6 @@
 A task file may state `COST`, its price in passes over the image set (1 when it says nothing); cheap tasks run first.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from bench.messages import in_one_line
 from bench.settings import changed, meant, settings_of, split_change
 from engine.extensions import load_extension, source_files
+from engine.printing import say
 from engine.tasks import Protocol, Task
 
 KINDS = ("probes", "downstream")
@@ -100,7 +100,7 @@ def choose(text: str, found: Catalogue) -> list[Chosen]:
 def warn_of_broken(found: Catalogue) -> None:
     """Say which task files were left out; a suite without them is smaller than it looks."""
     for key, reason in found.broken.items():
-        print(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", file=sys.stderr)
+        say(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", errors=True)
 
 
 def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:

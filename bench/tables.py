@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bench.board import Board, Cell, Row, best
 from bench.results import CheckpointUsed
 from bench.ties import Key, key_of
+from engine.printing import in_markdown, text_of
 
 INTRODUCTION = """# Leaderboard
 
@@ -20,24 +21,34 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
     names = row_names(board)
     lines = INTRODUCTION.split("\n")
     used = [row.checkpoint for row in board.rows]
-    facts = [(names[each], each.method, each.architecture, each.parameters, each.digest[:12]) for each in used]
+    facts = [
+        (
+            *map(in_markdown, (names[each], each.method, each.architecture)),
+            each.parameters,
+            in_markdown(each.digest[:12]),
+        )
+        for each in used
+    ]
     lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
     for group, metrics in board.groups.items():
-        lines += ["", f"## {group}", ""]
-        lines += [f"> {caveat}\n" for caveat in board.caveats[group]]
+        lines += ["", f"## {in_markdown(group)}", ""]
+        lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
         rows = _in_group(board, group)
         body = [
-            (names[row.checkpoint], *(_bold(board, row, (group, metric), level or {}) for metric in metrics))
+            (
+                in_markdown(names[row.checkpoint]),
+                *(_bold(board, row, (group, metric), level or {}) for metric in metrics),
+            )
             for row in rows
         ]
-        lines += _markdown_table(("checkpoint", *metrics), body, "---:")
+        lines += _markdown_table(("checkpoint", *map(in_markdown, metrics)), body, "---:")
     if notes := troubles(board):
-        lines += ["", "## Failed or unreadable", ""] + [f"- {note}" for note in notes]
+        lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
 def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) -> str:
-    """Tables of at most `width` characters: as many metrics as fit, and how many more there are.
+    """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
 
     All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone.
     """
@@ -53,7 +64,7 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
     if others := len(board.groups.keys() - set(shown)):
         lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
     lines += troubles(board)
-    return "\n".join(lines).rstrip() or "no results yet"
+    return text_of(lines).rstrip() or "no results yet"
 
 
 def row_names(board: Board) -> dict[CheckpointUsed, str]:

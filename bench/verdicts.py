@@ -11,6 +11,7 @@ from typing import Literal
 from bench.board import LOWER_IS_BETTER
 from bench.comparison import Comparison, Comparisons
 from bench.paired import LEVEL, Paired
+from engine.printing import in_csv, text_of
 
 COLUMNS = ("metric", "first", "second", "difference [95 %]", "first only", "second only", "p", "p Holm", "effect")
 
@@ -22,7 +23,7 @@ HEADER = (
 
 
 def to_text(comparisons: Comparisons) -> str:
-    """Tables, one for each pair and protocol, then the sentences, then what was not compared."""
+    """Printable tables, one for each pair and protocol, then the sentences, then what was not compared."""
     found, lines = comparisons.found, []
     for title, rows in groupby(found, title_of):
         lines += [title, *_table(list(rows)), ""]
@@ -30,7 +31,7 @@ def to_text(comparisons: Comparisons) -> str:
     if found:
         lines += ["", "Differences in points. p: two-sided, on the same images. The intervals are not Holm-corrected."]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
-    return "\n".join(lines)
+    return text_of(lines)
 
 
 def verdict(each: Comparison, over: int) -> str:
@@ -90,7 +91,7 @@ def to_csv(comparisons: Comparisons) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, HEADER, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
     return buffer.getvalue()
 
 

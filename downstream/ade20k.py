@@ -13,8 +13,8 @@ FOLDERS = {"train": "training", "val": "validation"}
 IMAGES = {split: f"images/{name}" for split, name in FOLDERS.items()}
 COUNTS = {"train": 20210, "val": 2000}
 CLASSES = tuple(f"class {number}" for number in range(1, 151))  # mmseg's ADE20KDataset has the names
-# Value 0 is unlabelled, 1..150 are the classes; all above are passed on, for check_mask to find.
-TABLE = (IGNORED, *range(255))
+# Values 0 and 255 are unlabelled, 1..150 are the classes; all others are passed on, for check_mask to find.
+TABLE = (IGNORED, *range(254), IGNORED)
 
 
 def recognised(root: Path) -> Path:

@@ -9,13 +9,13 @@ from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
 
 from downstream.coco import IMAGES
-from downstream.reading import Reading, Results, Transform
+from downstream.reading import Reading, Results, Transform, check_pixels
 from downstream.scenes import SceneSet
 
 PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
 META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 FLIPPED = (*META, "flip", "flip_direction")
-READ_IMAGE = Reading(LoadImageFromFile(), "img_path")
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 
 @dataclass(frozen=True, kw_only=True)

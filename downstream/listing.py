@@ -34,6 +34,15 @@ class Listing:
         """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none."""
         return self.table[mask]
 
+    @property
+    def allowed(self) -> str:
+        """The values that a mask's file may hold, such as "0 to 150, 255"."""
+        known = {*range(len(self.classes)), IGNORED}
+        values = [value for value, number in enumerate(self.classes_of) if number in known]
+        starts = [value for value in values if value - 1 not in values]
+        ends = [value for value in values if value + 1 not in values]
+        return ", ".join(f"{a} to {b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
+
     def take(self, indices: Sequence[int] | np.ndarray) -> "Listing":
         images, masks = self.images, self.masks
         return replace(self, images=tuple(images[i] for i in indices), masks=tuple(masks[i] for i in indices))

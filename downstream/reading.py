@@ -1,27 +1,60 @@
-"""Files of scenes as the mm libraries' transforms read them; a file that is broken is named in one line."""
+"""Files of scenes as the mm libraries' transforms read them; a file that is broken is named in one line.
 
-from collections.abc import Callable
+They read images with OpenCV, which turns the modes of `imagesets.decoding.bits_of` into the same 8 bits as Pillow does
+here, other modes into anything; and masks with Pillow, of which they then take the lower 8 bits.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from imagesets.decoding import FILE_ERRORS
+from PIL import Image
+
+from imagesets.decoding import FILE_ERRORS, bits_of, opened, reason_of
 
 Results = dict[str, Any]
 Transform = Callable[[Results], Results]
 
 
 class Reading:
-    """`transform`, which reads the file that `key` names. ValueError where the file, not the machine, is at fault."""
+    """`transform`, which reads the file that `key` names, if `check` lets its header pass.
 
-    def __init__(self, transform: Transform, key: str) -> None:
-        self.transform, self.key = transform, key
+    ValueError where the file, not the machine, is at fault.
+    """
+
+    def __init__(self, transform: Transform, key: str, check: Callable[[Image.Image], None]) -> None:
+        self.transform, self.key, self.check = transform, key, check
 
     def __call__(self, results: Results) -> Results:
-        try:
+        with naming(results[self.key]):
+            self.check(opened(Path(results[self.key]).read_bytes()))
             return self.transform(results)
-        except MemoryError:
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """A block that reads `path`. ValueError, naming it, where the file, not the machine, is at fault."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise whatever a corrupt field leads to: AssertionError, SyntaxError, ...
+        if getattr(error, "errno", None) not in {None, *FILE_ERRORS}:
             raise
-        except Exception as error:  # decoders raise whatever a corrupt field leads to: AssertionError, SyntaxError, ...
-            if getattr(error, "errno", None) not in {None, *FILE_ERRORS}:
-                raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"{results[self.key]}: cannot be read ({reason}); replace the file") from error
+        raise ValueError(f"{path}: cannot be read ({reason_of(error)}); replace the file") from error
+
+
+def check_pixels(image: Image.Image) -> None:
+    """ValueError for an image, opened but not loaded, that OpenCV would not read as Pillow does here."""
+    bits_of(image)
+    if image.format == "PPM" and image.tile[0][0] != "raw":  # Pillow's decoders that scale, or read text
+        raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
+
+
+def check_values(mask: Image.Image) -> None:
+    """ValueError for a mask, opened but not loaded, that does not hold one byte for each pixel."""
+    if mask.mode not in ("1", "L", "P"):
+        raise ValueError(
+            f"a mask of Pillow's mode {mask.mode}; save the numbers of the classes as 8-bit PNG, grey or with a palette"
+        )

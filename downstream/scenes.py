@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
 from downstream import ade20k, cityscapes, coco, tiny_coco, tiny_scenes
 from downstream.coco import Instances
 from downstream.listing import IGNORED, Listing
+from downstream.reading import check_pixels, check_values, naming
+from imagesets.decoding import opened
 from imagesets.sets import Split
 
 LAYOUTS = {"ade20k": ade20k, "cityscapes": cityscapes, "coco": coco}
 TINY = "tiny-"
-CHOICES = "ade20k:ROOT, cityscapes:ROOT, coco:ROOT, tiny-ade20k:, tiny-cityscapes:, tiny-coco:"
+# Scheme -> what follows its colon.
+PLACES = dict.fromkeys(LAYOUTS, "ROOT") | {TINY + layout: "" for layout in LAYOUTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +114,10 @@ def parse(url: str) -> tuple[str, str]:
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in LAYOUTS:
-        near = difflib.get_close_matches(scheme.lower(), [*LAYOUTS, *(TINY + name for name in LAYOUTS)], n=1)
+        near = difflib.get_close_matches(scheme.lower(), PLACES, n=1)
         guess = f"did you mean {near[0]}:? " if near else ""
-        raise ValueError(f"{url!r} is no set of labelled scenes; {guess}there are {CHOICES}")
+        choices = ", ".join(f"{name}:{what}" for name, what in PLACES.items())
+        raise ValueError(f"{url!r} is no set of labelled scenes; {guess}there are {choices}")
     if scheme.startswith(TINY) and place:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
     if not scheme.startswith(TINY) and not place:
@@ -122,33 +125,39 @@ def parse(url: str) -> tuple[str, str]:
     return layout, os.path.expanduser(place)
 
 
-def check_mask(mask: np.ndarray, size: tuple[int, int], classes: int, path: Path | str) -> None:
+def check_mask(mask: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> None:
     """ValueError unless `mask` (H, W), values 0..K-1 or IGNORED, fits an image of `size` (height, width)."""
     if mask.shape != tuple(size):
         raise ValueError(
             f"{path}: the mask is {' x '.join(map(str, mask.shape))} pixels and its image {size[0]} x {size[1]}; "
             "take both from the same download"
         )
-    if outside := sorted({int(value) for value in np.unique(mask)} - {*range(classes), IGNORED}):
+    if outside := sorted({int(number) for number in np.unique(mask)} - {*range(len(listing.classes)), IGNORED}):
+        value = listing.classes_of.index(outside[0])
         raise ValueError(
-            f"{path}: class {outside[0]} is outside the set's {classes}; "
+            f"{path}: the mask holds the value {value}, allowed are {listing.allowed}; "
             "is this the annotation of another version of the set?"
         )
 
 
 def check_scene(scenes: SceneSet, index: int) -> None:
     """ValueError or OSError for a scene that cannot be used."""
-    with Image.open(scenes.image(index)) as image:
-        size = image.size[::-1]
+    with naming(scenes.image(index)):
+        image = opened(scenes.image(index).read_bytes())
+        check_pixels(image)
+        image.load()
+    height, width = image.size[::-1]
     if isinstance(scenes.listing, Instances):
-        return scenes.listing.check_size(index, *size)
-    with Image.open(scenes.mask(index)) as mask:
-        values = scenes.listing.coded(np.asarray(mask, np.uint8))
-        check_mask(values, size, len(scenes.classes), scenes.mask(index))
+        return scenes.listing.check_size(index, height, width)
+    with naming(scenes.mask(index)):
+        mask = opened(scenes.mask(index).read_bytes())
+        check_values(mask)
+        values = np.asarray(mask, np.uint8)
+    check_mask(scenes.listing.coded(values), (height, width), scenes.listing, scenes.mask(index))
 
 
 def problems_of(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> list[str]:
-    """Decode every mask, and every image's header: one line for each scene that cannot be used."""
+    """Decode every image and mask: one line for each scene that cannot be used."""
     found = []
     for index in range(len(scenes)):
         try:

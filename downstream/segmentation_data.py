@@ -9,11 +9,11 @@ from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
 from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset
 from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
 
-from downstream.reading import Reading, Results, Transform
+from downstream.reading import Reading, Results, Transform, check_pixels, check_values
 from downstream.scenes import SceneSet, check_mask
 
 LARGEST_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
-READ_IMAGE = Reading(LoadImageFromFile(), "img_path")
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class AsClasses:
     """Values of a mask's file -> classes of the set, after mmseg has read it; ValueError if they do not fit."""
 
     def __init__(self, scenes: SceneSet) -> None:
-        self.classes = len(scenes.classes)
+        self.listing = scenes.listing
         # ADE20K's mapping is mmseg's reduce_zero_label, done when the mask was read.
         self.table = scenes.listing.table if scenes.layout == "cityscapes" else np.arange(256, dtype=np.uint8)
 
     def __call__(self, results: Results) -> Results:
         mask = self.table[results["gt_seg_map"]]
-        check_mask(mask, results["ori_shape"][:2], self.classes, results["seg_map_path"])
+        check_mask(mask, results["ori_shape"][:2], self.listing, results["seg_map_path"])
         return results | {"gt_seg_map": mask}
 
 
@@ -96,7 +96,7 @@ def validation_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
 
 def read_mask() -> Reading:
     """A transform of its own for each set: mmseg's remembers whether value 0 is ignored."""
-    return Reading(LoadAnnotations(), "seg_map_path")
+    return Reading(LoadAnnotations(), "seg_map_path", check_values)
 
 
 def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:

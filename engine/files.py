@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from engine.printing import say
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> None:
@@ -64,7 +65,7 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another run: {work} ({path})", file=sys.stderr, flush=True)
+            say(f"waiting for another run: {work} ({path})", errors=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

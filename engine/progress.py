@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
+from engine.printing import printable
+
 PATIENCE = 2.0  # seconds of silence: shorter work prints nothing
 REDRAW = 0.1  # seconds between two states of the bar
 HEARTBEAT = 30.0  # seconds between two lines where there is no terminal
@@ -82,7 +84,8 @@ class Progress:
 
     def _write(self, text: str, end: str) -> None:
         # Back to the first column, then erase to the end of the line (ECMA-48).
-        self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else f"{text}{end}")
+        line = printable(text)
+        self._stream.write(f"\r\x1b[K{line}{end}" if self._terminal else f"{line}{end}")
         self._stream.flush()
 
 

@@ -5,18 +5,21 @@ N images of a split. Reading is the only thing done to a folder.
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
-from imagesets.decoding import UnreadableImage, decode_rgb
+from engine.printing import text_of
+from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
 from imagesets.subsets import class_counts
 
 BATCH = 256  # images between two reports of progress
+DARK = 64  # of 255; 16-bit images that all stay below it hold at most 14 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ class Contents:
 
     extents: np.ndarray  # (N, 2) int32: width, height
     digests: np.ndarray  # (N,) uint64 of the file bytes (in memory: the pixels)
+    deep: np.ndarray  # (N,) int16: the brightest value, 0..255, of grey that had more than 8 bits; -1 of other images
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
@@ -91,6 +95,7 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
     """Decode every image of a set in threads; Pillow lets them run side by side."""
     count = len(image_set)
     extents, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
+    deep = np.full(count, -1, np.int16)
     unreadable = []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for first in range(0, count, BATCH):  # in batches: a million waiting futures would take gigabytes
@@ -99,19 +104,20 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
                 if isinstance(seen, UnreadableImage):
                     unreadable.append((seen.path, seen.reason))
                 else:
-                    extents[index], digests[index] = seen
+                    extents[index], digests[index], deep[index] = seen
             advance(len(batch))
-    return Contents(extents=extents, digests=digests, unreadable=tuple(unreadable))
+    return Contents(extents=extents, digests=digests, deep=deep, unreadable=tuple(unreadable))
 
 
-def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int] | UnreadableImage:
+def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int] | UnreadableImage:
     try:
         data = image_set.encoded(index)
         image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
     except UnreadableImage as error:
         return error
     content = image.tobytes() if data is None else data
-    return image.size, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    brightest = image.getextrema()[0][1] if GREY_BITS in image.info else -1
+    return image.size, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"), brightest
 
 
 def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None], problems: list[str]) -> Report:
@@ -119,6 +125,7 @@ def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None
     bad = sum(len(split.unreadable) for split in splits)
     if bad:
         problems.append(f"{bad} unreadable image{'s' * (bad > 1)}, listed above: replace them, or run with --skip-bad")
+    problems += chain.from_iterable(map(_unfit, opened, contents))
     both = _in_both(opened, contents)
     if both:
         problems.append(
@@ -132,6 +139,21 @@ def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None
         problems=tuple(dict.fromkeys(problems)),
         read_all=all(content is not None for content in contents),
     )
+
+
+def _unfit(image_set: ImageSet, contents: Contents | None) -> Iterator[str]:
+    """What makes a readable set unfit for evaluation."""
+    if len(image_set.classes) == 1:
+        yield (
+            f"only one class, {image_set.classes[0]!r}, where accuracy needs two or more: give each class a folder of "
+            "its own; pretraining takes the images without classes as images:PATH"
+        )
+    deep = contents.deep[contents.deep >= 0] if contents else np.empty(0)
+    if len(deep) and deep.max() < DARK:
+        yield (
+            f"none of the {len(deep)} images of 16-bit grey in {image_set.split} reaches a quarter of 65535, which is "
+            "read as white: if they hold 12 or 14 bits, scale them up to 16 and save them again"
+        )
 
 
 def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
@@ -149,8 +171,13 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),
         fingerprint=image_set.fingerprint,
-        notes=image_set.notes,
+        notes=image_set.notes + _depth_note(contents),
     )
+
+
+def _depth_note(contents: Contents | None) -> tuple[str, ...]:
+    deep = int((contents.deep >= 0).sum()) if contents else 0
+    return (f"{deep} images of 16-bit grey, of which the upper 8 bits are read",) if deep else ()
 
 
 def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) -> tuple[str, int] | None:
@@ -174,14 +201,14 @@ def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tup
 
 
 def render(report: Report) -> str:
-    """The report as plain text for a terminal."""
+    """The report as plain text for a terminal, each line printable."""
     lines = [report.url]
     for split in report.splits:
         lines += _render_split(split)
     if not report.read_all:
         lines.append("  images were listed, not decoded")
     lines += [f"  FIX: {problem}" for problem in report.problems]
-    return "\n".join(lines if report.problems else [*lines, "  no problems found"])
+    return text_of(lines if report.problems else [*lines, "  no problems found"])
 
 
 def _render_split(split: SplitReport) -> list[str]:

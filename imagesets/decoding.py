@@ -1,15 +1,17 @@
 """From the bytes of an image file to RGB pixels, as the official ImageFolder loader does it, and nothing softer.
 
 Pillow opens the file and converts it to RGB: grey is repeated, CMYK converted, a palette looked up, alpha dropped
-(not blended), 16 bits reduced by Pillow's rule. An EXIF orientation is not applied, since the published numbers were
-measured without. Of an animation the first frame counts. JPEG `draft` mode is never used: it changes pixels.
+(not blended). Of 16 bits the upper 8 are kept; pixels whose white is a matter of opinion are refused (docs/images.md).
+An EXIF orientation is not applied, since the published numbers were measured without. Of an animation the first frame
+counts. JPEG `draft` mode is never used: it changes pixels.
 """
 
 import errno
 import io
 import threading
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 # Pillow refuses images above 179 million pixels as possible attacks; real aerial and medical images are larger. A
 # billion pixels (4 GiB decoded) is where this project stops.
@@ -17,6 +19,14 @@ MOST_PIXELS = 1 << 30
 
 # What says something about the file; anything else (too many open files, say) is the machine's trouble and is raised.
 FILE_ERRORS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO}
+
+# Pillow's modes that its convert("RGB") turns into the colours that the file means. It clips all others at 255.
+EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+# Formats and modes of grey values from 0, black, to 65535, white: by the format's definition, or as Pillow scales them.
+SIXTEEN_BITS = {("PNG", "I;16"), ("JPEG2000", "I;16"), ("PPM", "I")}
+UNLIMITED = {"F": "floating-point pixels", "I": "pixels of 32 bits or with a sign"}
+AS_8_BITS = "save it as 8-bit PNG, scaled to 0..255"
+GREY_BITS = "grey bits"  # entry of an image's `info`, for grey that had more than 8
 
 _limit = threading.Lock()
 
@@ -50,18 +60,48 @@ def decode_rgb(data: bytes, path: str) -> Image.Image:
         raise UnreadableImage(path, "empty file, 0 bytes")
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other libraries turn it on, and half an image would count as one
     try:
-        image = _open(data)
+        image = opened(data)
         image.load()
-        return image if image.mode == "RGB" else image.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise UnreadableImage(path, "not an image that Pillow knows") from error
+        return image if image.mode == "RGB" else as_rgb(image)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...
-        raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
+        raise UnreadableImage(path, reason_of(error)) from error
 
 
-def _open(data: bytes) -> Image.Image:
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, in one line, from what Pillow or another library raised."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow knows"  # its message is the address of the bytes
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode, opened from a file -> RGB. ValueError where nothing says which value is white."""
+    bits = bits_of(image)
+    if bits == 8:
+        return image.convert("RGB")
+    upper = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    upper.info[GREY_BITS] = bits
+    return upper.convert("RGB")
+
+
+def bits_of(image: Image.Image) -> int:
+    """Bits from black to white in each channel, as the file's format fixes them. ValueError where it does not."""
+    if image.mode in EIGHT_BITS:
+        return 8
+    if (image.format, image.mode) in SIXTEEN_BITS:
+        return 16
+    if image.format == "TIFF" and image.mode.startswith("I;16"):
+        if image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0) == 0:  # Pillow inverts 8 bits alone
+            raise ValueError(f"a TIFF of more than 8 bits in which 0 is white; {AS_8_BITS}")
+        return image.tag_v2[TiffImagePlugin.BITSPERSAMPLE][0]  # 16 or 12
+    kind = UNLIMITED.get(image.mode, "pixels")
+    raise ValueError(f"{kind}, Pillow's mode {image.mode}: nothing says which value is white; {AS_8_BITS}")
+
+
+def opened(data: bytes) -> Image.Image:
+    """The image of these bytes, its header read and nothing decoded, up to MOST_PIXELS. Raises what Pillow does."""
     try:
         return Image.open(io.BytesIO(data))
     except Image.DecompressionBombError:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -30,6 +31,10 @@ SCHEMES = {
     "digits": "imagesets.digits",
     "tiny": "imagesets.tiny",
 }
+
+
+# What follows the colon of each.
+PLACES = {"folder": "PATH", "imagenet": "ROOT", "cifar10": "PATH", "images": "PATH", "digits": "", "tiny": ""}
 
 
 class Images(Protocol):
@@ -177,17 +182,21 @@ def splits_of(url: str) -> tuple[Split, ...]:
     return ("train",) if url.startswith("images:") else SPLITS
 
 
-def parse_url(url: str) -> tuple[str, str]:
-    """Split a URL into scheme and place, with ~ expanded. Raises ValueError for an unknown or a missing scheme."""
+def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Split a URL into scheme and place, with ~ expanded. Raises ValueError for an unknown or a missing scheme.
+
+    others: schemes that the caller takes beside these, and what follows their colon; for the messages alone.
+    """
     scheme, colon, place = url.partition(":")
     if colon and scheme in SCHEMES:
         return scheme, os.path.expanduser(place)
-    choices = "folder:PATH, imagenet:ROOT, cifar10:PATH, images:PATH, digits:, tiny:"
-    if not colon and scheme in SCHEMES:
-        raise ValueError(f"{url!r} lacks its colon; write {url}:{'' if scheme in ('digits', 'tiny') else 'PATH'}")
+    places = PLACES | dict(others or {})
+    choices = ", ".join(f"{name}:{what}" for name, what in places.items())
+    if not colon and scheme in places:
+        raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")
     if "/" in scheme or not colon:
         raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (schemes: {choices})")
-    near = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1)
+    near = difflib.get_close_matches(scheme.lower(), places, n=1)
     guess = f"; did you mean {near[0]}:{place}?" if near else ""
     raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{guess} (schemes: {choices})")
 

@@ -6,7 +6,6 @@ that a torn or altered file shows. The two newest are kept. No generator has a p
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.files import sha256_of_file
+from engine.printing import say
 
 KEPT = 2
 DIGITS = 16
@@ -81,7 +81,7 @@ def newest_whole(folder: Path) -> Path | None:
     if found and whole is None:
         raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
     for broken in found[: found.index(whole)] if whole else ():
-        print(f"warning: {broken} does not hold what was written to it; going on from {whole.name}", file=sys.stderr)
+        say(f"warning: {broken} does not hold what was written to it; going on from {whole.name}", errors=True)
         broken.unlink()
     return whole
 

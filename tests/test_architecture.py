@@ -50,3 +50,12 @@ def test_files_say_what_they_are(path):
 def test_the_command_line_imports_nothing_heavy():
     for path in [ROOT / "bench/__main__.py", ROOT / "bench/cli.py", ROOT / "engine/extensions.py"]:
         assert not HEAVY & {name.split(".")[0] for name, _ in imports(path, top_only=True)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_printed_raw(path):
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    if path != ROOT / "engine" / "printing.py":
+        assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)], (
+            f"{path}: use engine.printing.say"
+        )

@@ -31,11 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.results import check_folder
     from bench.verdicts import to_csv, to_json, to_text
     from engine.files import write_atomic
+    from engine.printing import say
 
     check_folder(arguments.out)
     wanted = Wanted(data=arguments.data, protocol=arguments.protocol, metric=arguments.metric)
     comparisons = compare(arguments.out, [arguments.first, *arguments.others], wanted)
-    print(to_text(comparisons))
+    say(*to_text(comparisons).split("\n"))
     for path, text in ((arguments.json, to_json), (arguments.csv, to_csv)):
         if path:
             write_atomic(path, text(comparisons))

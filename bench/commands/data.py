@@ -3,6 +3,8 @@
 import argparse
 from contextlib import ExitStack
 
+from engine.printing import say
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
@@ -13,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
-    from downstream.scenes import layout_of
+    from downstream.scenes import PLACES, layout_of
     from engine.progress import Progress
     from imagesets.check import check, render
     from imagesets.sets import parse_url
 
     if layout_of(arguments.url):
         return check_scenes(arguments.url, read_all=not arguments.list_only)
-    parse_url(arguments.url)
+    parse_url(arguments.url, PLACES)
     with ExitStack() as stack:
         shown: list[Progress] = []
         report = check(
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             start=lambda total: shown.append(stack.enter_context(Progress("decoding", total, "images"))),
             advance=lambda count: shown[0].advance(count),
         )
-    print(render(report))
+    say(*render(report).split("\n"))
     return 0 if report.ok else 1
 
 
@@ -43,16 +45,14 @@ def check_scenes(url: str, read_all: bool) -> int:
     from imagesets.sets import SPLITS
 
     problems: list[str] = []
-    print(url)
+    say(url)
     with tempfile.TemporaryDirectory() as folder:
         for split in SPLITS:
             scenes = open_scenes(url, split, Path(folder))
-            print(f"  {split}: {len(scenes):,} scenes, {len(scenes.classes)} classes")
-            print(
-                f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes), sep="\n"
-            )
+            say(f"  {split}: {len(scenes):,} scenes, {len(scenes.classes)} classes")
+            say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
                     problems += problems_of(scenes, progress.advance)
-    print(*(f"  FIX: {problem}" for problem in problems), *([] if problems else ["  no problems found"]), sep="\n")
+    say(*(f"  FIX: {problem}" for problem in problems), *([] if problems else ["  no problems found"]))
     return 1 if problems else 0

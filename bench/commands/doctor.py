@@ -15,17 +15,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
     from bench.doctor import examine, usable
+    from engine.printing import say
 
     checks = examine()
     good = usable(checks)
     if arguments.json:
-        print(json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1))
+        say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
         return 0 if good else 1
     width = max(len(check.name) for check in checks)
     for check in checks:
         mark = check.mark.upper() if check.mark == "missing" and check.needed else check.mark
-        print(f"{mark:{WIDTH}}  {check.name:{width}}  {check.text}")
+        say(f"{mark:{WIDTH}}  {check.name:{width}}  {check.text}")
         if check.fix:
-            print(f"{'':{WIDTH}}  {'':{width}}  fix: {check.fix}")
-    print("\nusable" if good else "\nnot usable until the needed parts above are fixed")
+            say(f"{'':{WIDTH}}  {'':{width}}  fix: {check.fix}")
+    say("", "usable" if good else "not usable until the needed parts above are fixed")
     return 0 if good else 1

@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.export import ViTExport
     from checkpoints.importing import ImportOptions
     from checkpoints.resolve import load
+    from engine.printing import say
 
     options = ImportOptions(
         branch=arguments.branch,
@@ -36,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check_new_export(arguments.out)
     export = load(arguments.source, options)
-    print(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
-    print("\n".join(described(export)))
+    say(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
+    say(*described(export))
     if arguments.name:
         export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
     folder = export.save(arguments.out)
     if problems := ViTExport.load(folder).verify():
         raise ValueError(f"{folder}: read back, it differs: {problems[0]}; is the disk sound?")
-    print(f"written and verified: {folder}")
+    say(f"written and verified: {folder}")
     return 0

@@ -12,10 +12,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
     from bench.description import described
     from checkpoints.resolve import load
+    from engine.printing import say
 
     export = load(arguments.checkpoint)
-    print(arguments.checkpoint)
-    print("\n".join(described(export)))
+    say(arguments.checkpoint)
+    say(*described(export))
     problems = export.verify()
-    print(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
+    say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
     return 0

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
 
@@ -16,9 +15,10 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.leaderboard import rewrite
     from bench.results import check_folder
     from bench.tables import to_terminal
+    from engine.printing import say
 
     check_folder(arguments.out)
     board = rewrite(arguments.out)
-    print(to_terminal(board, width=shutil.get_terminal_size().columns))
-    print(f"\nwritten: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", file=sys.stderr)
+    say(*to_terminal(board, width=shutil.get_terminal_size().columns).split("\n"))
+    say("", f"written: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", errors=True)
     return 0

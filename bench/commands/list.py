@@ -1,9 +1,9 @@
 """List tasks, importers and methods."""
 
 import argparse
-import sys
 
 from engine.extensions import one_line, source_files
+from engine.printing import say
 
 SECTIONS = {"tasks": "probes", "downstream": "downstream", "importers": "importers", "methods": "methods"}
 
@@ -25,10 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _list_recipes(arguments.kind)
     for title in [arguments.kind] if arguments.kind else SECTIONS:
         files = source_files(SECTIONS[title])
-        print(f"{title}:" if files else f"{title}: none yet")
+        say(f"{title}:" if files else f"{title}: none yet")
         width = max(map(len, files), default=0)
         for name, path in sorted(files.items()):
-            print(f"  {name:{width}}  {one_line(path)}".rstrip())
+            say(f"  {name:{width}}  {one_line(path)}".rstrip())
     return 0
 
 
@@ -42,10 +42,10 @@ def _list_protocols(kind: str | None) -> int:
     width = max(map(len, found.protocols), default=0)
     for name, chosen in sorted(found.protocols.items()):
         suites = ", ".join(suite for suite, names in found.suites.items() if name in names)
-        print(f"{name:{width}}  version {chosen.protocol.version}  suites: {suites or 'none'}")
-        print(f"{'':{width}}  {chosen.protocol.source}")
+        say(f"{name:{width}}  version {chosen.protocol.version}  suites: {suites or 'none'}")
+        say(f"{'':{width}}  {chosen.protocol.source}")
     if not found.protocols:
-        print("no protocols yet")
+        say("no protocols yet")
     return 0
 
 
@@ -60,11 +60,11 @@ def _list_recipes(kind: str | None) -> int:
         try:
             recipes = load_extension("methods", method).RECIPES
         except Exception as error:  # a stranger's file: whatever it does must not take the others with it
-            print(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", file=sys.stderr)
+            say(f"bench: warning: method {method!r} is left out: {in_one_line(error)}", errors=True)
             continue
-        print(f"{method}  {one_line(path)}".rstrip())
+        say(f"{method}  {one_line(path)}".rstrip())
         width = max(map(len, recipes))
         for name, recipe in recipes.items():
-            print(f"  {name:{width}}  {costs(recipe)}")
-            print(f"  {'':{width}}  {recipe.source}")
+            say(f"  {name:{width}}  {costs(recipe)}")
+            say(f"  {'':{width}}  {recipe.source}")
     return 0

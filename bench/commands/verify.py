@@ -11,17 +11,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: the activations are the recorded ones; 1: they differ, and the first place where is named."""
     from checkpoints.export import ViTExport, is_export
+    from engine.printing import say
 
     if not is_export(arguments.folder):
         raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import SOURCE --out FOLDER")
     try:
         export = ViTExport.load(arguments.folder, unchanged=False)
         if problems := export.verify():
-            print(f"{arguments.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
+            say(f"{arguments.folder}: DIFFERS, first at {problems[0]} ({len(problems)} places in all)")
             return 1
         ViTExport.load(arguments.folder)
     except ValueError as error:
-        print(f"{arguments.folder}: DIFFERS: {error}")
+        say(f"{arguments.folder}: DIFFERS: {error}")
         return 1
-    print(f"{arguments.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
+    say(f"{arguments.folder}: proven, {len(export.fingerprint)} activations agree; digest {export.digest[:12]}")
     return 0

@@ -163,6 +163,15 @@ def test_data_check_finds_what_to_fix(bench, tmp_path):
     assert code == 0 and "listed, not decoded" in out
 
 
+def test_an_unknown_scheme_names_the_sets_of_scenes_too(bench, exports, tmp_path):
+    run = ("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", tmp_path, "--data")
+    for words in (("data", "check", "ade20:/data"), (*run, "x=ade20:/data")):
+        code, _, err = bench(*words)
+        assert code == 2 and err.count("\n") == 1 and "did you mean ade20k:/data?" in err
+        for scheme in ("images:PATH", "ade20k:ROOT", "cityscapes:ROOT", "coco:ROOT", "tiny-ade20k:", "tiny-coco:"):
+            assert f" {scheme}" in err
+
+
 def test_an_export_below_a_file_is_refused_before_the_import(bench, dino_file, tmp_path):
     (tmp_path / "file").write_text("")
     code, said, err = bench("import", dino_file, "--out", tmp_path / "file" / "export", "--heads", "3")

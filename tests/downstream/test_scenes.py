@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 
 from downstream.cityscapes import SEEDS, few
 from downstream.listing import IGNORED
+from downstream.reading import Reading, check_pixels
 from downstream.scenes import check_mask, open_scenes, problems_of
 from downstream.tiny_scenes import COUNTS, written
+from imagesets.decoding import decode_rgb
 
 GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 
@@ -105,14 +108,15 @@ def test_bad_urls(url, said, tmp_path):
     assert said in refused(url, "val", tmp_path)
 
 
-def test_masks_that_do_not_fit():
+def test_masks_that_do_not_fit(city, tmp_path):
+    listing = open_scenes(f"cityscapes:{city}", "val", tmp_path).listing
     mask = np.zeros((4, 6), np.uint8)
-    check_mask(mask, (4, 6), 3, "a.png")
+    check_mask(mask, (4, 6), listing, "a.png")
     with pytest.raises(ValueError, match=r"a.png: the mask is 4 x 6 pixels and its image 6 x 4"):
-        check_mask(mask, (6, 4), 3, "a.png")
-    mask[0, 0], mask[0, 1] = IGNORED, 3
-    with pytest.raises(ValueError, match=r"a.png: class 3 is outside the set's 3"):
-        check_mask(mask, (4, 6), 3, "a.png")
+        check_mask(mask, (6, 4), listing, "a.png")
+    mask[0, 0], mask[0, 1] = IGNORED, 19
+    with pytest.raises(ValueError, match=r"a.png: the mask holds the value 19, allowed are 0 to 18, 255; is this"):
+        check_mask(mask, (4, 6), listing, "a.png")
 
 
 def test_problems_are_listed(ade, tmp_path):
@@ -120,8 +124,46 @@ def test_problems_are_listed(ade, tmp_path):
     Image.fromarray(np.full((64, 96), 200, np.uint8)).save(scenes.mask(0))
     Image.fromarray(np.ones((32, 96), np.uint8)).save(scenes.mask(1))
     scenes.image(2).write_bytes(b"not a picture")
-    found = problems_of(scenes)
-    assert [len(found), "class 199" in found[0], "32 x 96" in found[1], "cannot identify" in found[2]] == [3, 1, 1, 1]
+    Image.fromarray(np.full((64, 96), 200, np.uint16)).save(scenes.mask(3))
+    scenes.image(4).write_bytes(scenes.image(4).read_bytes()[:-100])
+    scenes.image(5).write_bytes(WITHOUT_WHITE["float.tif"])
+    said = (
+        "the mask holds the value 200, allowed are 0 to 150, 255; is this",
+        "the mask is 32 x 96 pixels and its image 64 x 96; take",
+        "cannot be read (not an image that Pillow knows); replace",
+        "cannot be read (a mask of Pillow's mode I;16; save",
+        "cannot be read (image file is truncated",
+        "cannot be read (floating-point pixels, Pillow's mode F: nothing",
+    )
+    files = [*map(scenes.mask, (0, 1)), scenes.image(2), scenes.mask(3), *map(scenes.image, (4, 5))]
+    for problem, file, what in zip(problems_of(scenes), files, said, strict=True):
+        assert problem.startswith(f"{file}: {what}")
+
+
+@pytest.mark.parametrize("name", [*SCALED, "RGB", "LA", "P"])
+def test_opencv_reads_what_pillow_reads(name, tmp_path):
+    from mmcv.transforms import LoadImageFromFile
+
+    path = tmp_path / "image"
+    if name in SCALED:
+        path.write_bytes(SCALED[name])
+    else:
+        Image.fromarray(GREY).convert(name).save(path, "PNG")
+    if name == "12.tif":  # which OpenCV refuses
+        with pytest.raises(ValueError, match=f"{path}: cannot be read"):
+            Reading(LoadImageFromFile(), "img_path", check_pixels)({"img_path": str(path)})
+        return
+    found = Reading(LoadImageFromFile(), "img_path", check_pixels)({"img_path": str(path)})["img"]
+    assert np.array_equal(found[..., ::-1], np.asarray(decode_rgb(path.read_bytes(), str(path))))
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_WHITE, *BY_HEADER])
+def test_what_opencv_reads_otherwise_is_refused(name, tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes((WITHOUT_WHITE | BY_HEADER)[name])
+    reading = Reading(lambda results: pytest.fail("it was read"), "img_path", check_pixels)
+    with pytest.raises(ValueError, match=f"{path}: cannot be read .* as 8-bit PNG|save it as PNG.*; replace the file"):
+        reading({"img_path": str(path)})
 
 
 def test_the_splits_are_those_of_french_et_al():

@@ -74,3 +74,11 @@ def test_nothing_done_yet_has_no_time_left():
 @pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")])
 def test_spans(seconds, text):
     assert span(seconds) == text
+
+
+def test_a_label_from_outside_is_escaped():
+    stream, clock = io.StringIO(), Clock()
+    with Progress("features of a\x1b[2J\nb", 2, stream=stream, clock=clock) as progress:
+        clock.now += 3
+        progress.advance(2)
+    assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2/2 images")

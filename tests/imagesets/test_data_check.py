@@ -68,6 +68,15 @@ def test_embedded_sets_are_sound(url):
     assert report.ok and report.splits[0].file_bytes is None and "in memory" in render(report)
 
 
+def test_one_class_is_too_few_to_evaluate_on(tree, tmp_path):
+    root = tree(tmp_path, "train/ant/1.jpg", "val/ant/2.jpg")
+    for report in (check(f"folder:{root}"), check(f"folder:{root}", read_all=False)):
+        assert len(report.problems) == 1 and report.problems[0].startswith(
+            "only one class, 'ant', where accuracy needs"
+        )
+    assert check(f"images:{root}").ok
+
+
 def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
     shutil.rmtree(pets / "val")
     report = check(f"folder:{pets}")

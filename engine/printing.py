@@ -1,0 +1,41 @@
+"""What people read, on a terminal or in a file, in which text from outside cannot act.
+
+Names of files, classes and tensors, facts of checkpoints and the messages that quote them may hold anything: escape
+sequences that change a terminal, line breaks that forge a line, marks that reverse text, bytes that are no text. All
+that the tool prints goes through `say`, which tests/test_architecture.py holds.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+
+
+def printable(text: object) -> str:
+    r"""One line, in which whatever does not print is escaped as Python writes it: \x1b, \n, \u202e, \udcff."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))
+
+
+def text_of(lines: Iterable[object]) -> str:
+    """Lines, each made printable, as one text."""
+    return "\n".join(map(printable, lines))
+
+
+def say(*lines: object, errors: bool = False) -> None:
+    """Print each of `lines` as one line, now, to standard output or to that of `errors`."""
+    print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
+
+
+def in_markdown(text: object) -> str:
+    """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image or HTML."""
+    return re.sub(r"[\\|<]|(?<=\])\(", r"\\\g<0>", printable(text))
+
+
+def in_csv(value: object) -> object:
+    """Text for a cell that no spreadsheet takes for a formula: with an apostrophe before a leading = + - or @.
+
+    Numbers stay numbers, negative ones too.
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -1,0 +1,126 @@
+"""What comes from outside, names of classes, files and tensors, facts and messages, is printed and written escaped."""
+
+import csv
+import io
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bench.board import board_of
+from bench.leaderboard import to_csv
+from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result
+from bench.tables import to_markdown, to_terminal
+from checkpoints.export import ViTExport
+
+EVIL = "\x1b[2J\x1b]0;owned\x07red\nFORGED\r\u202e\u2028|<b>"  # as a name of a file or a class
+SHOWN = "\\x1b[2J\\x1b]0;owned\\x07red\\nFORGED\\r\\u202e\\u2028|<b>"
+
+
+def harmless(*texts: str) -> str:
+    """The texts, after a look at every line of them."""
+    text = "".join(texts)
+    assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
+    assert not re.search(r"^([-|>#] ?)*FORGED", text, re.MULTILINE)
+    return text
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """An ImageFolder with two classes, one of which has a hostile name, as have two of its images; one is no text."""
+    random = np.random.RandomState(0)
+    for split in ("train", "val"):
+        for name in ("ant", EVIL):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in (b"1.png", b"2" + EVIL.encode() + b".png", b"3\xff.png"):
+                path = os.path.join(os.fsencode(tmp_path / split / name), number)
+                with open(path, "wb") as file:
+                    Image.fromarray(random.randint(0, 256, (16, 16, 3)).astype(np.uint8)).save(file, "PNG")
+    return tmp_path
+
+
+def spoil(pictures: Path) -> None:
+    """Break the images of hostile names."""
+    for path in (pictures / "train" / EVIL).iterdir():
+        path.write_bytes(b"")
+
+
+def test_a_check_of_images(bench, pictures):
+    spoil(pictures)
+    code, out, err = bench("data", "check", f"folder:{pictures}")
+    assert code == 1 and f"smallest class {SHOWN}: 3" in harmless(out, err) and "3\\udcff.png (empty file" in out
+    shutil.rmtree(pictures / "val" / EVIL)
+    code, out, err = bench("data", "check", f"folder:{pictures}")
+    assert code == 1 and SHOWN in harmless(out, err)
+
+
+def test_a_run_that_fails_on_an_image(bench, exports, pictures, tmp_path):
+    spoil(pictures)
+    out = tmp_path / "out"
+    words = ("run", "--checkpoint", exports[0], "--suite", "knn@dino", "--data", f"x=folder:{pictures}", "--out", out)
+    code, said, err = bench(*words)
+    assert code == 1 and "\\x1b[2J\\x1b]0;owned\\x07" in harmless(said, err)
+    (log,) = out.rglob("*.log")
+    assert "\\x1b]0;owned" in harmless(log.read_text())
+    harmless((out / "leaderboard.md").read_text(), (out / "leaderboard.csv").read_text())
+    assert "owned" in harmless(*bench(*words, "--debug")[1:], *bench("leaderboard", "--out", out)[1:])
+
+
+def test_facts_of_an_export(bench, exports, tmp_path):
+    export = ViTExport.load(exports[0])
+    facts = dict(export.facts) | {
+        "method": EVIL,
+        "branch": EVIL,
+        "source_file": EVIL,
+        "dropped": {EVIL: 3},
+        "data": EVIL,
+    }
+    folder = replace(export, facts=facts).save(tmp_path / "export")
+    code, out, err = bench("inspect", folder)
+    assert code == 0 and harmless(out, err).count(SHOWN) == 5
+    run = (
+        "run",
+        "--checkpoint",
+        folder,
+        "--suite",
+        "knn",
+        "--data",
+        "x=digits:",
+        "--out",
+        tmp_path / "out",
+        "--dry-run",
+    )
+    assert SHOWN in harmless(*bench(*run)[1:])
+
+
+def test_names_of_tensors(bench, tmp_path):
+    torch.save({"model": {EVIL: torch.ones(2), f"blocks.0.{EVIL}": torch.ones(2)}}, tmp_path / "evil.pth")
+    for source in (tmp_path / "evil.pth", f"dino:{tmp_path / 'evil.pth'}", tmp_path / EVIL.replace("/", "")):
+        code, out, err = bench("import", source, "--out", tmp_path / "export")
+        assert code == 2 and harmless(out, err).count("\n") == 1
+
+
+def test_the_leaderboards_files():
+    used = CheckpointUsed(name="a|b", digest="c" * 64, method="=HYPERLINK()", architecture="![x](http://evil)<img>")
+    shared = dict(task="t", checkpoint=used, data=DataUsed(name="x", url=""), seed=0)
+    protocol = ProtocolUsed(name=EVIL, version=1)
+    board = board_of(
+        [
+            Result(status="ok", protocol=protocol, metrics={"top1|": -1.0}, facts={"warnings": [EVIL]}, **shared),
+            Result(status="failed", protocol=ProtocolUsed(name="p", version=1), message=EVIL, **shared),
+        ],
+        [f"{EVIL}: not a result file"],
+    )
+    text = harmless(to_markdown(board))
+    assert "| a\\|b | =HYPERLINK() | ![x]\\(http://evil)\\<img> |" in text and "| checkpoint | top1\\| |" in text
+    assert "- failed: a\\|b: x/p seed 0: \\\\x1b[2J" in text and "<b>" not in text.replace("\\<b>", "")
+    harmless(to_terminal(board, 80))
+    header, row = csv.reader(io.StringIO(harmless(to_csv(board))))
+    assert row[:3] == ["a|b", "'=HYPERLINK()", "![x](http://evil)<img>"] and "-1.0" in row
+    assert [name.startswith(f"x/{SHOWN}:top1|") for name in header[5:6]] == [True]
