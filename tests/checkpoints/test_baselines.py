@@ -72,7 +72,7 @@ def test_larger_images_are_patches_of_pixels():
 )
 def test_facts_of_a_network_do_not_fit_pixels(changes):
     spec = load("pixels:8").spec
-    with pytest.raises(ValueError, match="architecture='pixels' has no network; set .*final_norm='none'"):
+    with pytest.raises(ValueError, match=r"architecture='pixels' has no network; set .*final_norm='none'"):
         replace(spec, **changes)
 
 
