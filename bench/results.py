@@ -39,6 +39,11 @@ class CheckpointUsed:
     source: str = ""
     parameters: int = 0
 
+    @property
+    def is_floor(self) -> bool:
+        """Whether these are raw pixels: no network, but what every network has to beat."""
+        return self.method == "pixels"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolUsed:

@@ -153,6 +153,8 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
     undone = any(job.state != "done" for job in jobs)
     export = world.each(lambda: load(candidate.reference)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
+    if export and not export.spec.has_class_token:
+        say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:
             tell(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")

@@ -68,11 +68,12 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
 
 
 def row_names(board: Board) -> dict[CheckpointUsed, str]:
-    """Name of each checkpoint, with its digest where two share one."""
+    """Name of each checkpoint, with its digest where two share one; the floor is marked."""
     counts = Counter(row.checkpoint.name for row in board.rows)
     found = {}
     for used in (row.checkpoint for row in board.rows):
-        found[used] = f"{used.name} ({used.digest[:8]})" if counts[used.name] > 1 else used.name
+        digest = f" ({used.digest[:8]})" if counts[used.name] > 1 else ""
+        found[used] = f"{used.name}{digest}{' (floor)' if used.is_floor else ''}"
     return found
 
 

@@ -1,7 +1,8 @@
 """ViTSpec: every architectural fact of an exported Vision Transformer, validated; and how its images are prepared.
 
 timm builds the network (`VisionTransformer`, or `Beit` where there is a relative position bias). The fields below
-override the named timm architecture, so one base name serves every size.
+override the named timm architecture, so one base name serves every size. "pixels" is the one name that is not timm's:
+no network at all, see checkpoints/baselines.py.
 """
 
 from dataclasses import asdict, dataclass
@@ -68,21 +69,39 @@ class ViTSpec:
             raise ValueError(f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}")
         if self.class_attention and self.class_token:
             raise ValueError("class_attention holds the class token itself: set class_token=False")
-        if self.pool == "cls" and not (self.class_token or self.class_attention):
+        if self.pool == "cls" and not self.has_class_token:
             raise ValueError("pool='cls' needs a class token; use pool='avg'")
         if (self.relative_position != "none") != (self.family == "beit"):
             raise ValueError(f"relative_position={self.relative_position!r} does not fit {self.architecture!r}")
         if self.class_position and not self.class_token:
             raise ValueError("class_position=True needs class_token=True")
+        if self.family == "pixels":
+            self._check_pixels()
+
+    def _check_pixels(self) -> None:
+        plain = dict(width=3 * self.patch_size**2, depth=1, registers=0, position="none", class_attention=0)
+        wrong = [f"{name}={value}" for name, value in plain.items() if getattr(self, name) != value]
+        if wrong or self.class_token or self.final_norm not in ("none", "pooled"):
+            fix = ", ".join([*wrong, "class_token=False", "final_norm='none'"])
+            raise ValueError(f"architecture='pixels' has no network; set {fix}")
 
     @property
-    def family(self) -> Literal["vit", "beit"]:
-        """Which timm class carries the weights."""
+    def family(self) -> Literal["vit", "beit", "pixels"]:
+        """Which timm class carries the weights; "pixels": none, as there are none."""
+        if self.architecture == "pixels":
+            return "pixels"
         return "beit" if self.architecture.startswith("beit") else "vit"
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether there is a class token after the last block: the trunk's own, or that of class-attention blocks."""
+        return self.class_token or self.class_attention > 0
 
     @property
     def label(self) -> str:
         """Name for people: ViT-S/16; ViT-64x4/4 where width and depth have no letter of their own."""
+        if self.family == "pixels":
+            return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
         extras = " with relative positions" if self.relative_position != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""

@@ -22,8 +22,25 @@ from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import ViTSpec
 
 
+class PixelTrunk(nn.Module):
+    """What stands in for timm's trunk where there is no network: a patch is its pixels, and the block does nothing.
+
+    D = 3 p p values of a patch of p x p pixels, channel by channel. Nothing in it is trained.
+    """
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.patch_embed = nn.ModuleDict({"proj": nn.PixelUnshuffle(spec.patch_size), "norm": nn.Identity()})
+        self.pos_embed = None
+        self.blocks = nn.ModuleList([nn.Identity()])
+        # Fine-tuning puts a norm of its own behind the mean of the patches.
+        self.fc_norm = nn.LayerNorm(spec.width, spec.norm_eps) if spec.final_norm == "pooled" else nn.Identity()
+
+
 def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
     """timm's VisionTransformer or Beit for `spec`, freshly initialised. Raises ValueError if timm has no such model."""
+    if spec.family == "pixels":
+        return PixelTrunk(spec)
     try:
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **spec.timm_args())
     except (RuntimeError, TypeError) as error:

@@ -78,10 +78,12 @@ def averaged(export: ViTExport) -> ViTExport:
 def with_class(export: ViTExport) -> ViTExport:
     """The export, if it has a class token behind a norm."""
     spec = export.spec
-    if not (spec.class_token or spec.class_attention):
-        raise ValueError("the model has no class token: fine-tune it with pool=avg")
+    if not spec.has_class_token:
+        raise ValueError("the model has no class token: add --set finetune.pool=avg, or semi.pool=avg")
     if spec.final_norm == "pooled":
-        raise ValueError("the model's final norm is for the mean of its patches: fine-tune it with pool=avg")
+        raise ValueError(
+            "the model's final norm is for the mean of its patches: add --set finetune.pool=avg, or semi.pool=avg"
+        )
     return export
 
 

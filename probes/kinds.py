@@ -38,6 +38,13 @@ class FeatureKind:
         has_class = spec.class_token or (spec.class_attention > 0 and last)
         return -spec.depth <= self.layer < spec.depth and (self.pool == "avg" or has_class)
 
+    def check(self, spec: ViTSpec, task: str) -> None:
+        """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
+        if not -spec.depth <= self.layer < spec.depth:
+            raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; add --set {task}.layer=-1")
+        if not self.exists_in(spec):
+            raise ValueError(f"the model has no class token at layer {self.layer}; add --set {task}.pool=avg")
+
     def of(self, features: Features) -> Tensor:
         """(B, D). Raises ValueError where the model has no class token."""
         if self.pool == "avg":

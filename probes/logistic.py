@@ -115,10 +115,13 @@ def principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
     Beyond n axes there is nothing. Mean squares too small for the precision count as the smallest that it can tell.
     """
     count, width = features.shape
+    if count < width:  # within what the rows span: 3072 x 3072 has 5 s of eigenvectors for the sake of 10 rows
+        basis = torch.linalg.qr(features.T).Q  # (D, n)
+        axes, squares = principal_axes(features @ basis)
+        return basis @ axes, squares
     squares, axes = torch.linalg.eigh(features.T @ features / count)  # ascending
-    first = width - min(count, width)
     floor = squares[-1] * torch.finfo(features.dtype).eps
-    return axes[:, first:], squares[first:, None].clamp(min=floor.item())
+    return axes, squares[:, None].clamp(min=floor.item())
 
 
 def spans(count: int, size: int) -> Iterator[slice]:

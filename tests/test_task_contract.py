@@ -11,6 +11,7 @@ from PIL import Image
 
 from bench.settings import changed, settings_of
 from checkpoints.export import ViTExport
+from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
@@ -102,6 +103,15 @@ def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
 def test_separable_images_are_solved(name, export, tmp_path):
     outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
     assert max(accuracies(outcome).values()) > 98
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_raw_pixels_are_evaluated_like_a_network(name, tmp_path):
+    """The floor of a leaderboard: an export without class token, blocks and weights, under every protocol."""
+    outcome = run(name, load("pixels:8"), coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    assert max(accuracies(outcome).values()) > 70  # a row that is centred tells white from no other class
+    reads_class = "cls" in str(settings_of(PROTOCOLS[name].task))
+    assert ("read_instead" in outcome.facts) == reads_class
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -1,4 +1,4 @@
-"""Pretrain a tiny ViT for seconds, evaluate it beside a random one, and write a leaderboard; no data, no network."""
+"""Pretrain a tiny ViT for seconds, evaluate it beside a random one and raw pixels; no data, no network."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     if networks is None:
         return STOPPED
     space = Workspace(cache=arguments.out / "cache", data="", seed=arguments.seed)
-    checkpoints = (str(networks / "start"), str(networks / "export"))
-    names, data = ("random-tiny", "trained-tiny"), ("digits=digits:",)  # without the dense tasks, which take minutes
+    checkpoints = ("pixels:16", str(networks / "start"), str(networks / "export"))  # 16 px is what the networks see
+    names = ("pixels-16", "random-tiny", "trained-tiny")
+    data = ("digits=digits:",)  # without the dense tasks, which take minutes
     request = Request(checkpoints=checkpoints, names=names, suite="smoke", data=data, out=arguments.out, space=space)
     return evaluate(request)

@@ -26,6 +26,7 @@ from probes.judging import Judge
 from probes.scores import percent
 from probes.shots import part_of
 from probes.splits import open_splits
+from probes.stand_ins import noted, suited
 from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
 from probes.tuning import Course, Training
 
@@ -130,8 +131,9 @@ class Finetune:
             raise ValueError(
                 f"{train.url}: its {len(train)} images do not fill a batch of {self.batch}; set a smaller one"
             )
+        task = suited(self, export.spec)
         with start_world(space.device) as world:
-            return self.train(export, train, held, val, space, world)
+            return noted(task.train(export, train, held, val, space, world), {self.pool: task.pool}, export.spec)
 
     def train(
         self,

@@ -21,6 +21,7 @@ from probes.holdout import check_labels
 from probes.neighbours import Hits, normalised, search, vote
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
+from probes.stand_ins import noted, suited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +58,18 @@ class Knn:
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         """Transform name -> kinds that `run` will ask for."""
-        return {self.transform(export, space).name: (self.kind,)}
+        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        task = suited(self, export.spec)
+        task.kind.check(export.spec, "knn")
         # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
         with start_world(space.device) as world:
-            return self.run_in(world, export, space)
+            return noted(task.run_in(world, export, space), {self.pool: task.pool}, export.spec)
 
     def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
         """`run` in processes that are connected."""

@@ -16,6 +16,7 @@ import torch
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
 from engine.files import digest
 from engine.schedules import Pace
@@ -30,6 +31,7 @@ from probes.holdout import check_labels, held_out
 from probes.readouts import kinds_of
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
+from probes.stand_ins import noted, readout_of
 from probes.sweep import PER, Course, Sweep, ranked
 
 COST = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
@@ -98,17 +100,23 @@ class Linear:
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         """Transform name -> kinds that `run` will ask for of all images."""
-        return {} if self.augment else {self.transform(export, space).name: self.kinds}
+        return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
+
+    def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
+        """The same evaluation of what a network of this architecture has, see probes/stand_ins.py; what is read for
+        each readout. Those that come to the same are read once."""
+        read = {readout: readout_of(readout, spec) for readout in self.readouts}
+        return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How images are prepared that are judged, and those to train on where they are not augmented."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        self.check_depth(export)
+        task, read = self.suited(export.spec)
         # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
         with start_world(space.device) as world:
-            return self.run_in(world, export, space)
+            return noted(task.run_in(world, export, space), read, export.spec)
 
     def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
         """`run` in processes that are connected."""
@@ -125,14 +133,6 @@ class Linear:
             lambda: self.fit(export, train, held, gallery, queries, space) if world.is_first else None
         )[0]
         return self.outcome(found, gallery, queries, len(val))
-
-    def check_depth(self, export: ViTExport) -> None:
-        deepest = max(-kind.layer for kind in self.kinds)
-        if deepest > export.spec.depth:
-            raise ValueError(
-                f"readouts={self.readouts}: the model has {export.spec.depth} blocks, not {deepest}; set readouts to "
-                f"cls{export.spec.depth} or less"
-            )
 
     def fit(
         self,

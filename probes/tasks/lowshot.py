@@ -22,6 +22,7 @@ from probes.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solv
 from probes.scores import cost, spread_out
 from probes.shots import Subset, places, rows_of, subsets, union
 from probes.splits import open_splits
+from probes.stand_ins import noted, suited
 
 COST = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
@@ -89,16 +90,18 @@ class LowShot:
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         """Transform name -> kinds that `run` will ask for."""
-        return {self.transform(export, space).name: (self.kind,)}
+        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        task = suited(self, export.spec)
+        task.kind.check(export.spec, "lowshot")
         # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
         with start_world(space.device) as world:
-            return self.run_in(world, export, space)
+            return noted(task.run_in(world, export, space), {self.pool: task.pool}, export.spec)
 
     def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
         """`run` in processes that are connected."""

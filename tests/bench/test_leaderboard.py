@@ -216,6 +216,17 @@ def test_a_tasks_warnings_stand_beside_its_table():
     assert "nothing was fitted" in to_terminal(board, width=80)
 
 
+def test_the_floor_is_marked_in_the_table_of_the_models():
+    floor = CheckpointUsed(name="pixels-32", digest="f" * 64, method="pixels", architecture="raw pixels")
+    read = {"read_instead": {"cls": "avg"}, "warnings": ["the model has no class token: avg was read for cls"]}
+    board = board_of([result(A), result(floor, 40.0, facts=read)])
+    assert list(board.groups) == ["digits/knn@dino"]
+    caveat = "pixels-32: the model has no class token: avg was read for cls."
+    for text in (to_markdown(board), to_terminal(board, 80)):
+        assert "pixels-32 (floor)" in text and caveat in text and "alpha (floor)" not in text
+    assert [row["name"] for row in rows_of([result(A), result(floor)])] == ["alpha", "pixels-32"]
+
+
 def test_no_deviation_is_the_best():
     board = board_of([result(A, metrics={"top1_std": 1.0}), result(B, metrics={"top1_std": 2.0})])
     assert best(board, "digits/knn@dino", "top1_std") is None

@@ -49,14 +49,35 @@ def test_frozen_suite_forwards_every_image_once(checkpoint, tmp_path, capsys):
     assert sum(result["cost"]["forwards"] for result in results(tmp_path)) == 0  # features are on disk
 
 
+def test_raw_pixels_stand_in_the_tables_of_the_models(checkpoint, tmp_path, capsys):
+    """The floor passes through the frozen suite beside a network with a class token, and is compared with it."""
+    words = ["run", "--checkpoint", "pixels:8", checkpoint, "--suite", "frozen", "--data", "digits=digits:"]
+    assert main([str(word) for word in [*words, "--limit", 200, "--out", tmp_path]]) == 0
+    printed = capsys.readouterr().out
+    assert "0 parameters" in printed and printed.count("it has no class token: protocols that read one read avg") == 1
+    with open(tmp_path / "leaderboard.csv", newline="") as file:
+        floor, model = sorted(csv.DictReader(file), key=lambda row: row["name"])
+    assert (floor["name"], floor["parameters"], floor["failed"], model["name"]) == ("pixels-8", "0", "", "random")
+    assert all(value for column, value in floor.items() if column != "failed")
+    assert main(["compare", "pixels-8", "random", "--out", str(tmp_path)]) == 0
+    compared = capsys.readouterr().out
+    for protocol in ("knn@dino", "knn@moca", "lowshot@bench", "linear_sgd@ibot_base_cached"):
+        assert f"is better than random on digits/{protocol}[limit=200]" in compared
+    assert " against " not in compared and "no result of" not in compared
+
+
 def test_demo(tmp_path):
-    """Two exports, trained and random, evaluated; training must have helped, and a second demo trains nothing."""
+    """Two exports, trained and random, and pixels; training must have helped, and a second demo trains nothing."""
     command = [sys.executable, "-m", "bench", "demo", "--out", str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert first.returncode == 0, first.stderr
     with open(tmp_path / "leaderboard.csv", newline="") as file:
         rows = {row["name"]: float(row["digits/knn@dino:top1_k10"]) for row in csv.DictReader(file)}
-    assert rows["trained-tiny"] > rows["random-tiny"] + 4
+    assert rows["trained-tiny"] > rows["random-tiny"] + 4 and rows.keys() == {
+        "pixels-16",
+        "random-tiny",
+        "trained-tiny",
+    }
     assert "knn@dino" in first.stdout and "trained-tiny" in first.stdout
     again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0 and "extrema" not in again.stderr and "\n0 done" in again.stdout

@@ -326,10 +326,18 @@ def test_batches_that_cannot_be_are_refused(export, tmp_path, settings, message)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_class_token_is_not_pooled_by_it(tmp_path):
+def test_a_model_without_class_token_is_pooled_by_its_mean_patch(tmp_path):
     spec = replace(export_of_size(16).spec, class_token=False, class_position=False, pool="avg")
     export = ViTExport.from_vit(ViT(spec), Preparation())
-    with pytest.raises(ValueError, match="no class token: fine-tune it with pool=avg"):
+    space = workspace(tmp_path, "digits:", limit=100)
+    outcome, by_hand = (replace(QUICK, pool=pool).run(export, space) for pool in ("cls", "avg"))
+    assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == {"cls": "avg"}
+    assert outcome.facts["warnings"] == ["the model has no class token: avg was read for cls"]
+
+
+def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp_path):
+    export = ViTExport.from_vit(ViT(replace(export_of_size(16).spec, final_norm="pooled")), Preparation())
+    with pytest.raises(ValueError, match=r"add --set finetune.pool=avg, or semi.pool=avg"):
         replace(QUICK, pool="cls").run(export, workspace(tmp_path, "digits:", limit=100))
 
 

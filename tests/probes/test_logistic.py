@@ -122,10 +122,16 @@ def test_a_start_saves_iterations_and_changes_nothing_else():
     assert logistic.fit(features, labels, 4, 1e-3, start=cold.weights).iterations == 0
 
 
-def test_fewer_rows_than_width():
+def test_fewer_rows_than_width(monkeypatch):
+    """The axes are found among what the rows span: eigenvectors of the width took seconds where it is raw pixels."""
+    eigh, sizes = torch.linalg.eigh, []
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: sizes.append(len(matrix)) or eigh(matrix))
     features, labels = problem(rows=6, width=40, classes=3)
+    features[3] = features[2]  # so that they span less than their number
     axes, spectrum = logistic.principal_axes(features)
-    assert axes.shape == (40, 6) and spectrum.shape == (6, 1)
+    assert sizes == [6] and axes.shape == (40, 6) and spectrum.shape == (6, 1)
+    torch.testing.assert_close(axes.T @ axes, torch.eye(6, dtype=axes.dtype))
+    torch.testing.assert_close(features @ axes @ axes.T, features)
     fit = logistic.fit(features, labels, 3, 1e-2)
     assert fit.objective == pytest.approx(best_of_scipy(features, labels, 3, 1e-2), rel=1e-6)
 

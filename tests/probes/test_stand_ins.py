@@ -1,0 +1,136 @@
+"""A network that lacks what a protocol reads: what is read instead, and that the result says so."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy_exports import export_of_size, workspace
+
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from checkpoints.spec import Preparation
+from checkpoints.vit import ViT
+from probes.kinds import FeatureKind
+from probes.stand_ins import readout_of
+from probes.tasks.knn import Knn
+from probes.tasks.linear import Linear
+from probes.tasks.lowshot import LowShot
+
+HEADLESS = dict(class_token=False, class_position=False)
+KNN = Knn(k=(1, 5))
+LOWSHOT = LowShot(shots=(1,), fractions=(), splits=1, pool="cls")
+LINEAR = Linear(lrs=(0.1, 1.0), readouts=("cls1+avg",), epochs=3, batch=12, augment=False)
+
+
+def export_with(**facts) -> ViTExport:
+    torch.manual_seed(0)
+    return ViTExport.from_vit(ViT(replace(export_of_size(16).spec, **facts)), Preparation())
+
+
+@pytest.fixture(scope="module")
+def headless():
+    return export_with(**HEADLESS, pool="avg")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two classes of noise, 12 and 8 images each."""
+    root, random = tmp_path_factory.mktemp("set"), np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 8)):
+        for number in range(2 * count):
+            folder = root / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return f"folder:{root}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "readout", "read"),
+    [
+        ({}, "cls1+avg", "cls1+avg"),
+        ({}, "cls2", "cls2"),
+        ({}, "cls4+avg", "cls2+avg"),
+        ({}, "avg4", "avg2"),
+        (HEADLESS, "cls1", "avg"),
+        (HEADLESS, "cls1+avg", "avg"),
+        (HEADLESS, "cls2", "avg2"),
+        (HEADLESS, "cls4+avg", "avg2"),
+        (HEADLESS, "avg", "avg"),
+        (HEADLESS | {"class_attention": 2}, "cls4", "cls1"),
+        (HEADLESS | {"class_attention": 2}, "cls4+avg", "cls1+avg"),
+        (HEADLESS | {"class_attention": 2}, "avg2", "avg2"),
+    ],
+)
+def test_readouts_of_a_network_of_two_blocks(facts, readout, read):
+    spec = replace(export_of_size(16).spec, pool="avg", **facts)
+    assert readout_of(readout, spec) == read
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "read"),
+    [
+        (KNN, {"pool": "avg"}, {"cls": "avg"}),
+        (LOWSHOT, {"pool": "avg"}, {"cls": "avg"}),
+        (LINEAR, {"readouts": ("avg",)}, {"cls1+avg": "avg"}),
+        (replace(LINEAR, augment=True), {"readouts": ("avg",)}, {"cls1+avg": "avg"}),
+    ],
+    ids=["knn", "lowshot", "linear", "augmented"],
+)
+def test_without_a_class_token_mean_patches_are_read_and_said(headless, data, tmp_path, task, changes, read):
+    space = workspace(tmp_path, data)
+    outcome, by_hand = task.run(headless, space), replace(task, **changes).run(headless, space)
+    assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == read
+    assert "read_instead" not in by_hand.facts
+    (asked,) = read
+    said = f"the model has no class token: avg was read for {asked}"
+    assert outcome.facts["warnings"] == [*by_hand.facts.get("warnings", ()), said]
+
+
+@pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
+def test_what_is_read_instead_is_extracted_in_the_common_pass(headless, data, tmp_path, task):
+    space = workspace(tmp_path, data)
+    (kinds,) = task.features(headless, space).values()
+    assert {kind.pool for kind in kinds} == {"avg"}
+    assert task.features(headless, space).keys() == {task.transform(headless, space).name}
+
+
+@pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])
+def test_a_network_that_has_all_is_read_as_the_protocol_says(data, tmp_path, task):
+    export = export_of_size(16)
+    outcome = task.run(export, workspace(tmp_path, data))
+    assert "read_instead" not in outcome.facts
+    (kinds,) = task.features(export, workspace(tmp_path, data)).values()
+    assert FeatureKind("cls", -1, getattr(task, "norm", True)) in kinds
+
+
+def test_of_too_many_blocks_those_are_read_that_there_are(data, tmp_path):
+    export, space = export_of_size(16), workspace(tmp_path, data)
+    outcome = replace(LINEAR, readouts=("cls4", "avg")).run(export, space)
+    by_hand = replace(LINEAR, readouts=("cls2", "avg")).run(export, space)
+    assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == {"cls4": "cls2"}
+    assert outcome.facts["warnings"][-1] == "the model has 2 blocks: cls2 was read for cls4"
+
+
+def test_readouts_that_come_to_the_same_are_trained_once(data, tmp_path):
+    task = replace(LINEAR, readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"))
+    outcome = task.run(load("pixels:4"), workspace(tmp_path, data))
+    assert [row["readout"] for row in outcome.facts["grid"]] == ["avg"] * len(task.lrs)
+    assert outcome.facts["warnings"][-1] == (
+        "the model has no class token and 1 block: avg was read for cls1, cls1+avg, cls4, cls4+avg"
+    )
+
+
+@pytest.mark.parametrize(("task", "key"), [(KNN, "knn"), (LOWSHOT, "lowshot")])
+def test_what_only_the_user_can_decide_is_an_error_with_the_option_that_helps(data, tmp_path, task, key):
+    """Class-attention blocks give a class token after the last block alone."""
+    export = export_with(**HEADLESS, class_attention=1, final_norm="class")
+    space = workspace(tmp_path, data)
+    early = replace(task, layer=0)
+    with pytest.raises(ValueError, match=f"no class token at layer 0; add --set {key}.pool=avg"):
+        early.run(export, space)
+    assert replace(early, pool="avg").run(export, space).metrics
+    with pytest.raises(ValueError, match=f"layer -3: the model has 2 blocks; add --set {key}.layer=-1"):
+        replace(task, layer=-3).run(export, space)
+    assert task.run(export, space).facts.get("read_instead") is None
