@@ -115,4 +115,4 @@ def kernel_of(library: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    print(kernel_of(Path(sys.argv[1])) or "")
+    sys.stdout.write(kernel_of(Path(sys.argv[1])) or "")
