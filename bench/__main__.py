@@ -2,7 +2,7 @@
 
 import sys
 
-from bench.cli import main
+from bench.cli.main import main
 
 __all__ = ["main"]
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from checkpoints.export import ViTExport
-from downstream.average_precision import reweighted
-from downstream.libraries import libraries_used, quiet_libraries
-from downstream.optimisation import Rates, check_rates, layer_groups
-from downstream.scenes import SceneSet
-from downstream.training import Place, Plan, open_both, warnings
+from downstream.data.scenes import SceneSet
+from downstream.loop.optimisation import Rates, check_rates, layer_groups
+from downstream.loop.training import Place, Plan, open_both, warnings
+from downstream.metrics.average_precision import reweighted
+from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.distributed import start_world
 from engine.resampling import resampled
 from engine.tasks import Outcome, Workspace
@@ -18,8 +18,8 @@ from engine.tasks import Outcome, Workspace
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.detection_data import Sizes
-    from downstream.running import Judged
+    from downstream.data.detection_data import Sizes
+    from downstream.loop.running import Judged
 
 LAYOUT = "coco"
 AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
@@ -64,12 +64,12 @@ class Detection:
 
     lr: peak, of the heads; layer_decay: engine/layer_decay.py. epochs, and the `milestones` from which on the rate is a
     tenth; warmup: optimiser steps from `start` times the rate; batch images a step. augment, short, long, crop_short,
-    crop, jitter, flip, val: downstream/detection_data.py. norm: the final norm on every tap. train_positions,
+    crop, jitter, flip, val: downstream/data/detection_data.py. norm: the final norm on every tap. train_positions,
     decay_tokens: see upernet_ade20k. channels: of the pyramid and the heads' convolutions; hidden: of the box head's
     linear layer. anchor: sides in strides. proposals: of an image, in training and testing; regions: of these that
     train a head. box_loss: "giou" of decoded boxes, or "l1" of offsets. least_score, detections: of what is reported of
-    an image. judge_every: epochs; 0: at the end. recompute: save memory, see downstream/backbone.py. size, branch: what
-    the recipe is for; another is warned of.
+    an image. judge_every: epochs; 0: at the end. recompute: save memory, see downstream/models/backbone.py. size,
+    branch: what the recipe is for; another is warned of.
     """
 
     KEY: ClassVar[str]
@@ -147,7 +147,7 @@ class Detection:
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.detection_data import Sizes
+            from downstream.data.detection_data import Sizes
 
         steps = -(-len(train) // self.batch)  # of an epoch
         sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
@@ -173,10 +173,10 @@ class Detection:
 
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
         """mmdet's detector around the export, whose position table keeps its size and is resized for every image."""
-        from downstream.backbone import Backbone, dense_network, usual_taps
-        from downstream.detectors import detector
+        from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
+        from downstream.models.detectors import detector
 
-        backbone = Backbone(
+        backbone = DenseBackbone(
             dense_network(export, export.spec.image_size, self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,
@@ -194,8 +194,8 @@ class Detection:
 def parts(train: SceneSet, val: SceneSet, sizes: "Sizes", most: int) -> tuple[Any, Any, Any]:
     """Training images, validation images, metric on at most `most` detections of an image, as mmdet's objects."""
     with quiet_libraries():
-        from downstream.detection_data import training_images, validation_images
-        from downstream.detection_metric import DetectionMetric
+        from downstream.data.detection_data import training_images, validation_images
+        from downstream.metrics.detection_metric import DetectionMetric
 
         metric = DetectionMetric(val.listing, most)
         return training_images(train, sizes), validation_images(val, sizes), metric
@@ -223,7 +223,7 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
 
 def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
     """Metrics, the detections of every validation image, precisions on resampled images, and the facts."""
-    from downstream.detection_metric import backend, described
+    from downstream.metrics.detection_metric import backend, described
 
     facts = {
         "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},

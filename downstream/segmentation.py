@@ -5,23 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from downstream.libraries import libraries_used, quiet_libraries
-from downstream.scenes import SceneSet
-from downstream.scores import reweighted
-from downstream.training import Place
+from downstream.data.scenes import SceneSet
+from downstream.loop.training import Place
+from downstream.metrics.scores import reweighted
+from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
 from engine.tasks import Outcome
 
 if TYPE_CHECKING:
-    from downstream.running import Judged
-    from downstream.segmentation_data import Sizes
+    from downstream.data.segmentation_data import Sizes
+    from downstream.loop.running import Judged
 
 
 def parts(train: SceneSet, val: SceneSet, sizes: "Sizes") -> tuple[Any, Any, Any]:
     """Training images, validation images, metric, as mmseg's objects."""
     with quiet_libraries():
-        from downstream.segmentation_data import training_images, validation_images
-        from downstream.segmentors import AreasMetric
+        from downstream.data.segmentation_data import training_images, validation_images
+        from downstream.models.segmentors import AreasMetric
 
         metric = AreasMetric()
     return training_images(train, sizes), validation_images(val, sizes), metric

@@ -27,7 +27,7 @@ class World:
     size: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
 
@@ -44,17 +44,17 @@ class World:
             distributed.all_gather_object(values, value)
         return values
 
-    def first(self, work: Callable[[], Value]) -> Value:
+    def on_rank0(self, work: Callable[[], Value]) -> Value:
         """The result of `work`, which the first process alone runs, in every process; its failure is that of all."""
-        return self.together(lambda: work() if self.is_first else None)[0]
+        return self.gather_results(lambda: work() if self.is_rank0 else None)[0]
 
-    def each(self, work: Callable[[], Value]) -> Value:
+    def on_all_ranks(self, work: Callable[[], Value]) -> Value:
         """Run `work` in every process, for its own result, which need not travel; a failure is that of all."""
         own: list[Value] = []
-        self.together(lambda: own.append(work()))
+        self.gather_results(lambda: own.append(work()))
         return own[0]
 
-    def together(self, work: Callable[[], Value]) -> list[Value]:
+    def gather_results(self, work: Callable[[], Value]) -> list[Value]:
         """Run `work` in every process and give every process all results; if it fails in one, it fails in all.
 
         Every process raises its own error, or else that of the lowest rank. The error's `told_by` is the rank of the

@@ -24,7 +24,7 @@ Views = Callable[[Image.Image], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class TrainProgress:
     """Where a training stands. step: updates done. part: forward pass of this update, 0..parts-1 (accumulation)."""
 
     step: int
@@ -88,14 +88,14 @@ class Method(nn.Module):
     sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
     batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
-    fewest: images that a forward pass needs, because of the setting `fewest_for`, written as a user would.
+    min_batch: images that a forward pass needs, because of the setting `min_batch_setting`, written as a user would.
     """
 
     preparation = Preparation()
     sync_batch_norm = False
     batch_statistics = False
-    fewest = 1
-    fewest_for = ""
+    min_batch = 1
+    min_batch_setting = ""
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Method(nn.Module):
         """What makes views and noise of an image; it is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
         raise NotImplementedError
 
@@ -113,11 +113,11 @@ class Method(nn.Module):
         """Parameters for the optimiser."""
         return decay_groups(self.named_parameters())
 
-    def before_update(self, clock: Clock) -> None:
+    def before_update(self, progress: TrainProgress) -> None:
         """Gradients are clipped, the optimiser has not moved yet."""
 
-    def after_update(self, clock: Clock) -> None:
-        """The optimiser has moved; `clock` is still that of the update."""
+    def after_update(self, progress: TrainProgress) -> None:
+        """The optimiser has moved; `progress` is still that of the update."""
 
     def encoders(self) -> dict[str, Encoder]:
         """Branch (student, teacher, ...) -> network; the first is the one that the source evaluates frozen."""

@@ -1,6 +1,7 @@
 """Rates over a pretraining: learning rate, weight decay and the momentum of a teacher, as each source computes them.
 
-A schedule is asked with the peak and the clock. t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
+A schedule is asked with the peak and the progress. t: epochs done, fractional. E: epochs. i: updates done. N: all
+updates.
 """
 
 import math
@@ -9,20 +10,20 @@ from typing import Protocol
 
 from engine import checks
 from engine.schedules import half_cosine
-from pretrain.method import Clock
+from pretrain.method import TrainProgress
 
 
 class Schedule(Protocol):
     """How a value goes over training."""
 
-    def at(self, peak: float, clock: Clock) -> float: ...
+    def at(self, peak: float, progress: TrainProgress) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
     """The peak, always."""
 
-    def at(self, peak: float, clock: Clock) -> float:
+    def at(self, peak: float, progress: TrainProgress) -> float:
         return peak
 
 
@@ -40,8 +41,8 @@ class WarmupCosine:
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
-    def at(self, peak: float, clock: Clock) -> float:
-        return half_cosine(peak, clock.time, int(self.stretch * clock.epochs), self.warmup, self.floor)
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        return half_cosine(peak, progress.time, int(self.stretch * progress.epochs), self.warmup, self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +55,11 @@ class TableCosine:
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "floor", prefix="schedule.")
 
-    def at(self, peak: float, clock: Clock) -> float:
-        warmup = int(self.warmup * clock.steps_per_epoch)
-        if clock.step < warmup:
-            return peak * clock.step / max(1, warmup - 1)
-        return half_cosine(peak, clock.step, clock.steps, warmup, self.floor)
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        warmup = int(self.warmup * progress.steps_per_epoch)
+        if progress.step < warmup:
+            return peak * progress.step / max(1, warmup - 1)
+        return half_cosine(peak, progress.step, progress.steps, warmup, self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,11 @@ class Multistep:
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
 
-    def at(self, peak: float, clock: Clock) -> float:
-        done, warmup = max(0, clock.step - 1), int(self.warmup * clock.steps_per_epoch)
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        done, warmup = max(0, progress.step - 1), int(self.warmup * progress.steps_per_epoch)
         if done < warmup:
             return self.start * peak + done * (1.0 - self.start) * peak / warmup
-        passed = sum(done >= int(milestone * clock.steps_per_epoch) for milestone in self.milestones)
+        passed = sum(done >= int(milestone * progress.steps_per_epoch) for milestone in self.milestones)
         return peak * self.factor**passed
 
 
@@ -94,8 +95,8 @@ class CosineTo:
     def __post_init__(self) -> None:
         checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule
 
-    def at(self, peak: float, clock: Clock) -> float:
-        return cosine(peak, self.end, clock.step / clock.steps)
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        return cosine(peak, self.end, progress.step / progress.steps)
 
 
 def cosine(start: float, end: float, done: float) -> float:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from probes.features import FeatureSet
+from probes.features.extract import FeatureSet
 
 
 def percent(correct: np.ndarray) -> float:

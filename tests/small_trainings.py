@@ -11,11 +11,11 @@ from torch import Tensor
 from engine.distributed import World
 from engine.extensions import load_extension
 from imagesets.sets import ImageSet, open_set
-from pretrain.images import Cut, Parts, cut_of
-from pretrain.method import Clock, Method
+from pretrain.loop.images import Cut, Parts, cut_of
+from pretrain.loop.trainer import Run, Trainer, build
+from pretrain.loop.updates import Updates
+from pretrain.method import Method, TrainProgress
 from pretrain.recipe import Recipe
-from pretrain.trainer import Run, Trainer, build
-from pretrain.updates import Updates
 
 IMAGES, BATCH, EPOCHS = 24, 8, 2
 LR = 1e-3
@@ -58,8 +58,8 @@ def as_default(values: Tensor) -> Tensor:
     return values.to(torch.get_default_dtype()) if values.is_floating_point() else values
 
 
-def clock(cut: Cut, step: int = 0) -> Clock:
-    return Clock(step=step, steps_per_epoch=cut.steps_per_epoch, epochs=EPOCHS, parts=cut.parts)
+def progress(cut: Cut, step: int = 0) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=cut.steps_per_epoch, epochs=EPOCHS, parts=cut.parts)
 
 
 def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

@@ -13,9 +13,9 @@ from small_trainings import (
     EPOCHS,
     IMAGES,
     batches,
-    clock,
     cut,
     digits,
+    progress,
     same,
     small_recipe,
     trainer,
@@ -26,7 +26,7 @@ from torch import nn
 from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
-from pretrain.images import Parts, stream
+from pretrain.loop.images import Parts, stream
 from pretrain.method import Method
 from pretrain.schedules import Constant
 
@@ -104,7 +104,7 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
     method = updates(name, small_recipe(name)).method
     (views,) = batches(method, cut())
     before = torch.random.get_rng_state()
-    loss, logs = method(views, clock(cut()))
+    loss, logs = method(views, progress(cut()))
     assert torch.equal(torch.random.get_rng_state(), before), "forward draws random numbers"
     assert loss.ndim == 0 and loss.dtype == torch.float64 and loss.isfinite()
     assert all(torch.as_tensor(value).numel() == 1 for value in logs.values())
@@ -129,7 +129,7 @@ def test_parts_of_a_batch_add_up_to_it(name, double):
     for parts in (1, 2):
         training = updates(name, recipe)
         for step in range(3):
-            training.run(batches(training.method, cut(parts), step), clock(cut(parts), step))
+            training.run(batches(training.method, cut(parts), step), progress(cut(parts), step))
         ends.append(training.method.state_dict())
         assert all(entry["step"] == 3 for entry in training.optimizer.state_dict()["state"].values())
     norms = [module for module in training.method.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -143,15 +143,15 @@ def test_parts_of_a_batch_add_up_to_it(name, double):
 def test_updates_lower_the_loss_of_their_batch(name):
     """By small steps, and as long as what is to be predicted stays: a teacher and its centre move after the update."""
     training = updates(name, small_recipe(name, lr=1e-4, schedule=Constant()))
-    training.method.after_update = lambda clock: None
+    training.method.after_update = lambda progress: None
     views = batches(training.method, cut())
-    losses = [training.run(views, clock(cut(), step))["loss"] for step in range(4)]
+    losses = [training.run(views, progress(cut(), step))["loss"] for step in range(4)]
     assert losses[-1] < losses[0], losses
 
 
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
-    first = trainer(quiet.name, tmp_path, monitor=lambda export, clock: first.stop() or {}, monitor_every=1)
+    first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
     torch.manual_seed(1)
     second = trainer(quiet.name, tmp_path, resume=True)
@@ -182,6 +182,6 @@ def test_bfloat16_gives_nearly_the_same_loss(name):
     losses = []
     for precision in ("float32", "bfloat16"):
         training = updates(name, recipe, precision=precision)
-        losses.append(training.run(batches(training.method, cut()), clock(cut()))["loss"])
+        losses.append(training.run(batches(training.method, cut()), progress(cut()))["loss"])
         assert all(parameter.dtype == torch.float32 for parameter in training.method.parameters())
     assert losses[1] != losses[0] and losses[1] == pytest.approx(losses[0], rel=0.05)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.settings import changed, settings_of
+from bench.cli.settings import changed, settings_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
-    from bench.comparison import Wanted, compare
-    from bench.results import check_folder
-    from bench.verdicts import to_csv, to_json, to_text
+    from bench.results.record import check_folder
+    from bench.statistics.compare import Wanted, compare
+    from bench.statistics.report import to_csv, to_json, to_text
     from engine.files import write_atomic
     from engine.printing import say
 

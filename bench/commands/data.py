@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
-    from downstream.scenes import PLACES, layout_of
+    from downstream.data.scenes import PLACES, layout_of
     from engine.progress import Progress
     from imagesets.check import check, render
     from imagesets.sets import parse_url
@@ -40,7 +40,7 @@ def check_scenes(url: str, read_all: bool) -> int:
     import tempfile
     from pathlib import Path
 
-    from downstream.scenes import open_scenes, problems_of
+    from downstream.data.scenes import open_scenes, problems_of
     from engine.progress import Progress
     from imagesets.sets import SPLITS
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.arguments import positive
+from bench.cli.arguments import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     """0: the export is written and its fingerprint comes out again when read back."""
     from dataclasses import replace
 
-    from bench.candidates import checked_name
-    from bench.description import described
-    from bench.outputs import check_new_export
+    from bench.cli.description import described
+    from bench.cli.outputs import check_new_export
+    from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.importing import ImportOptions
     from checkpoints.resolve import load

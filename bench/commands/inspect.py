@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
-    from bench.description import described
+    from bench.cli.description import described
     from checkpoints.resolve import load
     from engine.printing import say
 

@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.leaderboard import rewrite
-    from bench.results import check_folder
-    from bench.tables import to_terminal
+    from bench.leaderboard.files import rewrite
+    from bench.leaderboard.tables import to_terminal
+    from bench.results.record import check_folder
     from engine.printing import say
 
     check_folder(arguments.out)

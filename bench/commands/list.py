@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_protocols(kind: str | None) -> int:
-    from bench.suites import KINDS, catalogue, warn_of_broken
+    from bench.run.suites import KINDS, catalogue, warn_of_broken
 
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
@@ -50,8 +50,8 @@ def _list_protocols(kind: str | None) -> int:
 
 
 def _list_recipes(kind: str | None) -> int:
-    from bench.messages import in_one_line
-    from bench.recipes import costs
+    from bench.cli.messages import in_one_line
+    from bench.pretraining.recipes import costs
     from engine.extensions import load_extension
 
     if kind not in (None, "methods"):

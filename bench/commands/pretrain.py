@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.arguments import above_zero, positive, whole_number
+from bench.cli.arguments import above_zero, positive, whole_number
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
-    from bench.devices import chosen_device
-    from bench.pretraining import Request, run, training_precision
-    from pretrain.trainer import Run
+    from bench.cli.devices import chosen_device
+    from bench.pretraining.run import Request, run, training_precision
+    from pretrain.loop.trainer import Run
 
     device = chosen_device(arguments.device)
     precision = training_precision(arguments.precision, device)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):
     """The online k-NN, where it was asked for."""
-    from bench.online_knn import OnlineKnn
+    from bench.pretraining.online_knn import OnlineKnn
     from engine.tasks import Workspace
 
     if not arguments.knn_every:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.arguments import positive, whole_number
+from bench.cli.arguments import positive, whole_number
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed."""
-    from bench.devices import chosen_device
-    from bench.runner import Request, run
+    from bench.cli.devices import chosen_device
+    from bench.run.runner import Request, run
     from engine.tasks import Workspace
 
     space = Workspace(

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from checkpoints.export import ViTExport
-from downstream.cityscapes import SEEDS, few
-from downstream.libraries import quiet_libraries
-from downstream.optimisation import Rates, layer_groups
-from downstream.scenes import SceneSet
+from downstream.data.cityscapes import SEEDS, few
+from downstream.data.scenes import SceneSet
+from downstream.loop.optimisation import Rates, layer_groups
+from downstream.loop.training import Place, Plan, fitted, open_both, warnings
+from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
-from downstream.training import Place, Plan, fitted, open_both, warnings
 from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.running import Judged
-    from downstream.segmentation_data import Sizes
+    from downstream.data.segmentation_data import Sizes
+    from downstream.loop.running import Judged
 
 COST = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates that are tried
 LAYOUT = "cityscapes"  # of the sets that this task evaluates on: cityscapes:ROOT, tiny-cityscapes:
@@ -38,9 +38,10 @@ class Segmenter:
     decoder: "linear" on the frozen network, or "mask", a transformer of `layers` blocks trained with it.
     images: of each split; 0: all training images, in one training. splits: seeds of the permutations.
     lr: rates to try; with several, that of the best mIoU on the first split's validation. epochs: passes; the rate
-    falls by (1 - step / steps)^0.9 to `floor`. crop, stride, scale: downstream/segmentation_data.py.
+    falls by (1 - step / steps)^0.9 to `floor`. crop, stride, scale: downstream/data/segmentation_data.py.
     judge_every: epochs; report: the best evaluation on the validation images, as the sources do, or the last.
-    recompute: save memory, see downstream/backbone.py. size, branch: what the recipe is for; another is warned of.
+    recompute: save memory, see downstream/models/backbone.py. size, branch: what the recipe is for; another is warned
+    of.
     """
 
     decoder: Literal["linear", "mask"] = "linear"
@@ -117,7 +118,7 @@ class Segmenter:
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
         """One training at one rate, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.segmentation_data import Sizes
+            from downstream.data.segmentation_data import Sizes
 
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
         sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
@@ -138,12 +139,12 @@ class Segmenter:
 
     def model(self, export: ViTExport, sizes: "Sizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
-        from downstream.backbone import Backbone, dense_network
-        from downstream.segmentors import linear_head, mask_head, segmentor
+        from downstream.models.backbone import DenseBackbone, dense_network
+        from downstream.models.segmentors import linear_head, mask_head, segmentor
 
         frozen, width = self.decoder == "linear", export.spec.width
         network = dense_network(export, sizes.crop, 0.0 if frozen else self.drop_path)
-        backbone = Backbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
+        backbone = DenseBackbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
         heads = (
             linear_head(width, CLASSES, maps=1, over_valid=True, std=STD)
             if frozen

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from checkpoints.export import ViTExport
-from downstream.libraries import quiet_libraries
-from downstream.optimisation import Rates, check_rates, layer_groups
-from downstream.scenes import SceneSet
+from downstream.data.scenes import SceneSet
+from downstream.loop.optimisation import Rates, check_rates, layer_groups
+from downstream.loop.training import Place, Plan, fitted, open_both, warnings
+from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
-from downstream.training import Place, Plan, fitted, open_both, warnings
 from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.segmentation_data import Sizes
+    from downstream.data.segmentation_data import Sizes
 
 COST = 1000.0  # 160 000 steps of 16 crops are 127 passes over the images, each five times the pixels of 224 x 224
 LAYOUT = "ade20k"  # of the sets that this task evaluates on: ade20k:ROOT, tiny-ade20k:
@@ -35,10 +35,11 @@ class UperNet:
 
     head: "upernet", or "linear" on the four maps side by side with the network frozen. lr: peak, of the heads;
     layer_decay: engine/layer_decay.py. steps, warmup: of the optimiser, `batch` images each. crop, stride, scale,
-    ratios: downstream/segmentation_data.py. norm: the final norm on every tap. channels: of UPerHead; none: the
+    ratios: downstream/data/segmentation_data.py. norm: the final norm on every tap. channels: of UPerHead; none: the
     network's width. train_positions: whether the position table, resized for `crop`, is trained.
     decay_tokens: weight decay on it and the class token, as in the mm codebases. judge_every: steps; 0: at the end.
-    recompute: save memory, see downstream/backbone.py. size, branch: what the recipe is for; another is warned of.
+    recompute: save memory, see downstream/models/backbone.py. size, branch: what the recipe is for; another is warned
+    of.
     """
 
     head: Literal["upernet", "linear"] = "upernet"
@@ -86,7 +87,7 @@ class UperNet:
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.segmentation_data import Sizes
+            from downstream.data.segmentation_data import Sizes
 
         sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
         return Plan(
@@ -105,11 +106,11 @@ class UperNet:
 
     def model(self, export: ViTExport, sizes: "Sizes", synchronised: bool, seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export."""
-        from downstream.backbone import Backbone, dense_network, usual_taps
-        from downstream.segmentors import linear_head, pyramid, segmentor, upernet_heads
+        from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
+        from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
 
         linear, width = self.head == "linear", export.spec.width
-        backbone = Backbone(
+        backbone = DenseBackbone(
             dense_network(export, sizes.crop, 0.0 if linear else self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,

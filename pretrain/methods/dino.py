@@ -10,22 +10,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pretrain.losses import cross_views
-from pretrain.method import Clock, Step
+from pretrain.method import Step, TrainProgress
+from pretrain.parts.losses import dino_loss
+from pretrain.parts.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
+from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
-from pretrain.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
-from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
 
 
 class Dino(SelfDistillation):
     """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         with torch.no_grad():
-            targets = self.targets(self.teacher({"global": views["global"]})["global"], clock)
+            targets = self.targets(self.teacher({"global": views["global"]})["global"], progress)
         logits = self.student(views)
-        loss = cross_views(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
+        loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
         return Step(loss, {})
 
 

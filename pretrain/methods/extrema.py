@@ -16,16 +16,16 @@ from torchvision import transforms
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.averaging import frozen_copy, move
-from pretrain.heads import mlp
-from pretrain.losses import contrast, cosine_regression, unit
-from pretrain.masking import kept, order_of, take
-from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts.averaging import frozen_copy, move
+from pretrain.parts.heads import mlp
+from pretrain.parts.losses import byol_loss, contrast, l2_normalize
+from pretrain.parts.masking import kept, order_of, take
+from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.parts.views import Colours, Tensors, Transform, crop, noise
+from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, WarmupCosine
-from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
-from pretrain.views import Colours, Tensors, Transform, crop, noise
-from pretrain.weights import xavier_, xavier_vit
 
 Loss = Literal["byol", "infonce"]
 Sharing = Literal["none", "shared", "independent"]
@@ -134,11 +134,13 @@ class Extrema(Method):
             noise=(settings.masks if settings.replacement else 1, self.patches),
         )
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         student = views["student"]
         predictions = self.predict(student, views["noise"])
-        if clock.is_first_part:  # between the two passes (builder.py:146-172); all parts of an update see one teacher
-            move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, clock))
+        if (
+            progress.is_first_part
+        ):  # between the two passes (builder.py:146-172); all parts of an update see one teacher
+            move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
         targets = self.targets(views.get("teacher", student))
         return Step(self.loss(predictions, targets), {"spread": spread(targets)})
 
@@ -156,7 +158,7 @@ class Extrema(Method):
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """q (M, B, d), k (B, d) -> mean over masks and images (builder.py:81-98, 174-186)."""
         if self.settings.loss == "byol":
-            return cosine_regression(predictions, targets)
+            return byol_loss(predictions, targets)
         return contrast(predictions, targets, self.settings.temperature)
 
     def groups(self) -> list[Group]:
@@ -232,7 +234,7 @@ def check(spec: ViTSpec) -> None:
 
 def spread(targets: Tensor) -> Tensor:
     """How far the targets (B, d) of a batch are apart: 0 where they collapsed to one, near 1 where they fill space."""
-    return unit(targets).std(dim=0, correction=0).mean() * targets.shape[1] ** 0.5
+    return l2_normalize(targets).std(dim=0, correction=0).mean() * targets.shape[1] ** 0.5
 
 
 METHOD = Extrema

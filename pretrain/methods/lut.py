@@ -16,18 +16,18 @@ from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.averaging import frozen_copy, move
-from pretrain.heads import Activation, Norm, mlp
-from pretrain.losses import cosine_regression
-from pretrain.mask_shapes import MaskNoise
-from pretrain.masking import order_of
-from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
+from pretrain.parts.averaging import frozen_copy, move
+from pretrain.parts.heads import Activation, Norm, mlp
+from pretrain.parts.losses import byol_loss
+from pretrain.parts.mask_shapes import MaskNoise
+from pretrain.parts.masking import order_of
+from pretrain.parts.sizes import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE
+from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
+from pretrain.parts.weights import xavier_
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine, cosine
-from pretrain.sizes import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE
-from pretrain.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
-from pretrain.weights import xavier_
 
 Base = Literal["mae", "simmim"]
 OF_BASE = {  # settings that the other base has no use for
@@ -111,7 +111,7 @@ class Lut(Method):
         super().__init__(spec, settings)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
-            self.fewest, self.fewest_for = 2, "head_norm=bn"
+            self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
         if settings.base == "mae":
             self.base = mae.MaskedAutoencoder(spec, settings.of_mae())
         else:
@@ -147,7 +147,7 @@ class Lut(Method):
             mask_noise=self.base.mask_noise(),
         )
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         images = torch.cat([views["view1"], views["view2"]])
         order = order_of(views["noise"])  # (B, U)
         orders = torch.cat([order, order.roll(-self.base.visible, dims=1)])  # view 2 sees the next v units of the order
@@ -159,7 +159,7 @@ class Lut(Method):
         # Batch norms see one view after the other, as in the code.
         of1, of2 = (self.predictor(self.projector(part)) for part in self.base.context(latent, orders).chunk(2))
         target1, target2 = self.targets(images).chunk(2)
-        context = 0.5 * (cosine_regression(of2, target1) + cosine_regression(of1, target2))
+        context = 0.5 * (byol_loss(of2, target1) + byol_loss(of1, target2))
 
         loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
         return Step(loss, {"mim": mim.detach(), "context": context.detach()})
@@ -173,9 +173,9 @@ class Lut(Method):
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])
 
-    def after_update(self, clock: Clock) -> None:
+    def after_update(self, progress: TrainProgress) -> None:
         """Parameters and batch norms' statistics move; the momentum goes by forward passes (engine_lut.py:86-89)."""
-        done = (clock.step * clock.parts + clock.part) / (clock.steps * clock.parts)
+        done = (progress.step * progress.parts + progress.part) / (progress.steps * progress.parts)
         student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})
         move(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
 

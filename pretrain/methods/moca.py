@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.averaging import frozen_copy, move
-from pretrain.codebook import Codebook, NewWords
-from pretrain.decoders import TokenDecoder
-from pretrain.local_predictions import LocalTarget, Seen, Teaching, local_prediction
-from pretrain.mask_rounds import MaskRounds
-from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts.averaging import frozen_copy, move
+from pretrain.parts.codebook import Codebook, NewWords
+from pretrain.parts.decoders import TokenDecoder
+from pretrain.parts.local_predictions import LocalTarget, Seen, Teaching, local_prediction
+from pretrain.parts.mask_rounds import MaskRounds
+from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.weight_generators import WeightGenerator, divergences
+from pretrain.parts.weights import xavier_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
-from pretrain.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
-from pretrain.views import Colours, crop, noise, view
-from pretrain.weight_generators import WeightGenerator, divergences
-from pretrain.weights import xavier_vit
 
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
 CHOICES = 3  # numbers that an image brings along for the codebook's update
@@ -112,7 +112,7 @@ class Moca(Method):
             inv_delta=settings.inv_delta,
             kind=settings.new_word,
         )
-        self.fewest, self.fewest_for = settings.new_words, f"new_words={settings.new_words}"
+        self.min_batch, self.min_batch_setting = settings.new_words, f"new_words={settings.new_words}"
         hidden = int(settings.generator_ratio * spec.width)
         with_image, with_local = settings.image_weight > 0, settings.image_weight < 1
         self.generator = WeightGenerator(spec.width, hidden, spec.width) if with_image else None
@@ -138,14 +138,14 @@ class Moca(Method):
         first, second = (view([*geometry, *each.transforms()], self.preparation) for each in colours)
         return MocaViews(first, second, (self.rounds.drawn, 2, self.rounds.patches))
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         images = torch.cat([views["first"], views["second"]])
-        if clock.is_last_part:  # by the student that the update before left (models_moca.py:548-560)
-            move(self.teacher, self.student, self.alpha(clock))
+        if progress.is_last_part:  # by the student that the update before left (models_moca.py:548-560)
+            move(self.teacher, self.student, self.alpha(progress))
         words = self.codebook.words.clone()  # targets and prototypes of a step share the words that it began with
         tokens = self.teach(images)
         assignments = self.codebook.assign(tokens)
-        if clock.is_last_part:
+        if progress.is_last_part:
             self.codebook.update(tokens, views["choices"])
         rounds = self.look(images, views["noise"])
         image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
@@ -195,10 +195,10 @@ class Moca(Method):
         losses = [prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
-    def alpha(self, clock: Clock) -> float:
+    def alpha(self, progress: TrainProgress) -> float:
         """The teacher's momentum in this update (util/misc.py:462-474)."""
         settings = self.settings
-        return cosine(settings.teacher_momentum, settings.teacher_momentum_end, clock.step / clock.steps)
+        return cosine(settings.teacher_momentum, settings.teacher_momentum_end, progress.step / progress.steps)
 
     def groups(self) -> list[Group]:
         """Generators apart: their rate and decay are constants (main_pretrain.py:90, 163; util/misc.py:498-511)."""

@@ -18,18 +18,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.crops import Crops
-from pretrain.heads import Norm
-from pretrain.image_decoder import WIDTH, convolutional, linear
-from pretrain.losses import cross_views, full
-from pretrain.masking import mask_at, take
-from pretrain.method import Clock, Step
-from pretrain.prototype_head import PrototypeHead
+from pretrain.method import Step, TrainProgress
+from pretrain.parts.crops import Crops
+from pretrain.parts.heads import Norm
+from pretrain.parts.image_decoder import WIDTH, convolutional, linear
+from pretrain.parts.losses import dino_loss, to_float32
+from pretrain.parts.masking import mask_at, take
+from pretrain.parts.prototype_head import PrototypeHead
+from pretrain.parts.self_distillation import (
+    GLOBAL_CROPS,
+    POSITIONS,
+    SMALL,
+    SMOKE,
+    DistillationSettings,
+    SelfDistillation,
+)
+from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.parts.views import noise
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
-from pretrain.self_distillation import GLOBAL_CROPS, POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
-from pretrain.sizes import VIT_32PX, VIT_S, VIT_SMOKE
-from pretrain.views import noise
 
 Hidden = Literal["attention", "random", "none"]
 Replace = Literal["mask", "bert"]
@@ -103,10 +110,10 @@ class Mst(SelfDistillation):
     def views(self) -> "MstViews":
         return MstViews(super().views(), self.spec.grid[0] * self.spec.grid[1])
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         crops, draws = views["global"], views["noise"].flatten(0, 1)
         with torch.no_grad():
-            targets, attention = self.teach(crops, clock)
+            targets, attention = self.teach(crops, progress)
             hidden = self.choose(attention, draws)
         tokens = self.see(crops, hidden, draws)
         logs, loss = {}, 0.0
@@ -118,7 +125,7 @@ class Mst(SelfDistillation):
             logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
         return Step(loss, logs)
 
-    def teach(self, crops: Tensor, clock: Clock) -> tuple[Tensor | None, Tensor | None]:
+    def teach(self, crops: Tensor, progress: TrainProgress) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> targets (B, G, K), and how much the class token attends to each patch
         in the last block, as the mean over heads (B G, L); None for what nothing needs."""
         targets, attention, vit = None, None, self.teacher.vit
@@ -126,7 +133,7 @@ class Mst(SelfDistillation):
             before, after = vit(crops.flatten(0, 1), layers=(-2, -1), norm=False)
             if self.settings.inst_weight:
                 classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
-                targets = self.targets(self.teacher.head.last_layer(self.embed(self.teacher.head, classes)), clock)
+                targets = self.targets(self.teacher.head.last_layer(self.embed(self.teacher.head, classes)), progress)
             if self.settings.sampling == "attention":
                 attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
         return targets, attention
@@ -169,7 +176,7 @@ class Mst(SelfDistillation):
             with running_kept(head, self.settings.local_norm):
                 vectors.append(self.embed(head, self.student.class_tokens(local)))
         logits = head.last_layer(torch.cat(vectors, dim=1)).split([part.shape[1] for part in vectors], dim=1)
-        return cross_views(logits[0], logits[1] if local is not None else None, targets,
+        return dino_loss(logits[0], logits[1] if local is not None else None, targets,
                            self.settings.student_temperature)  # fmt: skip
 
     def embed(self, head: PrototypeHead, tokens: Tensor) -> Tensor:
@@ -191,8 +198,8 @@ class Mst(SelfDistillation):
         section 10 has the two losses about equal."""
         scale = {"mean": 1, "pixel": crop.shape[1], "image": crop[0].numel()}[self.settings.reduction]
         if self.settings.restore == "all":
-            return scale * F.l1_loss(full(images), crop)
-        patches = F.avg_pool2d((full(images) - crop).abs().mean(dim=1), self.spec.patch_size).flatten(1)
+            return scale * F.l1_loss(to_float32(images), crop)
+        patches = F.avg_pool2d((to_float32(images) - crop).abs().mean(dim=1), self.spec.patch_size).flatten(1)
         return scale * ((patches * hidden).sum(dim=1) / hidden.sum(dim=1).clamp(min=1)).mean()
 
 

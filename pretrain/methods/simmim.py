@@ -17,17 +17,17 @@ from torch.nn import functional as F
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.heads import mlp
-from pretrain.losses import full
-from pretrain.mask_shapes import MaskedView, MaskNoise
-from pretrain.masking import mask_at, order_of, take
-from pretrain.method import Clock, Encoder, Group, Method, Step, Views, decay_groups
-from pretrain.pixels import patchify
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts.heads import mlp
+from pretrain.parts.losses import to_float32
+from pretrain.parts.mask_shapes import MaskedView, MaskNoise
+from pretrain.parts.masking import mask_at, order_of, take
+from pretrain.parts.pixels import patchify
+from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
+from pretrain.parts.views import crop, view
+from pretrain.parts.weights import TOKEN_STD, beit_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Multistep, WarmupCosine
-from pretrain.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
-from pretrain.views import crop, view
-from pretrain.weights import TOKEN_STD, beit_vit
 
 Masks = Literal["random", "block", "square"]
 PixelLoss = Literal["l1", "l2", "smooth_l1"]
@@ -114,7 +114,7 @@ class MaskedPredictor(nn.Module):
         if self.settings.loss_area == "masked":
             ids = self.ids(order[:, self.visible :])
             prediction, target = take(prediction, ids), take(target, ids)
-        prediction = full(self.pixels(prediction))
+        prediction = to_float32(self.pixels(prediction))
         error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
         return error / (target.numel() + 3 * COUNT_EPS)
 
@@ -139,7 +139,7 @@ class SimMim(Method):
         steps = crop(self.spec.image_size, self.settings.crop_scale, "bilinear")
         return MaskedView(view(steps, self.preparation), self.predictor.mask_noise())
 
-    def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
+    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
         order = order_of(views["noise"])
         latent = self.predictor.encode(views["image"], order)
         return Step(self.predictor.loss(latent, views["image"], order), {})

@@ -1,7 +1,7 @@
 """End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
 
-The recipes differ in what the head reads (probes/classifier.py), in how the rate falls (engine/step_rates.py) and in
-numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
+and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -19,16 +19,16 @@ from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.choosing import TOO_HIGH, Chooser, Select
-from probes.classifier import Classifier, HeadRecipe
+from probes.features.stand_ins import noted, suited
+from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.evaluate import Judge
+from probes.finetune.model_selection import TOO_HIGH, Chooser, Select
+from probes.finetune.trainer import Course, Training
+from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, stream
 from probes.holdout import check_labels, held_out
-from probes.judging import Judge
+from probes.lowshot.shots import part_of
 from probes.scores import percent
-from probes.shots import part_of
 from probes.splits import open_splits
-from probes.stand_ins import noted, suited
-from probes.training_groups import Augmentation, Cut, Groups, group_size, stream
-from probes.tuning import Course, Training
 
 COST = 300.0  # a hundred epochs, each image forward and back
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -46,13 +46,13 @@ class Finetune:
     """Settings of one training.
 
     lr: peak, times `lr_rule` of the batch. schedule, floor, start: engine/step_rates.py. clip: of the gradient's norm.
-    average: decay of averaged weights, which are then judged. pool to projector: probes/classifier.py.
-    policy to interpolation: probes/training_groups.py; interpolation and crop also of the evaluation transform.
-    mixed_together: images of one mix, in the source those of one GPU. repeats: of an image in an epoch.
-    fraction: share of the training images, drawn by the seed, or listed in the folder `lists` (probes/shots.py).
-    image_size: another one than the export's own. judge_every: epochs.
-    select: which epoch is reported (probes/choosing.py); holdout: share of the training images that may choose it.
-    size, branch: the network that the recipe is for, and which of a checkpoint's; another one is warned of.
+    average: decay of averaged weights, which are then judged. pool to projector: probes/finetune/classifier.py.
+    policy to interpolation: probes/finetune/training_groups.py; interpolation and crop also of the evaluation
+    transform. mixed_together: images of one mix, in the source those of one GPU. repeats: of an image in an epoch.
+    fraction: share of the training images, drawn by the seed, or listed in the folder `lists`
+    (probes/lowshot/shots.py). image_size: another one than the export's own. judge_every: epochs.
+    select: which epoch is reported (probes/finetune/model_selection.py); holdout: share of the training images that may
+    choose it. size, branch: the network that the recipe is for, and which of a checkpoint's; another one is warned of.
     """
 
     lr: float = 1e-3

@@ -16,12 +16,12 @@ from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features import FeatureKind, FeatureSet, extract, transform_of
+from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
+from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.neighbours import Hits, normalised, search, vote
+from probes.knn.neighbours import Hits, normalised, search, vote
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
-from probes.stand_ins import noted, suited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Knn:
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable(self.k, len(gallery))
-        parts = world.together(lambda: self.classify(gallery, queries, ks, space, world))
+        parts = world.gather_results(lambda: self.classify(gallery, queries, ks, space, world))
         hits = {
             pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
             for pair in parts[0]
@@ -95,7 +95,7 @@ class Knn:
         count = len(queries)
         share = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
         bank, asked = normalised(gallery[self.kind]), normalised(queries[self.kind][share])
-        with Progress("nearest neighbours", len(asked), quiet=not world.is_first) as progress:
+        with Progress("nearest neighbours", len(asked), quiet=not world.is_rank0) as progress:
             similarities, indices = search(bank, asked, max(ks), self.backend, space.device, progress.advance)
         return vote(similarities, gallery.labels[indices], queries.labels[share], ks, self.temperature)
 
@@ -148,7 +148,7 @@ PROTOCOLS = {
         task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
         version=1,
         source="facebookresearch/dino eval_knn.py:194-197 (k, T), :32-37 (transform), :146-181 (vote); "
-        "top-5 among classes that occur, see probes/neighbours.py",
+        "top-5 among classes that occur, see probes/knn/neighbours.py",
     ),
     "knn@dinov2": Protocol(
         task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),

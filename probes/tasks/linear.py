@@ -23,16 +23,16 @@ from engine.schedules import Pace
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.augmented import AugmentedBatches, Rule
-from probes.batches import CachedBatches, Cut, Table
-from probes.features import BATCH, FeatureKind, FeatureSet, extract, transform_of
-from probes.heads import Entry, Head, Heads, Optimizer, Recipe
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
+from probes.features.readouts import kinds_of
+from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
-from probes.readouts import kinds_of
+from probes.linear.augmented import AugmentedBatches, Rule
+from probes.linear.batches import CachedBatches, Cut, Table
+from probes.linear.heads import Entry, Head, Heads, Optimizer, Recipe
+from probes.linear.sweep import PER, Course, Sweep, ranked
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
-from probes.stand_ins import noted, readout_of
-from probes.sweep import PER, Course, Sweep, ranked
 
 COST = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -43,9 +43,9 @@ class Linear:
     """Settings of one evaluation.
 
     lrs: for 256 images; the rate is this times batch / 256. batch: the whole training set where that is smaller.
-    readouts: what heads read, see probes/readouts.py; norm: after the final norm. weight_decays: each with each rate.
-    optimizer, momentum, entry, eps: see probes/heads.py. warmup_epochs: linear, from 0. pace: how often the cosine is
-    asked. drop_last: leave out what does not fill a batch.
+    readouts: what heads read, see probes/features/readouts.py; norm: after the final norm. weight_decays: each with
+    each rate. optimizer, momentum, entry, eps: see probes/linear/heads.py. warmup_epochs: linear, from 0. pace: how
+    often the cosine is asked. drop_last: leave out what does not fill a batch.
     augment: train on random crops and mirror images, drawn by crop_rule and resized by train_interpolation.
     select, holdout: what chooses head and epoch; the share of the training images that is held out for it.
     crop, interpolation: of the evaluation transform; the side of the crop is the export's image size.
@@ -103,8 +103,8 @@ class Linear:
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
-        """The same evaluation of what a network of this architecture has, see probes/stand_ins.py; what is read for
-        each readout. Those that come to the same are read once."""
+        """The same evaluation of what a network of this architecture has, see probes/features/stand_ins.py; what is
+        read for each readout. Those that come to the same are read once."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
@@ -129,8 +129,8 @@ class Linear:
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
         # Training is not divided: the first process trains, the others wait for what it finds.
-        found = world.together(
-            lambda: self.fit(export, train, held, gallery, queries, space) if world.is_first else None
+        found = world.gather_results(
+            lambda: self.fit(export, train, held, gallery, queries, space) if world.is_rank0 else None
         )[0]
         return self.outcome(found, gallery, queries, len(val))
 

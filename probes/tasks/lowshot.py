@@ -1,7 +1,8 @@
 """Logistic regression on frozen features of few images: 1, 2 or 5 per class over three splits, or a share of all.
 
 MSN's evaluation (Assran et al. 2022; github facebookresearch/msn, logistic_eval.py), which is also MOCA's, and those of
-iBOT and DINOv2 on all images. Objective and solver: probes/logistic.py; conventions of lambda: probes/fitting.py.
+iBOT and DINOv2 on all images. Objective and solver: probes/lowshot/logistic.py; conventions of lambda:
+probes/lowshot/fitting.py.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features import FeatureKind, FeatureSet, Order, extract, transform_of
-from probes.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
+from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
+from probes.features.stand_ins import noted, suited
+from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
+from probes.lowshot.shots import Subset, places, rows_of, subsets, union
 from probes.scores import cost, spread_out
-from probes.shots import Subset, places, rows_of, subsets, union
 from probes.splits import open_splits
-from probes.stand_ins import noted, suited
 
 COST = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
@@ -116,7 +117,7 @@ class LowShot:
         found_at = places(images, gallery.indices)
         rows = [rows_of(part, found_at) for part in parts]
         check_classes(parts, rows, gallery.labels, train.classes)
-        shares = world.together(lambda: self.fit_share(fitter, parts, rows, world))
+        shares = world.gather_results(lambda: self.fit_share(fitter, parts, rows, world))
         # Process r fitted the parts r, r + size, ...
         found = [(part, shares[i % len(shares)][i // len(shares)]) for i, part in enumerate(parts)]
         return self.outcome(found, gallery, queries, len(val), shapeless)
@@ -156,7 +157,7 @@ class LowShot:
         """The fits of this process's share of the subsets: those at rank, rank + size, ..."""
         mine = range(world.rank, len(parts), world.size)
         found = []
-        with Progress("logistic regression", len(mine), "subsets", quiet=not world.is_first) as progress:
+        with Progress("logistic regression", len(mine), "subsets", quiet=not world.is_rank0) as progress:
             for i in mine:
                 found.append(fitter.fit(f"{parts[i].name} of split {parts[i].split}", rows[i]))
                 progress.advance(1)

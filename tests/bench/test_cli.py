@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import COMMANDS, with_dashes
-from bench.messages import in_one_line
+from bench.cli.main import COMMANDS, with_dashes
+from bench.cli.messages import in_one_line
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "timm", "faiss", "sklearn", "scipy", "numpy", "PIL", "torchvision", "matplotlib", "mmcv")
@@ -210,7 +210,7 @@ def test_what_another_process_shows_is_not_shown_again(bench, monkeypatch):
     error = ValueError("all of us failed")
     error.told_by = 1
     command_that_raises(monkeypatch, error)
-    monkeypatch.setattr("bench.cli.PATIENCE", 0)
+    monkeypatch.setattr("bench.cli.main.PATIENCE", 0)
     assert bench("list") == (2, "", "")
     monkeypatch.setenv("RANK", "1")
     assert bench("list")[2] == "bench: error: all of us failed\n"

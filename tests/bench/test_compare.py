@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.comparison import Comparison, Comparisons
-from bench.leaderboard import rewrite
-from bench.paired import paired
-from bench.results import (
+from bench.leaderboard.files import rewrite
+from bench.results.record import (
     CheckpointUsed,
     DataUsed,
     ProtocolUsed,
@@ -21,7 +19,9 @@ from bench.results import (
     stem,
     write_result,
 )
-from bench.verdicts import to_text
+from bench.statistics.compare import Comparison, Comparisons
+from bench.statistics.paired import paired
+from bench.statistics.report import to_text
 from engine.files import digest
 from engine.tasks import Workspace
 
@@ -241,7 +241,7 @@ def test_from_run_to_verdict(bench, tmp_path, exports):
 
 
 def test_the_leaderboard_opens_every_file_of_arrays_once(tmp_path, monkeypatch):
-    from bench import matching
+    from bench.statistics import matching
 
     opened = []
     read = matching.read_arrays

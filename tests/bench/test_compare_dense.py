@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_compare import DIGITS, left_out, save
 
-from bench.leaderboard import rewrite
-from bench.results import read_arrays, read_result, resampled_name, result_files
+from bench.leaderboard.files import rewrite
+from bench.results.record import read_arrays, read_result, resampled_name, result_files
 from engine.resampling import MOST
 
 GENERATOR = np.random.default_rng(0)

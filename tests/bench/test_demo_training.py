@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import demo_training
-from bench.demo_training import pretrain
-from pretrain.trainer import Trainer
+from bench.pretraining import demo_training
+from bench.pretraining.demo_training import pretrain
+from pretrain.loop.trainer import Trainer
 
 QUICK = ("epochs=1", "batch=512", "schedule.warmup=0")
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torchvision
 
-import bench.doctor
-from bench.environment import git_commit, installed, versions
-from probes import blas_kernel
+import bench.cli.doctor
+from bench.results.environment import git_commit, installed, versions
+from probes.knn import blas_kernel
 
 
 @pytest.fixture
@@ -18,7 +18,9 @@ def pretend(monkeypatch):
 
     def call(**packages: str | None) -> None:
         known = {name.replace("_", "-"): version for name, version in packages.items()}
-        monkeypatch.setattr(bench.doctor, "installed", lambda name: known[name] if name in known else installed(name))
+        monkeypatch.setattr(
+            bench.cli.doctor, "installed", lambda name: known[name] if name in known else installed(name)
+        )
 
     return call
 
@@ -150,7 +152,7 @@ def test_mmcv_without_compiled_operators(bench):
         assert "dense tasks need it" in line_of(out, "mmcv")
     elif importlib.util.find_spec("mmcv._ext") is None:
         assert "without compiled operators, torchvision's nms and roi_align run" in line_of(out, "mmcv")
-        assert importlib.import_module("downstream.operators").which() == "torchvision"
+        assert importlib.import_module("downstream.models.operators").which() == "torchvision"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
     def fails():
         raise RuntimeError("no such file /proc")
 
-    monkeypatch.setattr("bench.doctor.memory_bytes", fails)
+    monkeypatch.setattr("bench.cli.doctor.memory_bytes", fails)
     code, out, _ = bench("doctor")
     assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.board import best, board_of, read_board
-from bench.leaderboard import rewrite, to_csv
-from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
-from bench.tables import fitted, to_markdown, to_terminal
+from bench.leaderboard.files import rewrite, to_csv
+from bench.leaderboard.tables import fitted, to_markdown, to_terminal
+from bench.results.board import best, board_of, read_board
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
 from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
 
 
 def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
-    import bench.leaderboard as module
+    import bench.leaderboard.files as module
 
     save(tmp_path, result(A))
     read = module.read_board

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.board import board_of
-from bench.leaderboard import to_csv
-from bench.results import CheckpointUsed, DataUsed, ProtocolUsed, Result
-from bench.tables import to_markdown, to_terminal
+from bench.leaderboard.files import to_csv
+from bench.leaderboard.tables import to_markdown, to_terminal
+from bench.results.board import board_of
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
 from checkpoints.export import ViTExport
 
 EVIL = "\x1b[2J\x1b]0;owned\x07red\nFORGED\r\u202e\u2028|<b>"  # as a name of a file or a class

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bench.pretraining import training_precision
+from bench.pretraining.run import training_precision
 from checkpoints.export import ViTExport
 
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
@@ -131,7 +131,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(words, message, bench,
 def test_a_name_of_both_method_and_encoder_is_written_in_full():
     from dataclasses import dataclass, replace
 
-    from bench.recipes import names_by_path, with_changes
+    from bench.pretraining.recipes import names_by_path, with_changes
     from pretrain.methods.mae import RECIPES
 
     @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def test_a_name_of_both_method_and_encoder_is_written_in_full():
 
 
 def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr("bench.pretraining.find_spec", lambda name: None)
+    monkeypatch.setattr("bench.pretraining.run.find_spec", lambda name: None)
     code, out, err = pretrain("--wandb", "project")
     assert (code, out) == (2, "") and "pip install 'ssl-vit-bench[wandb]'" in err
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.results import (
+from bench.results.record import (
     SCHEMA,
     CheckpointUsed,
     DataUsed,

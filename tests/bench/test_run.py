@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.results import read_result
+from bench.results.record import read_result
 
 pytestmark = pytest.mark.usefixtures("toys")
 DATA = ("--data", "tiny=tiny:")

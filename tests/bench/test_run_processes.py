@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.results import read_result
+from bench.results.record import read_result
 
 ROOT = Path(__file__).parents[2]
 

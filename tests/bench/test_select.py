@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from bench.results import read_result
-from bench.suites import catalogue, choose, with_changes
+from bench.results.record import read_result
+from bench.run.suites import catalogue, choose, with_changes
 
 SWEPT = ("linear_sgd@ibot", "linear_sgd@ibot_base_cached", "finetune@mae", "semi@ibot_1percent")
 UNSWEPT = ("knn@dino", "lowshot@bench", "logreg@dinov2")

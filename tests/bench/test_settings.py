@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from bench.settings import changed, settings_of, split_change
+from bench.cli.settings import changed, settings_of, split_change
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.cli import main
+from bench.cli.main import main
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from imagesets.sets import open_set
-from pretrain.sizes import VIT_SMOKE
+from pretrain.parts.sizes import VIT_SMOKE
 
 IMAGES = len(open_set("digits:", "train")) + len(open_set("digits:", "val"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from bench.intervals import averages_to, effective_images, interval, intervals_of, rate_interval
+from bench.statistics.intervals import averages_to, effective_images, interval, intervals_of, rate_interval
 
 DRAWS = 1000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bench.paired import bootstrap_test, difference_interval, holm, mcnemar, p_value, paired
+from bench.statistics.paired import bootstrap_test, difference_interval, holm, mcnemar, p_value, paired
 
 DRAWS = 1000
 

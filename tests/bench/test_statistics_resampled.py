@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.resampled import interval, intervals_of, p_value, paired
-from downstream import average_precision, scores
+from bench.statistics.resampled import interval, intervals_of, p_value, paired
+from downstream.metrics import average_precision, scores
 from engine.resampling import resampled
 
 CLASSES, MOST = 8, 12

@@ -1,8 +1,8 @@
 """What dense training and its evaluation cost over the libraries: `python tests/benchmarks/dense.py` (half an hour).
 
-step     an iteration of mmengine's Runner as downstream/running.py sets it up: loading, augmentation, hooks, update.
-bare     forward pass, losses, backward pass and optimiser of the same model on the tensors of that very iteration.
-loading  the part of step before its images are there.
+step     an iteration of mmengine's Runner as downstream/loop/running.py sets it up: loading, augmentation, hooks,
+update. bare     forward pass, losses, backward pass and optimiser of the same model on the tensors of that very
+iteration. loading  the part of step before its images are there.
 
 ViT-S/16, random weights, shorter side or crop 512 px, on generated images as large as the sets' own; the recipes'
 augmentation, schedule and optimiser. Steps and bare ones alternate; medians. Every task runs in a process of its own,
@@ -30,15 +30,15 @@ from PIL import Image
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from downstream.data.scenes import SceneSet, open_scenes
 from downstream.detection import Detection, learnable
-from downstream.libraries import quiet_libraries
-from downstream.scenes import SceneSet, open_scenes
+from downstream.loop.training import Place, Plan
+from downstream.models.libraries import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from downstream.training import Place, Plan
 from engine.distributed import World
 from engine.memory import keep_memory
 from engine.precision import autocast
@@ -52,10 +52,10 @@ with quiet_libraries():
     from mmseg.evaluation import IoUMetric
     from pycocotools import mask as masks
 
-    from downstream import running
-    from downstream.coco import listed
-    from downstream.detection_metric import DetectionMetric, backend, described
-    from downstream.segmentors import AreasMetric
+    from downstream.data.coco import listed
+    from downstream.loop import running
+    from downstream.metrics.detection_metric import DetectionMetric, backend, described
+    from downstream.models.segmentors import AreasMetric
 
 SPEC = ViTSpec(
     architecture="vit_small_patch16_224", image_size=224, patch_size=16, width=384, depth=12, heads=6, mlp_hidden=1536

@@ -133,18 +133,18 @@ class Subject:
         """As many passes at a time as there are cores."""
         import torch
 
-        from engine.lanes import run_in_lanes
+        from engine.core_threads import run_on_core_threads
 
         lanes = torch.get_num_threads()
         images = [prepared(batch) for _ in range(lanes)]
         passes = max(1, count // (batch * lanes)) * lanes
-        run_in_lanes(lambda item: self.backbone(images[item % lanes]), range(passes), lanes)
+        run_on_core_threads(lambda item: self.backbone(images[item % lanes]), range(passes), lanes)
         return passes * batch
 
     def extraction(self) -> float:
         """Images/s of the product: files to features on disk."""
         from engine.tasks import Workspace
-        from probes.features import FeatureKind, extract
+        from probes.features.extract import FeatureKind, extract
 
         with tempfile.TemporaryDirectory() as cache:
             space = Workspace(cache=Path(cache), data="", precision=self.precision, decode=self.decode)
@@ -154,8 +154,8 @@ class Subject:
     def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
         """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
         from imagesets.transforms import EvalTransform
-        from probes.extraction import Computed, Extractor, Reader, run_behind_loaders
-        from probes.kinds import FeatureKind
+        from probes.features.extraction import Computed, Extractor, Reader, run_behind_loaders
+        from probes.features.kinds import FeatureKind
 
         count = len(self.images)
         spans = {n: range(start, min(start + batch, count)) for n, start in enumerate(range(0, count, batch))}

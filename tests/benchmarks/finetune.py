@@ -24,10 +24,10 @@ from engine.distributed import World
 from engine.memory import keep_memory
 from engine.tasks import Workspace
 from imagesets.sets import open_set
-from probes.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.trainer import Training
+from probes.finetune.training_groups import Groups, loaders, stream
 from probes.tasks.finetune import PROTOCOLS, Finetune
-from probes.training_groups import Groups, loaders, stream
-from probes.tuning import Training
 
 SPEC = ViTSpec(
     architecture="vit_small_patch16_224", image_size=224, patch_size=16, width=384, depth=12, heads=6, mlp_hidden=1536

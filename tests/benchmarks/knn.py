@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from engine.memory import keep_memory
-from probes import blas_kernel
-from probes.neighbours import normalised, search, vote
+from probes.knn import blas_kernel
+from probes.knn.neighbours import normalised, search, vote
 
 GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000
 KS = (10, 20, 100, 200)

@@ -26,10 +26,10 @@ from checkpoints.vit import ViT
 from engine.memory import keep_memory
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
-from probes.augmented import AugmentedBatches
-from probes.batches import CachedBatches, Cut, Table
-from probes.heads import Head, Heads, Recipe
-from probes.readouts import kinds_of
+from probes.features.readouts import kinds_of
+from probes.linear.augmented import AugmentedBatches
+from probes.linear.batches import CachedBatches, Cut, Table
+from probes.linear.heads import Head, Heads, Recipe
 from probes.tasks.linear import IBOT_LRS
 
 ROWS, WIDTH, BATCH = 50_000, 384, 1024

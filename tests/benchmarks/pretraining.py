@@ -36,10 +36,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.extensions import load_extension
 from engine.memory import keep_memory
 from engine.precision import autocast
-from pretrain.method import Clock
-from pretrain.sizes import VIT_S
-from pretrain.trainer import build
-from pretrain.updates import Updates
+from pretrain.loop.trainer import build
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
+from pretrain.parts.sizes import VIT_S
 
 # Row of the table -> method, and settings that differ from those of its first recipe for 224 px.
 ROWS = {
@@ -118,16 +118,16 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     method = build(module, recipe, 0)
     views = views_of(method, asked.batch)
     updates = Updates(method, recipe, precision=precision)
-    clock = Clock(step=2000, steps_per_epoch=1000, epochs=100)
+    progress = TrainProgress(step=2000, steps_per_epoch=1000, epochs=100)
     before = peak()
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_FLOPS) as flops, Recording(method) as calls:
-        updates.run([views], clock)
+        updates.run([views], progress)
     memory = (peak() - before) / asked.batch
     if asked.profile:
-        profile(lambda: updates.run([views], clock))
+        profile(lambda: updates.run([views], progress))
     limits, steps, bares = [gemm_limit(precision)], [], []
     for _ in range(asked.rounds):
-        steps.append(seconds(lambda: updates.run([views], clock)))
+        steps.append(seconds(lambda: updates.run([views], progress)))
         bares.append(replay(stacks_of(calls.found), precision))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)

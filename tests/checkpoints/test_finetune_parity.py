@@ -16,7 +16,7 @@ from checkpoints.importing import import_file
 from engine.extensions import load_extension
 from engine.layer_decay import layer_groups
 from engine.step_rates import StepRates
-from probes.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier, HeadRecipe
 
 TOLERANCE = 1e-6
 AVERAGE = HeadRecipe(pool="avg")

@@ -5,24 +5,24 @@ import torch
 from torch import nn
 from toy_scenes import PLAIN, SPECS, export_of
 
-from downstream.libraries import quiet_libraries
+from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
-    from downstream.backbone import Backbone, Pyramid, dense_network, usual_taps
+    from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
 
 
 def images_of(height: int, width: int) -> torch.Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def backbone_of(name: str, image_size: int = 32, **settings) -> Backbone:
-    return Backbone(dense_network(export_of(SPECS[name]), image_size, 0.0), (0, 2), **settings).eval()
+def backbone_of(name: str, image_size: int = 32, **settings) -> DenseBackbone:
+    return DenseBackbone(dense_network(export_of(SPECS[name]), image_size, 0.0), (0, 2), **settings).eval()
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_maps_are_the_patches_of_the_network(name):
     export = export_of(SPECS[name])
-    maps = Backbone(dense_network(export, 32, 0.0), (0, 2)).eval()(images_of(32, 32))
+    maps = DenseBackbone(dense_network(export, 32, 0.0), (0, 2)).eval()(images_of(32, 32))
     tokens = export.build()(images_of(32, 32), layers=(0, 2), norm=False)
     for found, expected in zip(maps, tokens, strict=True):
         assert found.is_contiguous()  # mmcv's compiled RoIAlign reads memory as if everything were
@@ -78,7 +78,7 @@ def test_recomputing_changes_memory_only():
 
 
 def test_a_frozen_network_stays_as_it_is():
-    backbone = Backbone(dense_network(export_of(), 32, 0.5), (2,), frozen=True).train()
+    backbone = DenseBackbone(dense_network(export_of(), 32, 0.5), (2,), frozen=True).train()
     assert not any(module.training for module in backbone.modules())
     assert not any(parameter.requires_grad for parameter in backbone.parameters())
     assert not backbone(images_of(32, 32))[0].requires_grad

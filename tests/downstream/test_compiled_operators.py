@@ -20,10 +20,10 @@ from mmengine.dataset import pseudo_collate
 from torch import Tensor
 from toy_scenes import export_of
 
-from downstream import operators
+from downstream.data.scenes import open_scenes
 from downstream.detection import Detection, learnable
-from downstream.libraries import quiet_libraries
-from downstream.scenes import open_scenes
+from downstream.models import operators
+from downstream.models.libraries import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 

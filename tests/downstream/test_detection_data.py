@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 from pycocotools import mask as masks
 
+from downstream.data.scenes import open_scenes, problems_of
+from downstream.data.tiny_coco import COUNTS, written
 from downstream.detection import learnable
-from downstream.libraries import quiet_libraries
-from downstream.scenes import open_scenes, problems_of
-from downstream.tiny_coco import COUNTS, written
+from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
     from mmdet.datasets import CocoDataset
 
-    from downstream.detection_data import CocoScenes, Sizes, training_images, validation_images
+    from downstream.data.detection_data import CocoScenes, Sizes, training_images, validation_images
 
 SIZES = Sizes(
     augment="crops",

@@ -7,14 +7,14 @@ import pytest
 import torch
 from pycocotools import mask as masks
 
-from downstream.average_precision import average_precisions, detections, reweighted
-from downstream.coco import Instances
-from downstream.libraries import quiet_libraries
+from downstream.data.coco import Instances
+from downstream.metrics.average_precision import average_precisions, detections, reweighted
+from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
     from mmdet.evaluation import CocoMetric
 
-    from downstream.detection_metric import DetectionMetric, evaluated
+    from downstream.metrics.detection_metric import DetectionMetric, evaluated
 
 NUMBERS = (1, 3, 7, 90)  # of categories; of the last no object exists
 HEIGHT, WIDTH, MOST = 48, 64, 12

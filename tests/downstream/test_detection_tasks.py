@@ -14,8 +14,8 @@ import pytest
 import torch
 from toy_scenes import PLAIN, SPECS, export_of, workspace
 
-from downstream.average_precision import average_precisions, detections
-from downstream.libraries import quiet_libraries
+from downstream.metrics.average_precision import average_precisions, detections
+from downstream.models.libraries import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.cascade_coco import Cascade
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
@@ -25,7 +25,8 @@ with quiet_libraries():
     import mmdet
     from mmengine.config import Config
 
-    from downstream import detectors, hooks, running
+    from downstream.loop import hooks, running
+    from downstream.models import detectors
 
 SMALL: dict[str, Any] = {
     "epochs": 2,
@@ -191,4 +192,4 @@ def test_bad_settings(settings):
 def test_listing_tasks_imports_none_of_the_libraries():
     program = "import sys, downstream.tasks.maskrcnn_coco, downstream.tasks.cascade_coco; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "downstream.scenes" in found and not {"mmengine", "mmcv", "mmdet", "pycocotools", "cv2"} & set(found)
+    assert "downstream.data.scenes" in found and not {"mmengine", "mmcv", "mmdet", "pycocotools", "cv2"} & set(found)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torchvision.ops import roi_align as reference_roi_align
 
-from downstream import operators
-from downstream.libraries import quiet_libraries
+from downstream.models import operators
+from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
     from mmcv.ops import RoIAlign, batched_nms, nms, roi_align

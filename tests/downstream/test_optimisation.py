@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from downstream.optimisation import Rates, layer_groups
+from downstream.loop.optimisation import Rates, layer_groups
 
 GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 SCHEDULES = json.loads((GOLDEN / "lr_sched" / "lr_sched.json").read_text())

@@ -11,11 +11,11 @@ import pytest
 from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 
-from downstream.cityscapes import SEEDS, few
-from downstream.listing import IGNORED
-from downstream.reading import Reading, check_pixels
-from downstream.scenes import check_mask, open_scenes, problems_of
-from downstream.tiny_scenes import COUNTS, written
+from downstream.data.cityscapes import SEEDS, few
+from downstream.data.listing import IGNORED
+from downstream.data.reading import Reading, check_pixels
+from downstream.data.scenes import check_mask, open_scenes, problems_of
+from downstream.data.tiny_scenes import COUNTS, written
 from imagesets.decoding import decode_rgb
 
 GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))

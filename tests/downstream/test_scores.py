@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from downstream.libraries import quiet_libraries
-from downstream.scores import reweighted, scores
+from downstream.metrics.scores import reweighted, scores
+from downstream.models.libraries import quiet_libraries
 from engine.resampling import resampled
 
 with quiet_libraries():
-    from downstream.segmentors import AreasMetric
+    from downstream.models.segmentors import AreasMetric
 
 
 def test_the_metric_is_mmsegs_and_keeps_areas():

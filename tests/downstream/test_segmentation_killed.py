@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from toy_scenes import export_of, workspace
 
-from downstream.libraries import quiet_libraries
+from downstream.models.libraries import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.tasks import Outcome
 
 with quiet_libraries():
-    from downstream import hooks, running
+    from downstream.loop import hooks, running
 
 TASK = replace(
     PROTOCOLS["upernet@smoke"].task,

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from segmentation_program import metrics
 
-from downstream.tiny_scenes import written
+from downstream.data.tiny_scenes import written
 
 PROGRAM = Path(__file__).with_name("segmentation_program.py")
 

@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 from toy_scenes import SPECS, export_of, workspace
 
-from downstream import hooks
-from downstream.libraries import quiet_libraries
-from downstream.scores import scores
+from downstream.data.tiny_scenes import written
+from downstream.loop import hooks
+from downstream.metrics.scores import scores
+from downstream.models.libraries import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from downstream.tasks.upernet_ade20k import UperNet
-from downstream.tiny_scenes import written
 
 with quiet_libraries():
-    from downstream import running
+    from downstream.loop import running
 
 UPERNET = replace(ADE["upernet@smoke"].task, steps=4, warmup=2, batch=4, crop=32, stride=32, channels=8, drop_path=0.2)
 LINEAR = replace(
@@ -106,7 +106,7 @@ def test_listing_tasks_imports_none_of_the_libraries():
     tasks = "downstream.tasks.upernet_ade20k, downstream.tasks.segmenter_cityscapes"
     program = f"import sys, {tasks}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "downstream.scenes" in found and not {"mmengine", "mmcv", "mmseg", "mmdet", "cv2"} & set(found)
+    assert "downstream.data.scenes" in found and not {"mmengine", "mmcv", "mmseg", "mmdet", "cv2"} & set(found)
 
 
 def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):

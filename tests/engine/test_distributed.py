@@ -13,8 +13,8 @@ def test_alone():
     with start_world("cpu") as world:
         assert world == World() == current_world()
         world.barrier()
-        assert world.is_first and world.gather_objects("a") == ["a"]
-        assert world.together(lambda: 3) == [3]
+        assert world.is_rank0 and world.gather_objects("a") == ["a"]
+        assert world.gather_results(lambda: 3) == [3]
 
 
 def free_port() -> int:
@@ -27,19 +27,19 @@ def member(rank: int, port: int, folder: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with start_world("cpu") as world:
-        assert (world.rank, world.size, world.is_first) == (rank, 2, rank == 0)
+        assert (world.rank, world.size, world.is_rank0) == (rank, 2, rank == 0)
         assert world.gather_objects(f"from {rank}") == ["from 0", "from 1"]
         with start_world("cpu") as inner:
             assert inner == world
-        assert world.together(lambda: rank * 10) == [0, 10]  # still connected
+        assert world.gather_results(lambda: rank * 10) == [0, 10]  # still connected
         with pytest.raises(ValueError, match="only the second one fails"):
-            world.together(lambda: fail_in_the_second(world))
-        for work in (world.first, world.each):
-            own = work == world.each or world.is_first
+            world.gather_results(lambda: fail_in_the_second(world))
+        for work in (world.on_rank0, world.on_all_ranks):
+            own = work == world.on_all_ranks or world.is_rank0
             with pytest.raises(OSError if own else RuntimeError) as failed:
                 work(fail)
             assert failed.value.told_by == 0
-        assert world.first(lambda: rank) == 0 and world.each(lambda: object()) is not None
+        assert world.on_rank0(lambda: rank) == 0 and world.on_all_ranks(lambda: object()) is not None
         world.barrier()
     assert current_world() == World()
     with open(f"{folder}/{rank}", "w") as file:
@@ -51,7 +51,7 @@ def fail() -> int:
 
 
 def fail_in_the_second(world: World) -> int:
-    if not world.is_first:
+    if not world.is_rank0:
         raise ValueError("only the second one fails")
     return 1
 
@@ -65,7 +65,7 @@ def failing_member(rank: int, port: int, folder: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with pytest.raises(ValueError, match="only the second one fails") as failed, start_world("cpu") as world:
-        world.each(lambda: fail_in_the_second(world))
+        world.on_all_ranks(lambda: fail_in_the_second(world))
     assert failed.value.told_by == 1
     with open(f"{folder}/{rank}", "w") as file:
         file.write("ended well")

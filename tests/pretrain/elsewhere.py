@@ -15,7 +15,7 @@ PATIENCE = 120  # seconds before a process counts as hanging
 # The server imports once what all processes need; they are forked from it, and not from a test that holds threads. It
 # does not know the folder of the tests before Python 3.12.8.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pretrain.trainer", "timm", "torch.utils.tensorboard", "sklearn.datasets"])
+CONTEXT.set_forkserver_preload(["pretrain.loop.trainer", "timm", "torch.utils.tensorboard", "sklearn.datasets"])
 
 
 def started(work: Callable[..., None], *given: Any) -> BaseProcess:

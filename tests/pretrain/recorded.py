@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from pretrain.method import Clock
+from pretrain.method import TrainProgress
 
 ROOT = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 
@@ -34,9 +34,9 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     network.load_state_dict(dict(tensors), strict=True)
 
 
-def clock(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: int = 1) -> Clock:
-    """The clock `step` updates after the beginning of the recorded epoch."""
-    return Clock(
+def progress(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: int = 1) -> TrainProgress:
+    """The progress `step` updates after the beginning of the recorded epoch."""
+    return TrainProgress(
         step=config.get("epoch", 0) * steps_per_epoch + step,
         steps_per_epoch=steps_per_epoch,
         epochs=config["epochs"],

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from recorded import ROOT, clock, close, fill, recording, under
+from recorded import ROOT, close, fill, progress, recording, under
 from torch import Tensor
 
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
+from pretrain.parts.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
+from pretrain.parts.sizes import VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo
-from pretrain.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
-from pretrain.sizes import VIT_SMOKE
-from pretrain.updates import Updates
 
 DATA, _ = recording("dino/golden.safetensors")
 CONFIG = json.loads((ROOT / "dino/config.json").read_text())
@@ -38,8 +38,8 @@ class Watched(Updates):
 class RecordedRates:
     """The recording keeps the official rate from falling under a floor, so that the first step moves."""
 
-    def at(self, peak: float, clock: Clock) -> float:
-        return DATA["sched/lr"][clock.step].item()
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        return DATA["sched/lr"][progress.step].item()
 
 
 def our_name(name: str) -> str:
@@ -123,7 +123,7 @@ def close_gradients(updates: Watched, step: int, limit: float) -> None:
 def run_recorded(updates: Watched, limit: float, given: Callable[[int], dict[str, Tensor]] = views) -> None:
     """Both steps of a method that must compute what DINO does. given: step -> its views."""
     for step in range(STEPS):
-        logs = updates.run([given(step)], clock(step, CONFIG, 1))
+        logs = updates.run([given(step)], progress(step, CONFIG, 1))
         close(logs["loss"], DATA[f"step{step}/loss"], limit, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], limit, f"centre {step}")
         close_gradients(updates, step, limit)

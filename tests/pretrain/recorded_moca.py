@@ -11,9 +11,9 @@ from recorded import ROOT, fill, recording
 from torch import Tensor
 
 from pretrain.methods.moca import METHOD, Moca, Settings
+from pretrain.parts.sizes import SINCOS, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine
-from pretrain.sizes import SINCOS, VIT_SMOKE
 
 CASES = json.loads((ROOT / "moca/cases.json").read_text())
 TRAIN = json.loads((ROOT / "moca/train.json").read_text())

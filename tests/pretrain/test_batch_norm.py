@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
-from pretrain.batch_norm import SharedBatchNorm, synchronised
+from pretrain.parts.batch_norm import SharedBatchNorm, synchronised
 
 ROWS, WIDTH = 12, 5
 TOLERANCE = dict(rtol=1e-12, atol=1e-12)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from pretrain import checkpointing
-from pretrain.checkpointing import KEPT, WRITING, State, load_state, newest_whole, save_state, states
+from pretrain.loop import checkpointing
+from pretrain.loop.checkpointing import KEPT, WRITING, State, load_state, newest_whole, save_state, states
 
 STATE = State(
     tensors={

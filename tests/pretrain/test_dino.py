@@ -13,11 +13,11 @@ from torch import Tensor
 
 from engine.distributed import World
 from engine.seeding import AUGMENT, seeded
-from pretrain.losses import cross_views
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.dino import METHOD, RECIPES
-from pretrain.self_distillation import DistillationSettings as Settings
-from pretrain.updates import Updates
+from pretrain.parts.losses import dino_loss
+from pretrain.parts.self_distillation import DistillationSettings as Settings
 
 IMAGES = 4
 
@@ -30,9 +30,9 @@ def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
     return {**found, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
 
 
-def clock(step: int, parts: int = 1) -> Clock:
+def progress(step: int, parts: int = 1) -> TrainProgress:
     """One update an epoch, so that the second update moves the prototypes."""
-    return Clock(step=step, steps_per_epoch=1, epochs=6, parts=parts)
+    return TrainProgress(step=step, steps_per_epoch=1, epochs=6, parts=parts)
 
 
 def trained(updates: Updates, views: dict[str, Tensor], parts: int = 1, steps: int = 3) -> tuple[list[float], dict]:
@@ -41,7 +41,7 @@ def trained(updates: Updates, views: dict[str, Tensor], parts: int = 1, steps: i
     losses = []
     for step in range(steps):
         cut = [{name: tensor.chunk(parts)[part] for name, tensor in views.items()} for part in range(parts)]
-        losses.append(updates.run(cut, clock(step, parts))["loss"])
+        losses.append(updates.run(cut, progress(step, parts))["loss"])
     return losses, {name: tensor.clone() for name, tensor in updates.method.state_dict().items()}
 
 
@@ -71,7 +71,7 @@ def test_loss_is_the_mean_over_pairs(counts):
     views, others = (torch.randn(4, count, 7, generator=generator, dtype=torch.float64) for count in counts)
     targets = torch.randn(4, counts[0], 7, generator=generator, dtype=torch.float64).softmax(dim=-1)
     found = []
-    for loss in (cross_views, summed_over_pairs):
+    for loss in (dino_loss, summed_over_pairs):
         given = [tensor.clone().requires_grad_() for tensor in (views, others)[: 1 + bool(counts[1])]]
         value = loss(given[0], given[1] if counts[1] else None, targets, 0.1)
         found.append([value, *torch.autograd.grad(value, given)])
@@ -102,7 +102,7 @@ def test_two_processes_equal_one(tmp_path):
 def test_gradients_reach_what_is_trained_and_nothing_else(changes):
     method = METHOD(recipe(Settings).spec, replace(recipe(Settings).settings, **changes)).double()
     views = random_views()
-    method({name: views[name] for name in ("global", "local")}, clock(0)).loss.backward()
+    method({name: views[name] for name in ("global", "local")}, progress(0)).loss.backward()
     fixed = "student.head.last_layer.weight_g" if method.settings.fixed_prototypes else ""
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -143,9 +143,9 @@ def test_views_are_of_the_sizes_asked_for_and_the_same_again():
 def test_bfloat16():
     method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
     views = {name: tensor.float() for name, tensor in random_views().items() if name != "noise"}
-    exact = method(views, clock(1)).loss
+    exact = method(views, progress(1)).loss
     with torch.autocast("cpu", torch.bfloat16):
-        loss = method(views, clock(1)).loss
+        loss = method(views, progress(1)).loss
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), rel=0.02)
 
 

@@ -5,16 +5,16 @@ The first step is in the epoch that freezes the prototypes, the second after it.
 
 import pytest
 import torch
-from recorded import clock, close, fill, under
+from recorded import close, fill, progress, under
 from recorded_dino import CONFIG, DATA, FLOAT64, STEPS, Watched, close_weights, prepared, recipe, run_recorded, views
 from torch import Tensor
 
-from pretrain.centering import Temperature
-from pretrain.method import Clock
+from pretrain.method import TrainProgress
 from pretrain.methods.dino import METHOD
-from pretrain.prototype_head import PrototypeHead
+from pretrain.parts.centering import Temperature
+from pretrain.parts.prototype_head import PrototypeHead
+from pretrain.parts.self_distillation import DistillationSettings as Settings
 from pretrain.schedules import CosineTo, TableCosine, cosine
-from pretrain.self_distillation import DistillationSettings as Settings
 
 FLOAT32 = 1e-5
 
@@ -49,7 +49,7 @@ def test_float32():
     """The README's own float32 run differs by up to 2e-5 of a tensor's largest value; ours was within 3e-6."""
     updates = prepared(METHOD, recipe(Settings), torch.float32)
     for step in range(STEPS):
-        logs = updates.run([views(step, torch.float32)], clock(step, CONFIG, 1))
+        logs = updates.run([views(step, torch.float32)], progress(step, CONFIG, 1))
         close(logs["loss"], DATA[f"step{step}/loss"], FLOAT32, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], FLOAT32, f"centre {step}")
     close_weights(updates.method, FLOAT32)
@@ -58,9 +58,9 @@ def test_float32():
 def test_frozen_prototypes_do_not_count_in_the_optimiser(updates):
     prototypes = updates.method.student.head.last_layer.weight_v
     before = prototypes.detach().clone()
-    updates.run([views(0)], clock(0, CONFIG, 1))
+    updates.run([views(0)], progress(0, CONFIG, 1))
     assert torch.equal(prototypes, before) and prototypes not in updates.optimizer.state
-    updates.run([views(1)], clock(1, CONFIG, 1))
+    updates.run([views(1)], progress(1, CONFIG, 1))
     assert updates.optimizer.state[prototypes]["step"] == 1
 
 
@@ -71,14 +71,14 @@ def test_schedules():
     ramp = Temperature(start=temperature.teacher_temperature_start, end=temperature.teacher_temperature,
                        warmup=temperature.teacher_warmup)  # fmt: skip
     for step in range(CONFIG["epochs"]):
-        now = clock(step, CONFIG, 1)
+        now = progress(step, CONFIG, 1)
         close(max(wanted.at(peak, now), CONFIG["lr0"]), DATA["sched/lr"][step], 1e-12)
         close(CosineTo(end=0.4).at(0.04, now), DATA["sched/wd"][step], 1e-12)
         close(cosine(CONFIG["mom"], 1.0, now.step / now.steps), DATA["sched/momentum"][step], 1e-12)
         close(ramp.at(now.epoch), DATA["sched/teacher_temp"][step], 1e-12)
     longer = DATA["sched/example_warmup3_ep10_it4_base0.0005_final1e-6"]
     for step, rate in enumerate(longer):
-        now = Clock(step=step, steps_per_epoch=4, epochs=10)
+        now = TrainProgress(step=step, steps_per_epoch=4, epochs=10)
         close(TableCosine(warmup=3, floor=1e-6).at(5e-4, now), rate, 1e-12)
 
 

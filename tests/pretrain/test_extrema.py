@@ -15,11 +15,11 @@ from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from engine.seeding import AUGMENT, seeded
-from pretrain.losses import contrast, cosine_regression
-from pretrain.method import Clock, Encoder, Method
+from pretrain.loop.updates import Updates
+from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN, METHOD, RECIPES, Settings, visible
-from pretrain.sizes import VIT_SMOKE
-from pretrain.updates import Updates
+from pretrain.parts.losses import byol_loss, contrast
+from pretrain.parts.sizes import VIT_SMOKE
 
 SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)
 SETTINGS = Settings(mask_ratio=0.75, masks=3, projector_hidden=24, projector_width=8, drop_path=0.0)
@@ -47,8 +47,8 @@ def views_of(method: Method, count: int = BATCH) -> dict[str, Tensor]:
     return default_collate(found)
 
 
-def clock(step: int = 0, part: int = 0, parts: int = 1) -> Clock:
-    return Clock(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
 
 
 def updates_of(method: Method) -> Updates:
@@ -117,17 +117,17 @@ def test_augmentations(crop, colour):
 def test_both_branches_see_their_own_view():
     method = method_of()
     views = views_of(method)
-    loss = method(views, clock()).loss
+    loss = method(views, progress()).loss
     predictions = method.predict(views["student"], views["noise"])
-    torch.testing.assert_close(loss, cosine_regression(predictions, method.targets(views["teacher"])))
-    assert not torch.isclose(loss, cosine_regression(predictions, method.targets(views["student"])))
+    torch.testing.assert_close(loss, byol_loss(predictions, method.targets(views["teacher"])))
+    assert not torch.isclose(loss, byol_loss(predictions, method.targets(views["student"])))
 
 
 def test_losses_against_their_formulas():
     generator = torch.Generator().manual_seed(0)
     predictions, targets = torch.randn(3, 5, 8, generator=generator), torch.randn(5, 8, generator=generator)
     cosines = torch.cosine_similarity(predictions, targets, dim=-1)
-    torch.testing.assert_close(cosine_regression(predictions, targets), (2 - 2 * cosines).mean())
+    torch.testing.assert_close(byol_loss(predictions, targets), (2 - 2 * cosines).mean())
     logits = torch.cosine_similarity(predictions.unsqueeze(2), targets, dim=-1) / 0.2  # (M, B, B)
     own = torch.diagonal(logits, dim1=1, dim2=2) - logits.logsumexp(dim=2)
     torch.testing.assert_close(contrast(predictions, targets, 0.2), -own.mean() * 2 * 0.2)
@@ -141,14 +141,14 @@ def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
         {name: view[half] for name, view in views.items()} for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH))
     ]
     shares = [len(half["student"]) / BATCH for half in halves]
-    parts = sum(share * method(half, clock(step=1)).loss for share, half in zip(shares, halves, strict=True))
-    assert method.batch_statistics == (not torch.isclose(parts, method(views, clock(step=1)).loss))
+    parts = sum(share * method(half, progress(step=1)).loss for share, half in zip(shares, halves, strict=True))
+    assert method.batch_statistics == (not torch.isclose(parts, method(views, progress(step=1)).loss))
 
 
 @pytest.mark.parametrize(("design", "loss"), product(DESIGNS, ["byol", "infonce"]))
 def test_gradients_reach_what_is_trained_and_nothing_else(design, loss):
     method = method_of(design, loss=loss)
-    method(views_of(method), clock()).loss.backward()
+    method(views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.requires_grad == (not name.startswith("momentum.") and not name.endswith("pos_embed")), name
@@ -162,11 +162,11 @@ def test_teacher_moves_once_an_update_from_the_weights_before_it():
     updates = updates_of(method)
     for parameter in method.predictor.parameters():
         parameter.data.add_(0.1)
-    updates.run([views_of(method)], clock(0))
+    updates.run([views_of(method)], progress(0))
     before = {name: p.detach().clone() for name, p in method.named_parameters()}
     halves = [{name: tensor[i::2] for name, tensor in views_of(method).items()} for i in range(2)]
-    updates.run(halves, clock(1, parts=2))
-    momentum = method.teacher_momentum.at(0.9, clock(1))
+    updates.run(halves, progress(1, parts=2))
+    momentum = method.teacher_momentum.at(0.9, progress(1))
     for name, parameter in method.momentum.named_parameters():
         moved = momentum * before[f"momentum.{name}"] + (1 - momentum) * before[f"online.{name}"]
         torch.testing.assert_close(parameter, moved, rtol=1e-12, atol=1e-12, msg=name)
@@ -180,7 +180,7 @@ def test_parts_of_a_batch_equal_the_whole():
         for step in range(3):
             batch = views_of(method)
             cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
-            logs = updates.run(cut, clock(step, parts=parts))
+            logs = updates.run(cut, progress(step, parts=parts))
         found.append((logs["loss"], method.state_dict()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     for name, tensor in found[0][1].items():
@@ -193,7 +193,7 @@ def test_fixed_positions_do_not_drift():
     updates = updates_of(method)
     batch = {name: tensor.float() for name, tensor in views_of(method).items()}
     for step in range(4):
-        updates.run([batch], clock(step))
+        updates.run([batch], progress(step))
     assert torch.equal(method.momentum.vit.trunk.pos_embed, table)
     assert torch.equal(method.online.vit.trunk.pos_embed, table)
 
@@ -211,9 +211,9 @@ def test_bfloat16_keeps_the_loss_precise():
     for loss in ("byol", "infonce"):
         method = method_of(loss=loss).float()
         views = {name: tensor.float() for name, tensor in views_of(method).items()}
-        exact = method(views, clock()).loss
+        exact = method(views, progress()).loss
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = method(views, clock()).loss
+            rounded = method(views, progress()).loss
         assert rounded.dtype == torch.float32
         assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
 

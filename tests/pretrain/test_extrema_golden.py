@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from checkpoints.positions import sincos_positions
 from engine.distributed import World
-from pretrain.masking import kept
-from pretrain.method import Clock, Method
+from pretrain.loop.updates import Updates
+from pretrain.method import Method, TrainProgress
 from pretrain.methods.extrema import CLASS_ATTENTION, METHOD, RECIPES, Settings, visible
+from pretrain.parts.masking import kept
+from pretrain.parts.sizes import VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
-from pretrain.sizes import VIT_SMOKE
-from pretrain.updates import Updates
 
 META = json.loads((ROOT / "extrema/meta.json").read_text())
 DATA, _ = recording("extrema/cases.safetensors")
@@ -81,8 +81,8 @@ def views_of(name: str) -> dict[str, Tensor]:
     return views
 
 
-def start(parts: int = 1) -> Clock:
-    return Clock(step=0, steps_per_epoch=1, epochs=1, parts=parts)
+def start(parts: int = 1) -> TrainProgress:
+    return TrainProgress(step=0, steps_per_epoch=1, epochs=1, parts=parts)
 
 
 def listen(method: Method) -> dict[str, Tensor]:
@@ -198,12 +198,12 @@ def test_trajectory():
     method = method_of(given, "main")
     updates = Updates(method, recipe(method))
     for step in range(len(data["loss"])):
-        clock = Clock(step=step, steps_per_epoch=given["iters_per_epoch"], epochs=given["epochs"])
-        close(updates.rates(clock)[0], data["lr"][step], TRAJECTORY, f"learning rate {step}")
-        momentum = method.teacher_momentum.at(method.settings.teacher_momentum, clock)
+        progress = TrainProgress(step=step, steps_per_epoch=given["iters_per_epoch"], epochs=given["epochs"])
+        close(updates.rates(progress)[0], data["lr"][step], TRAJECTORY, f"learning rate {step}")
+        momentum = method.teacher_momentum.at(method.settings.teacher_momentum, progress)
         close(momentum, data["ema"][step], TRAJECTORY, f"momentum {step}")
         views = {"student": pixels(data["images_u8"][step]), "noise": data["noise"][step].unsqueeze(1)}
-        logs = updates.run([views], clock)
+        logs = updates.run([views], progress)
         close(logs["loss"], data["loss"][step], TRAJECTORY, f"loss {step}")
         close(logs["grad_norm"], data["grad_norm"][step], TRAJECTORY, f"gradient norm {step}")
     for official, theirs in under(data, "final/").items():
@@ -227,10 +227,10 @@ def test_schedules_of_the_released_recipe():
     for epoch, lr, momentum in zip(
         *(DATA[f"schedule/{name}"].tolist() for name in ("epoch", "lr", "ema")), strict=True
     ):
-        clock = Clock(step=round(epoch * per_epoch), steps_per_epoch=per_epoch, epochs=released.epochs)
-        assert clock.time == pytest.approx(epoch, abs=1e-12)
-        assert released.schedule.at(released.peak, clock) == pytest.approx(lr, rel=1e-6, abs=1e-18)
-        assert teacher.at(released.settings.teacher_momentum, clock) == pytest.approx(momentum, rel=1e-12)
+        progress = TrainProgress(step=round(epoch * per_epoch), steps_per_epoch=per_epoch, epochs=released.epochs)
+        assert progress.time == pytest.approx(epoch, abs=1e-12)
+        assert released.schedule.at(released.peak, progress) == pytest.approx(lr, rel=1e-6, abs=1e-18)
+        assert teacher.at(released.settings.teacher_momentum, progress) == pytest.approx(momentum, rel=1e-12)
 
 
 def test_position_table_and_kept_patches():

@@ -15,8 +15,8 @@ from PIL import Image
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from pretrain.images import PIECE, Cut, Parts, cut_of, default_workers, piece_of, stream
-from pretrain.views import Colours, crop, view
+from pretrain.loop.images import PIECE, Cut, Parts, cut_of, default_workers, piece_of, stream
+from pretrain.parts.views import Colours, crop, view
 
 SIZE = 32
 

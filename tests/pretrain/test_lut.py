@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import SMALL, clock, exported, views_of
+from toys import SMALL, exported, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
-from pretrain.losses import cosine_regression
-from pretrain.masking import order_of
+from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods import mae, simmim
 from pretrain.methods.lut import METHOD, RECIPES, Settings
-from pretrain.pixels import patchify
-from pretrain.sizes import RELATIVE, SINCOS
-from pretrain.updates import Updates
+from pretrain.parts.losses import byol_loss
+from pretrain.parts.masking import order_of
+from pretrain.parts.pixels import patchify
+from pretrain.parts.sizes import RELATIVE, SINCOS
 
 SPECS = {"mae": replace(SMALL, **SINCOS), "simmim": replace(SMALL, **RELATIVE)}
 SETTINGS = {
@@ -58,7 +58,7 @@ def test_views_are_seen_in_different_places(base, visible):
 def test_loss_is_that_of_the_base_and_of_crossed_contexts(base):
     method = method_of(base, head_norm="ln", w_mim=0.5)
     views = views_of(method)
-    step = method(views, clock())
+    step = method(views, progress())
     order = order_of(views["noise"])
     orders = (order, order.roll(-method.base.visible, dims=1))
     said = [
@@ -66,7 +66,7 @@ def test_loss_is_that_of_the_base_and_of_crossed_contexts(base):
         for view, ids in zip((views["view1"], views["view2"]), orders, strict=True)
     ]
     targets = [method.targets(views[name]) for name in ("view1", "view2")]
-    context = 0.5 * (cosine_regression(said[1], targets[0]) + cosine_regression(said[0], targets[1]))
+    context = 0.5 * (byol_loss(said[1], targets[0]) + byol_loss(said[0], targets[1]))
     mim = method.base.loss(method.base.encode(views["view1"], order), views["view1"], order)
     torch.testing.assert_close(step.loss, 0.5 * mim + 0.25 * context)
     torch.testing.assert_close((step.logs["mim"], step.logs["context"]), (mim.detach(), context.detach()))
@@ -80,14 +80,14 @@ def test_the_base_alone_is_the_base():
         alone = other.METHOD(SPECS[base], settings).double()
         getattr(alone, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
         views = views_of(method)
-        expected = alone({"image": views["view1"], "noise": views["noise"]}, clock()).loss
-        torch.testing.assert_close(method(views, clock()).loss, expected)
+        expected = alone({"image": views["view1"], "noise": views["noise"]}, progress()).loss
+        torch.testing.assert_close(method(views, progress()).loss, expected)
 
 
 @BASES
 def test_gradients_reach_what_is_trained_and_nothing_else(base):
     method = method_of(base)
-    method(views_of(method), clock()).loss.backward()
+    method(views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.requires_grad == (not name.startswith("teacher.") and not name.endswith("pos_embed")), name
@@ -100,10 +100,10 @@ def test_gradients_reach_what_is_trained_and_nothing_else(base):
 def test_the_teacher_is_an_average_and_stays_in_evaluation(base):
     method = method_of(base, teacher_momentum=0.9)
     updates = updates_of(method)
-    updates.run([views_of(method)], clock(0))
+    updates.run([views_of(method)], progress(0))
     before = {name: tensor.clone() for name, tensor in method.teacher.state_dict().items()}
     statistics = method.teacher["projector"][1].running_mean.clone()
-    updates.run([views_of(method)], clock(1))
+    updates.run([views_of(method)], progress(1))
     momentum = 1 - 0.1 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi / 4, dtype=torch.float64)))
     student = {**{f"vit.{n}": t for n, t in method.base.vit.state_dict().items()},
                **{f"projector.{n}": t for n, t in method.projector.state_dict().items()}}  # fmt: skip
@@ -120,7 +120,7 @@ def test_the_teacher_drops_no_paths():
     views = views_of(method)
     assert torch.equal(method.targets(views["view1"]), method.targets(views["view1"]))
     torch.manual_seed(0)
-    assert len({method(views, clock()).logs["mim"].item() for _ in range(4)}) > 1
+    assert len({method(views, progress()).logs["mim"].item() for _ in range(4)}) > 1
 
 
 @pytest.mark.parametrize(("projector", "predictor"), [(0, 0), (1, 3), (2, 0)])
@@ -129,7 +129,7 @@ def test_head_depths(projector, predictor):
     for network, depth in ((method.projector, projector), (method.predictor, predictor)):
         assert len([layer for layer in network if isinstance(layer, torch.nn.Linear)]) == depth
         assert network(torch.zeros(2, 32).double()).shape == (2, 32)
-    method(views_of(method), clock()).loss.backward()
+    method(views_of(method), progress()).loss.backward()
 
 
 @BASES
@@ -142,7 +142,7 @@ def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
         for step in range(2):
             batch = views_of(method)
             cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
-            logs = updates.run(cut, clock(step, parts=parts))
+            logs = updates.run(cut, progress(step, parts=parts))
         found.append(logs["loss"])
     assert found[0] == pytest.approx(found[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
 
@@ -151,9 +151,9 @@ def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
 def test_bfloat16_keeps_the_losses_precise(base):
     method = method_of(base, head_norm="ln").float()
     views = views_of(method, dtype=torch.float32)
-    exact = method(views, clock())
+    exact = method(views, progress())
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = method(views, clock())
+        rounded = method(views, progress())
     assert rounded.loss.dtype == torch.float32
     assert rounded.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
     assert rounded.logs["context"].item() == pytest.approx(exact.logs["context"].item(), rel=0.03)

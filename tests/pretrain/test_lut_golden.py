@@ -16,18 +16,18 @@ import pytest
 import torch
 from PIL import Image
 from processes import in_two_processes
-from recorded import clock, close, fill, recording, under
+from recorded import close, fill, progress, recording, under
 from torch import Tensor
 
 from engine.distributed import World
-from pretrain.batch_norm import synchronised
-from pretrain.masking import mask_at
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.lut import METHOD, RECIPES, Settings
+from pretrain.parts.batch_norm import synchronised
+from pretrain.parts.masking import mask_at
+from pretrain.parts.sizes import SINCOS, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
-from pretrain.sizes import SINCOS, VIT_SMOKE
-from pretrain.updates import Updates
 
 DATA, CONFIG = recording("lut/lut_step.safetensors")
 ACCUM, ACCUM_CONFIG = recording("lut/lut_accum.safetensors")
@@ -136,13 +136,13 @@ def test_student_outputs():
     """The recorded predictor outputs, view 1 before view 2, as the forward pass makes them."""
     method, seen = start().method, []
     method.predictor.register_forward_hook(lambda module, given, found: seen.append(found))
-    method(views(0), clock(0, CONFIG, CONFIG["steps"]))
+    method(views(0), progress(0, CONFIG, CONFIG["steps"]))
     close(torch.cat(seen), DATA["out0.student_out"], OUTPUT, "student")
 
 
 def test_full_gradients():
     updates = start()
-    updates.back_from(views(0), clock(0, CONFIG, CONFIG["steps"]))
+    updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
     recorded = {our_name(name): gradient for name, gradient in under(DATA, "grad0.").items()}
     for name, parameter in updates.method.named_parameters():
         if parameter.requires_grad:
@@ -154,7 +154,7 @@ def test_full_gradients():
 def test_recorded_updates(dtype):
     updates = start(dtype=dtype)
     for step in range(CONFIG["steps"]):
-        now = clock(step, CONFIG, CONFIG["steps"])
+        now = progress(step, CONFIG, CONFIG["steps"])
         close(updates.rates(now)[0], DATA[f"lr{step}"], 1e-12, f"learning rate {step}")
         logs = updates.run([views(step, dtype=dtype)], now)
         for ours, theirs in (("loss", "total"), ("mim", "mae"), ("context", "bc")):
@@ -171,7 +171,7 @@ def test_accumulation():
     updates, parts = start(ACCUM_CONFIG), ACCUM_CONFIG["accum_iter"]
     steps = ACCUM_CONFIG["steps"] // parts
     for step in range(steps):
-        now = clock(step, ACCUM_CONFIG, steps, parts)
+        now = progress(step, ACCUM_CONFIG, steps, parts)
         numbers = range(step * parts, (step + 1) * parts)
         given = [views(number, DATA if f"in{number}.noise" in DATA else ACCUM) for number in numbers]
         close(updates.rates(now)[0], ACCUM[f"lr{step}"], 1e-12, f"learning rate {step}")
@@ -202,7 +202,7 @@ def test_teacher_momentum(recorded):
     parts = config.get("accum_iter", 1)
     steps = config["steps"] // parts
     for step in range(steps):
-        now = clock(step, config, steps, parts)
+        now = progress(step, config, steps, parts)
         now = replace(now, part=parts - 1)
         assert now.step * parts + now.part == data[f"ema_it{step}"]
         method = start(config).method
@@ -223,7 +223,7 @@ def test_head_variants(name):
     teacher = {n: t for n, t in under(DATA, "ema0.").items() if not heads.match(n)} | under(recorded, "ema0.")
     fill(method, state(student, teacher))
     updates = Updates(method, chosen)
-    logs = updates.back_from(views(0), clock(0, CONFIG, CONFIG["steps"]))
+    logs = updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
     losses = under(recorded, "loss.")
     for ours, theirs in (("loss", "total"), ("mim", "mae"), ("context", "bc")):
         if theirs in losses:
@@ -256,7 +256,7 @@ def half_of_the_recorded_updates(world: World, folder: Path) -> None:
     updates = start(world=world)
     for step in range(CONFIG["steps"]):
         share = {name: tensor.chunk(2)[world.rank] for name, tensor in views(step).items()}
-        logs = updates.run([share], clock(step, CONFIG, CONFIG["steps"]))
+        logs = updates.run([share], progress(step, CONFIG, CONFIG["steps"]))
         close(logs["loss"], DATA[f"loss{step}.total"], LOSS, f"loss {step}")
         close(logs["grad_norm"], DATA[f"gradnorm{step}.total"], WEIGHTS, f"gradient norm {step}")
     check_weights(updates, DATA, "student_end.", "ema_end.")
@@ -271,7 +271,7 @@ def test_two_processes_on_half_a_batch_each(tmp_path):
 
 def test_momentum_is_one_only_after_the_end():
     method = start().method
-    last = Clock(step=11, steps_per_epoch=3, epochs=4)
+    last = TrainProgress(step=11, steps_per_epoch=3, epochs=4)
     before = method.teacher["vit"].trunk.cls_token.clone()
     method.after_update(last)
     assert not torch.equal(before, method.teacher["vit"].trunk.cls_token)

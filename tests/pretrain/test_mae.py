@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import SMALL, clock, exported, picture, views_of
+from toys import SMALL, exported, picture, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from engine.seeding import AUGMENT, seeded
-from pretrain.masking import order_of
+from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.mae import METHOD, RECIPES, Settings
-from pretrain.pixels import normalised, patchify
-from pretrain.sizes import SINCOS
-from pretrain.updates import Updates
+from pretrain.parts.masking import order_of
+from pretrain.parts.pixels import normalised, patchify
+from pretrain.parts.sizes import SINCOS
 
 SPEC = replace(SMALL, **SINCOS)
 SETTINGS = Settings(decoder_width=16, decoder_depth=1, decoder_heads=2)
@@ -57,7 +57,7 @@ def test_mask_tokens_in_the_encoder_against_the_definition():
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradients_reach_what_is_trained_and_nothing_else(masked):
     method = method_of(encoder_mask_tokens=masked)
-    method(views_of(method), clock()).loss.backward()
+    method(views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
     fixed = {name for name, parameter in method.named_parameters() if not parameter.requires_grad}
@@ -68,7 +68,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(masked):
 def test_targets():
     method, raw = method_of(), method_of(norm_pixels=False)
     views = views_of(method)
-    found = [m(views, clock()).loss for m in (method, raw)]
+    found = [m(views, progress()).loss for m in (method, raw)]
     assert not torch.isclose(*found)
     flat = normalised(patchify(views["image"], 4))
     torch.testing.assert_close(flat.mean(-1), torch.zeros(6, 16).double(), atol=1e-6, rtol=0)
@@ -97,7 +97,7 @@ def test_crops():
 def test_every_sampling_learns(sampling):
     method = method_of(sampling=sampling)
     updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6))
-    losses = [updates.run([views_of(method)], clock(2))["loss"] for _ in range(15)]
+    losses = [updates.run([views_of(method)], progress(2))["loss"] for _ in range(15)]
     assert losses[-1] < 0.99 * losses[0]
 
 

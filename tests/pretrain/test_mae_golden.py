@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import clock, close, fill, recording, under
+from recorded import close, fill, progress, recording, under
 
 from checkpoints.positions import sincos_positions
-from pretrain.masking import mask_at
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.mae import METHOD, Settings
-from pretrain.pixels import patchify
+from pretrain.parts.masking import mask_at
+from pretrain.parts.pixels import patchify
+from pretrain.parts.sizes import SINCOS, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
-from pretrain.sizes import SINCOS, VIT_SMOKE
-from pretrain.updates import Updates
 
 DATA, CONFIG = recording("mae/mae_step.safetensors")
 LOSS, WEIGHTS = 1e-6, 5e-6
@@ -99,14 +99,14 @@ def test_positions(width, side):
 def test_schedule():
     schedule = recipe(CONFIG).schedule
     for number, rate in enumerate(DATA["sched.lr"]):
-        now = Clock(step=number, steps_per_epoch=4, epochs=CONFIG["epochs"])
+        now = TrainProgress(step=number, steps_per_epoch=4, epochs=CONFIG["epochs"])
         assert now.time == DATA["sched.epoch"][number]
         close(schedule.at(CONFIG["lr"], now), rate, 1e-12, f"epoch {now.time}")
 
 
 def test_full_gradients():
     updates = start()
-    updates.back_from(views(0), clock(0, CONFIG, CONFIG["steps"]))
+    updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
     recorded = {our_name(name): gradient for name, gradient in under(DATA, "grad0.").items()}
     for name, parameter in updates.method.named_parameters():
         if parameter.requires_grad:
@@ -115,13 +115,13 @@ def test_full_gradients():
 
 
 def test_raw_pixels():
-    logs = start(norm_pixels=False).run([views(0)], clock(0, CONFIG, CONFIG["steps"]))
+    logs = start(norm_pixels=False).run([views(0)], progress(0, CONFIG, CONFIG["steps"]))
     close(logs["loss"], DATA["rawpix.loss0"], LOSS, "loss")
     close(logs["grad_norm"], DATA["rawpix.gradnorm0.total"], WEIGHTS, "gradient norm")
 
 
 def test_accumulation():
-    updates, now = start(parts=2), clock(0, CONFIG, CONFIG["steps"], parts=2)
+    updates, now = start(parts=2), progress(0, CONFIG, CONFIG["steps"], parts=2)
     close(updates.rates(now)[0], DATA["accum2.lr"], 1e-12, "learning rate")
     logs = updates.run([views(0), views(1)], now)
     close(logs["loss"], (DATA["accum2.loss0"] + DATA["accum2.loss1"]) / 2, LOSS, "loss")
@@ -134,7 +134,7 @@ def test_accumulation():
 def test_recorded_updates(dtype):
     updates = start(dtype)
     for step in range(CONFIG["steps"]):
-        now = clock(step, CONFIG, CONFIG["steps"])
+        now = progress(step, CONFIG, CONFIG["steps"])
         close(updates.rates(now)[0], DATA[f"lr{step}"], 1e-12, f"learning rate {step}")
         logs = updates.run([views(step, dtype)], now)
         close(logs["loss"], DATA[f"loss{step}"], LOSS, f"loss {step}")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from recorded import recording
 
-from pretrain.mask_shapes import MaskNoise, blocks
-from pretrain.masking import mask_at
+from pretrain.parts.mask_shapes import MaskNoise, blocks
+from pretrain.parts.masking import mask_at
 
 DATA, CONFIG = recording("beit/beit_step.safetensors")
 

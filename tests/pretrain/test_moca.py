@@ -10,17 +10,17 @@ from torch.nn import functional as F
 
 import pretrain.methods.moca as module
 from imagesets.sets import open_set
-from pretrain.codebook import Codebook, farthest
-from pretrain.mask_rounds import MaskRounds
-from pretrain.method import Clock
+from pretrain.loop.trainer import build
+from pretrain.method import TrainProgress
 from pretrain.methods.moca import METHOD, RECIPES
-from pretrain.pixels import normalised, patchify
-from pretrain.trainer import build
-from pretrain.views import Blur
-from pretrain.weight_generators import divergences
+from pretrain.parts.codebook import Codebook, farthest
+from pretrain.parts.mask_rounds import MaskRounds
+from pretrain.parts.pixels import normalised, patchify
+from pretrain.parts.views import Blur
+from pretrain.parts.weight_generators import divergences
 
 SMOKE = RECIPES["smoke"]
-NOW = Clock(step=0, steps_per_epoch=2, epochs=1)
+NOW = TrainProgress(step=0, steps_per_epoch=2, epochs=1)
 IMAGES = 6
 
 

@@ -27,12 +27,12 @@ from recorded_moca import (
 )
 
 from engine.distributed import World
-from pretrain.mask_rounds import MaskRounds
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.moca import RECIPES
-from pretrain.updates import Updates
+from pretrain.parts.mask_rounds import MaskRounds
 
-ONE = Clock(step=0, steps_per_epoch=1, epochs=1)
+ONE = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 TEACHER, _ = recording("moca/teacher_common.safetensors")
 TINY_SIZES = {name: getattr(settings(CASES["cases"]["cond_1mask"]["config"]), name)
               for name in ("words", "new_words", "early_layers", "decoder_width", "decoder_heads")}  # fmt: skip
@@ -137,26 +137,26 @@ def follow(name, clocks, parts):
     chosen = run_settings(run["args"])
     updates = Updates(method(chosen), recipe(run["args"], chosen, batch=3 * parts))
     order = [number for epoch in run["batch_order"] for number in epoch]
-    for update, clock in enumerate(clocks):
+    for update, progress in enumerate(clocks):
         drawn = [data[f"draw.{kind}"][update] for kind in ("update_view", "randperm", "interior_token")]
         batches = []
         for part in range(update * parts, (update + 1) * parts):
             batches.append({**images(order[part]), "noise": noise(data["draw.mask_noise"][part]),
                             "choices": choices(*drawn)})  # fmt: skip
-        logs = updates.run(batches, clock)
+        logs = updates.run(batches, progress)
         steps = run["steps"][update * parts : (update + 1) * parts]
         for kind, key in (("loss", "total"), ("loss_img", "img"), ("loss_loc", "loc")):
             close(logs[kind], sum(step[f"loss_{key}"] for step in steps) / parts, LIMIT, f"{kind} {update}")
         close(logs["grad_norm"], run["grad_norm_before_clip"][update], LIMIT, f"gradient norm {update}")
-        check_step(updates, steps[-1], clock)
+        check_step(updates, steps[-1], progress)
     return run, data, updates.method
 
 
-def check_step(updates, step, clock):
+def check_step(updates, step, progress):
     book, groups = updates.method.codebook, updates.optimizer.param_groups
     close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), LIMIT, "lr")
     close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), LIMIT, "weight decay")
-    close(updates.method.alpha(clock), step["momentum"], 1e-12, "momentum")
+    close(updates.method.alpha(progress), step["momentum"], 1e-12, "momentum")
     close(book.mu, step["dist_norm_after"], LIMIT, "mu")
     close(book.mu_of_update, step["dist_norm_prev_after"], LIMIT, "mu of the update")
     assert book.oldest.item() == step["ptr_after"]
@@ -186,15 +186,15 @@ def without_keys(bias, name):
 
 
 def test_recorded_trajectory():
-    clocks = [Clock(step=step, steps_per_epoch=3, epochs=4) for step in range(3)]
-    clocks += [Clock(step=2 + step, steps_per_epoch=2, epochs=4) for step in range(2)]
+    clocks = [TrainProgress(step=step, steps_per_epoch=3, epochs=4) for step in range(3)]
+    clocks += [TrainProgress(step=2 + step, steps_per_epoch=2, epochs=4) for step in range(2)]
     run, data, ours = follow("trajectory", clocks, parts=1)
     check_end(ours, run, data)
 
 
 def test_recorded_accumulation():
     """Teacher and codebook move in the last of two parts, mu in both."""
-    clocks = [Clock(step=step, steps_per_epoch=2, epochs=4, parts=2) for step in range(2)]
+    clocks = [TrainProgress(step=step, steps_per_epoch=2, epochs=4, parts=2) for step in range(2)]
     run, data, ours = follow("accum2", clocks, parts=2)
     check_end(ours, run, data)
 
@@ -208,12 +208,12 @@ def member(world: World, folder: Path) -> None:
     for step, number in enumerate(run["batch_order"][0]):
         drawn = [data[f"draw.{kind}"][step] for kind in ("update_view", "randperm", "interior_token")]
         views = {**images(number), "noise": noise(data["draw.mask_noise"][step]), "choices": choices(*drawn)}
-        clock = Clock(step=step, steps_per_epoch=2, epochs=4)
-        logs = updates.run([views], clock)
+        progress = TrainProgress(step=step, steps_per_epoch=2, epochs=4)
+        logs = updates.run([views], progress)
         close(logs["loss"], sum(steps[step]["loss_total"] for steps in both) / 2, LIMIT, f"loss {step}")
         close(logs["loss_loc"], run["steps"][step]["loss_loc"], LIMIT, f"loss_loc {step}")
         close(logs["grad_norm"], run["grad_norm_before_clip"][step], LIMIT, f"gradient norm {step}")
-        check_step(updates, run["steps"][step], clock)
+        check_step(updates, run["steps"][step], progress)
         close(updates.method.codebook.words, data[f"codebook_after_step.{step}"], LIMIT, f"words {step}")
     for name, tensor in under(data, "final.").items():
         close(updates.method.state_dict()[our_name(name)], tensor, LIMIT, name)
@@ -229,11 +229,11 @@ def test_schedules_of_the_recipes(name, recorded):
     ours = method(replace(chosen.settings, **TINY_SIZES))
     updates = Updates(ours, chosen)
     for point in MISC["schedules"]:
-        clock = Clock(step=round(1000 * point["epoch"]), steps_per_epoch=1000, epochs=chosen.epochs)
-        lr, decay = updates.rates(clock)
+        progress = TrainProgress(step=round(1000 * point["epoch"]), steps_per_epoch=1000, epochs=chosen.epochs)
+        lr, decay = updates.rates(progress)
         close(lr, point["lr_of_1p2e3"], 1e-12, f"lr at {point['epoch']}")
         close(decay, point["wd_0p05_to_0p20"] if name == "vit_b" else 0.05, 1e-12, f"decay at {point['epoch']}")
-        close(ours.alpha(clock), point[recorded], 1e-12, f"momentum at {point['epoch']}")
+        close(ours.alpha(progress), point[recorded], 1e-12, f"momentum at {point['epoch']}")
 
 
 def test_groups():

@@ -7,13 +7,13 @@ import pytest
 import torch
 from processes import in_two_processes
 from recorded_dino import FLOAT64, close_weights, prepared, recipe, run_recorded, views
-from test_dino import assert_same, clock, random_views, trained
+from test_dino import assert_same, progress, random_views, trained
 from torch import Tensor, nn
 
 from engine.distributed import World
-from pretrain.batch_norm import synchronised
+from pretrain.loop.updates import Updates
 from pretrain.methods.mst import METHOD, RECIPES, Mst, Settings
-from pretrain.updates import Updates
+from pretrain.parts.batch_norm import synchronised
 
 PATCHES = 16
 PLAIN = {"head_norm": "none", "decoder": "linear"}  # no batch statistics
@@ -89,7 +89,7 @@ class TestMasks:
         method, crops = mst(), random_views()["global"]
         with torch.no_grad():
             nn.init.normal_(method.teacher.vit.trunk.cls_token)
-            _, found = method.teach(crops, clock(0))
+            _, found = method.teach(crops, progress(0))
             wanted = method.teacher.vit.attention(crops.flatten(0, 1))[:, :, 0, 1:].mean(dim=1)
         torch.testing.assert_close(found, wanted)
 
@@ -116,7 +116,7 @@ class TestRestoration:
 
     def test_of_no_hidden_patch_is_zero(self):
         method = mst(restore="masked", sampling="random", mask_chance=0.0)
-        step = method(random_views(), clock(0))
+        step = method(random_views(), progress(0))
         step.loss.backward()
         assert step.logs["restore"] == 0 and all(p.grad.isfinite().all() for p in method.decoder.parameters())
 
@@ -141,7 +141,7 @@ class TestRestoration:
 
     def test_is_weighted(self):
         method = mst(restore_weight=0.6, inst_weight=0.5)
-        step = method(random_views(), clock(0))
+        step = method(random_views(), progress(0))
         torch.testing.assert_close(step.loss, 0.5 * step.logs["instance"] + 0.6 * step.logs["restore"])
 
 
@@ -155,7 +155,7 @@ class TestBatchNorms:
             alone.student.head.embed(view)
         for view in alone.teacher.class_tokens(seen["global"]).unbind(1):
             alone.teacher.head.embed(view)
-        method(seen, clock(0))
+        method(seen, progress(0))
         for branch in ("student", "teacher"):
             wanted = dict(getattr(alone, branch).named_buffers())
             for name, buffer in getattr(method, branch).named_buffers():
@@ -195,7 +195,7 @@ def test_rows_of_table_4_reach_what_they_train(name):
     method = mst(sampling=row.sampling, replace=row.replace, restore=row.restore, mask_chance=0.5)
     if not row.inst_weight:
         method = METHOD(method.spec, replace(method.settings, inst_weight=0.0, local_crops=0)).double()
-    step = method({n: t for n, t in random_views().items() if n != "local" or row.inst_weight}, clock(0))
+    step = method({n: t for n, t in random_views().items() if n != "local" or row.inst_weight}, progress(0))
     step.loss.backward()
     for parameter_name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, parameter_name

@@ -33,12 +33,12 @@ def board(monkeypatch):
     return made
 
 
-def stopped(export, clock) -> dict:
+def stopped(export, progress) -> dict:
     raise RuntimeError("stopped")
 
 
 def test_a_resumed_training_goes_on_in_its_run(board, tmp_path):
-    first = trainer("mae", tmp_path / "one", wandb="project", monitor=lambda export, clock: first.stop() or {},
+    first = trainer("mae", tmp_path / "one", wandb="project", monitor=lambda export, progress: first.stop() or {},
                     monitor_every=1)  # fmt: skip
     assert first.train() == "stopped"
     assert trainer("mae", tmp_path / "one", wandb="project", resume=True).train() == "finished"

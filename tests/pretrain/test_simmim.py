@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import SMALL, clock, exported, views_of
+from toys import SMALL, exported, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
-from pretrain.masking import mask_at, order_of
+from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
-from pretrain.pixels import patchify
-from pretrain.sizes import RELATIVE, SINCOS
-from pretrain.updates import Updates
+from pretrain.parts.masking import mask_at, order_of
+from pretrain.parts.pixels import patchify
+from pretrain.parts.sizes import RELATIVE, SINCOS
 
 SPEC = replace(SMALL, **RELATIVE)
 SETTINGS = Settings(mask_patch=4, drop_path=0.0)
@@ -50,7 +50,7 @@ def test_losses_against_their_definition(loss, error, area):
     hidden = mask_at(network.ids(order[:, network.visible :]), 16)
     asked = hidden if area == "masked" else torch.ones_like(hidden)
     expected = error(prediction[asked], patchify(views["image"], 4)[asked])
-    torch.testing.assert_close(method(views, clock()).loss, expected, rtol=1e-7, atol=0)
+    torch.testing.assert_close(method(views, progress()).loss, expected, rtol=1e-7, atol=0)
 
 
 def test_context_is_of_the_visible_patches_or_of_all():
@@ -69,13 +69,13 @@ def test_sampling(sampling, hidden):
     method = method_of(sampling=sampling, head_depth=2)
     assert len(method.predictor.blocks) - method.predictor.visible == hidden
     updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6))
-    losses = [updates.run([views_of(method)], clock(2))["loss"] for _ in range(15)]
+    losses = [updates.run([views_of(method)], progress(2))["loss"] for _ in range(15)]
     assert losses[-1] < 0.99 * losses[0]
 
 
 def test_every_parameter_learns():
     method = method_of()
-    method(views_of(method), clock()).loss.backward()
+    method(views_of(method), progress()).loss.backward()
     assert all(p.grad is not None and p.requires_grad for p in method.parameters())
 
 
@@ -83,9 +83,9 @@ def test_drop_path_is_active():
     method = method_of(drop_path=0.5)
     views = views_of(method)
     torch.manual_seed(0)
-    assert len({method(views, clock()).loss.item() for _ in range(4)}) > 1
+    assert len({method(views, progress()).loss.item() for _ in range(4)}) > 1
     method = method_of()
-    assert len({method(views, clock()).loss.item() for _ in range(4)}) == 1
+    assert len({method(views, progress()).loss.item() for _ in range(4)}) == 1
 
 
 def test_initial_weights():
@@ -107,9 +107,9 @@ def test_initial_weights():
 def test_bfloat16_keeps_the_loss_precise():
     method = method_of().float()
     views = views_of(method, dtype=torch.float32)
-    exact = method(views, clock()).loss
+    exact = method(views, progress()).loss
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = method(views, clock()).loss
+        rounded = method(views, progress()).loss
     assert rounded.dtype == torch.float32 and rounded.item() == pytest.approx(exact.item(), rel=0.02)
 
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import clock, close, fill, recording, under
+from recorded import close, fill, progress, recording, under
 
-from pretrain.mask_shapes import MaskNoise
-from pretrain.masking import mask_at, order_of
-from pretrain.method import Clock
+from pretrain.loop.updates import Updates
+from pretrain.method import TrainProgress
 from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
+from pretrain.parts.mask_shapes import MaskNoise
+from pretrain.parts.masking import mask_at, order_of
+from pretrain.parts.sizes import RELATIVE, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import Multistep
-from pretrain.sizes import RELATIVE, VIT_SMOKE
-from pretrain.updates import Updates
 
 DATA, CONFIG = recording("simmim/simmim_step.safetensors")
 LOSS, GRADIENT, WEIGHTS = 1e-6, 5e-6, {torch.float32: 1e-7, torch.float64: 2e-7}
@@ -93,7 +93,7 @@ def test_forward_pass():
 
 def test_full_gradients():
     updates = start()
-    updates.back_from(views(0), clock(0, CONFIG, CONFIG["steps"]))
+    updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
     recorded = state("grad0.")
     for name, parameter in updates.method.named_parameters():
         close(parameter.grad, recorded.pop(name), GRADIENT, f"gradient of {name}")
@@ -105,7 +105,7 @@ def test_recorded_updates(dtype):
     """Recorded in the second epoch with a fresh scheduler: its first update has the rate of a training's first."""
     updates = start(dtype)
     for step in range(CONFIG["steps"]):
-        now = clock(step, CONFIG | ({} if step else {"epoch": 0}), CONFIG["steps"])
+        now = progress(step, CONFIG | ({} if step else {"epoch": 0}), CONFIG["steps"])
         close(updates.rates(now)[0], DATA[f"lr{step}"], 1e-12, f"learning rate {step}")
         logs = updates.run([views(step, dtype)], now)
         close(logs["loss"], DATA[f"loss{step}"], LOSS, f"loss {step}")
@@ -128,9 +128,9 @@ def test_schedule():
     """Its scheduler is asked after update t, for the next one; four updates an epoch, to the last recorded t."""
     recorded = DATA["sched.multistep"]
     for t, rate in enumerate(recorded[:-1]):
-        now = Clock(step=t + 1, steps_per_epoch=len(recorded) // CONFIG["epochs"], epochs=CONFIG["epochs"])
+        now = TrainProgress(step=t + 1, steps_per_epoch=len(recorded) // CONFIG["epochs"], epochs=CONFIG["epochs"])
         close(recipe().schedule.at(CONFIG["lr"], now), rate, 1e-12, f"update {t + 1}")
-    first = Clock(step=0, steps_per_epoch=4, epochs=CONFIG["epochs"])
+    first = TrainProgress(step=0, steps_per_epoch=4, epochs=CONFIG["epochs"])
     close(recipe().schedule.at(CONFIG["lr"], first), CONFIG["warm_lr"], 1e-12, "update 0")
 
 

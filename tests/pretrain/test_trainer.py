@@ -15,7 +15,7 @@ from elsewhere import CONTEXT, started
 from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, small_recipe, trainer
 
 from imagesets.sets import open_set
-from pretrain.checkpointing import states
+from pretrain.loop.checkpointing import states
 
 STEPS = EPOCHS * IMAGES // BATCH
 
@@ -30,7 +30,9 @@ def quiet(tmp_path_factory):
 @pytest.fixture
 def saved_twice(tmp_path):
     """A folder with the states of updates 3 and 4."""
-    first = trainer("mae", tmp_path, monitor=lambda export, clock: first.save() or first.stop() or {}, monitor_every=1)
+    first = trainer(
+        "mae", tmp_path, monitor=lambda export, progress: first.save() or first.stop() or {}, monitor_every=1
+    )
     assert first.train() == "stopped"
     assert [path.name[:14] for path in states(tmp_path / "states")] == ["step-000000004", "step-000000003"]
     return tmp_path
@@ -166,7 +168,7 @@ def test_a_failure_before_the_first_state_leaves_the_folder_free(tmp_path, quiet
     """For another setting, with and without --resume; what it wrote does not mix with the new run's."""
     for resume in (False, True):
         failing = trainer("mae", tmp_path, seed=1, resume=resume)
-        failing.method.forward = lambda views, clock: 1 / 0
+        failing.method.forward = lambda views, progress: 1 / 0
         with pytest.raises(ZeroDivisionError):
             failing.train()
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "log.jsonl", "run.json", "start", "tensorboard"}
@@ -198,7 +200,7 @@ def test_one_training_at_a_time_in_a_folder(tmp_path):
 def test_out_of_memory_says_what_to_lower(tmp_path):
     training = trainer("mae", tmp_path, at_once=4)
 
-    def forward(views, clock):
+    def forward(views, progress):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     training.method.forward = forward
@@ -303,8 +305,8 @@ def test_parts_fit_the_memory(tmp_path, quiet):
 def test_exports_and_monitor_come_when_they_are_due(tmp_path):
     seen = []
 
-    def monitor(export, clock):
-        seen.append((clock.epoch, (tmp_path / "export").exists(), export.facts["epochs"]))
+    def monitor(export, progress):
+        seen.append((progress.epoch, (tmp_path / "export").exists(), export.facts["epochs"]))
         return {"accuracy": 50.0}
 
     trainer("mae", tmp_path, export_every=1, monitor_every=1, monitor=monitor).train()

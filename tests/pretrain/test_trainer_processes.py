@@ -17,8 +17,8 @@ from torch import Tensor
 from engine.distributed import World
 from engine.extensions import source_files
 from imagesets.sets import open_set
-from pretrain.checkpointing import states
-from pretrain.images import Part, cut_of
+from pretrain.loop.checkpointing import states
+from pretrain.loop.images import Part, cut_of
 
 METHODS = list(source_files("methods"))
 STEPS = EPOCHS * IMAGES // BATCH
@@ -65,7 +65,7 @@ def test_two_processes_do_the_training_of_one(name, tmp_path):
 
 def resumed(world: World, out: Path) -> tuple[int, dict[str, Tensor]]:
     """Stopped after the first epoch and gone on with; where it was stopped, and the weights at the end."""
-    first = trainer("mae", out, world=world, monitor=lambda export, clock: first.stop() or {}, monitor_every=1)
+    first = trainer("mae", out, world=world, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped"
     second = trainer("mae", out, world=world, resume=True)
     assert second.train() == "finished"
@@ -90,7 +90,7 @@ def stopped_by_one(world: World, out: Path) -> tuple[str, int]:
     update = training.update
 
     def interrupted(*given):
-        if not world.is_first and training.step == 5:
+        if not world.is_rank0 and training.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*given)
 
@@ -108,9 +108,9 @@ def diverging(world: World, out: Path) -> None:
     training = trainer("mae", out, world=world)
     forward = training.method.forward
 
-    def broken(views, clock):
-        step = forward(views, clock)
-        return step._replace(loss=step.loss * float("nan")) if clock.step == 3 and not world.is_first else step
+    def broken(views, progress):
+        step = forward(views, progress)
+        return step._replace(loss=step.loss * float("nan")) if progress.step == 3 and not world.is_rank0 else step
 
     training.method.forward = broken
     training.train()

@@ -9,8 +9,8 @@ from torch.utils.data import default_collate
 
 from checkpoints.export import ViTExport
 from engine.seeding import AUGMENT, seeded
-from pretrain.method import Clock, Encoder, Method
-from pretrain.sizes import VIT_SMOKE
+from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.parts.sizes import VIT_SMOKE
 
 SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)  # 4 x 4 patches of 16 px
 
@@ -30,8 +30,8 @@ def views_of(method: Method, count: int = 6, dtype: torch.dtype = torch.float64)
     return default_collate(found)
 
 
-def clock(step: int = 0, part: int = 0, parts: int = 1) -> Clock:
-    return Clock(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
 
 
 def exported(method: Method, encoder: Encoder) -> ViTExport:

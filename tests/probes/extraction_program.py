@@ -16,9 +16,8 @@ from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
-from probes import store
-from probes.features import extract
-from probes.kinds import FeatureKind
+from probes.features.extract import extract, store
+from probes.features.kinds import FeatureKind
 
 KINDS = (FeatureKind("cls"), FeatureKind("avg", layer=-2))
 IMAGES = 600

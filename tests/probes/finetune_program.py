@@ -18,7 +18,7 @@ from safetensors import safe_open
 from toy_exports import export_of_size, workspace
 
 from engine.tasks import Outcome
-from probes import tuning
+from probes.finetune import trainer as tuning
 from probes.tasks.finetune import Finetune
 
 TASK = Finetune(

@@ -17,7 +17,7 @@ import torch
 from toy_exports import export_of_size, workspace
 
 from engine.tasks import Outcome
-from probes import sweep
+from probes.linear import sweep
 from probes.tasks.linear import PROTOCOLS
 
 EPOCHS = 24

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from extraction_program import IMAGES, KINDS, prepared
 
-from probes.features import extract
+from probes.features.extract import extract
 
 PROGRAM = Path(__file__).with_name("extraction_program.py")
 

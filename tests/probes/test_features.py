@@ -19,8 +19,8 @@ from checkpoints.vit import ViT
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
-from probes.features import extract, transform_of
-from probes.kinds import FeatureKind
+from probes.features.extract import extract, transform_of
+from probes.features.kinds import FeatureKind
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
 

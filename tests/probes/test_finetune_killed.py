@@ -10,7 +10,7 @@ import pytest
 import torch
 from finetune_program import described, outcome
 
-from probes.tuning import Training
+from probes.finetune.trainer import Training
 
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 

@@ -18,12 +18,12 @@ from checkpoints.vit import ViT
 from engine.distributed import World
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
-from probes import tuning
-from probes.classifier import Classifier, HeadRecipe
+from probes.finetune import trainer as tuning
+from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.trainer import Training
+from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, posterized
 from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
-from probes.training_groups import Augmentation, Cut, Groups, group_size, posterized
-from probes.tuning import Training
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
 AUGMENTED = QUICK.augmentation

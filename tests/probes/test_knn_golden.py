@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from probes.neighbours import normalised, search, vote
+from probes.knn.neighbours import normalised, search, vote
 
 FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "knn"
 DATA = load_file(FOLDER / "data.safetensors")

@@ -14,10 +14,10 @@ from toy_exports import export_of_size, workspace
 from checkpoints.backbone import Backbone
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
-from probes.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
-from probes.batches import Cut
+from probes.features.readouts import kinds_of
 from probes.holdout import held_out
-from probes.readouts import kinds_of
+from probes.linear.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
+from probes.linear.batches import Cut
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)

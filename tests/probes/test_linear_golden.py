@@ -12,9 +12,9 @@ from checkpoints.backbone import Backbone
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
-from probes.heads import Head, Heads, Recipe
-from probes.kinds import rows_of
-from probes.readouts import joined, kinds_of
+from probes.features.kinds import rows_of
+from probes.features.readouts import joined, kinds_of
+from probes.linear.heads import Head, Heads, Recipe
 
 GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 

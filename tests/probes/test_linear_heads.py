@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.lars import adapted
-from probes.heads import Head, Heads, Recipe, grouped, residuals
+from probes.linear.heads import Head, Heads, Recipe, grouped, residuals
 
 RECORDED = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lars"
 WIDTHS = {"wide": 12, "narrow": 5}

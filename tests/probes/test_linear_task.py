@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
-from probes import sweep
-from probes.features import extract
-from probes.kinds import FeatureKind
-from probes.readouts import joined, kinds_of
+from probes.features.extract import extract
+from probes.features.kinds import FeatureKind
+from probes.features.readouts import joined, kinds_of
+from probes.linear import sweep
+from probes.linear.sweep import Sweep
 from probes.splits import open_splits
-from probes.sweep import Sweep
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(0.1, 1.0, 10.0), readouts=("avg", "cls1+avg"), epochs=20, batch=64, augment=False)

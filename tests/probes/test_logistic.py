@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch.nn import functional as F
 
-from probes import cyanure_solver, logistic
+from probes.lowshot import cyanure_solver, logistic
 
 
 def problem(rows=60, width=8, classes=4, seed=0, skew=0.0):

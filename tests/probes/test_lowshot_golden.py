@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from probes import cyanure_solver, logistic
-from probes.fitting import predictions, preprocessed
+from probes.lowshot import cyanure_solver, logistic
+from probes.lowshot.fitting import predictions, preprocessed
 
 FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lowshot"
 DATA = load_file(FOLDER / "data.safetensors")

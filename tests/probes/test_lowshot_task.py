@@ -11,8 +11,8 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
 from imagesets.sets import open_set
-from probes.fitting import preprocessed
-from probes.shots import places, rows_of, subsets, union
+from probes.lowshot.fitting import preprocessed
+from probes.lowshot.shots import places, rows_of, subsets, union
 from probes.tasks import lowshot
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 

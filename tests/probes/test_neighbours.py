@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from probes import neighbours
-from probes.neighbours import normalised, search, vote
+from probes.knn import neighbours
+from probes.knn.neighbours import normalised, search, vote
 
 BACKENDS = ("faiss", "torch")
 

@@ -12,8 +12,8 @@ from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
-from probes.kinds import FeatureKind
-from probes.stand_ins import readout_of
+from probes.features.kinds import FeatureKind
+from probes.features.stand_ins import readout_of
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 from probes.tasks.lowshot import LowShot

@@ -1,0 +1,273 @@
+"""`bench doctor`: what is installed, what works, what is missing, and the command that fixes it.
+
+No check may raise: a broken import is what doctor is asked about.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from bench.cli.messages import in_one_line
+from bench.results.environment import cores, cpu_model, installed, memory_bytes
+from engine.memory import SWITCH
+from probes.knn import blas_kernel
+
+TESTED = ("2.11", "0.26")  # torch and torchvision; pyproject.toml holds them to this pair
+PAIR = "pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'"
+EVERYTHING = "pip install 'ssl-vit-bench[cpu]'"
+ONE_FAISS = "pip uninstall -y faiss-cpu faiss-gpu && pip install 'faiss-cpu>=1.15,<2'  (with a GPU: faiss-gpu)"
+SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about that
+
+Mark = Literal["ok", "missing", "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the report. Only a `missing` that is `needed` makes the tool unusable."""
+
+    name: str
+    mark: Mark
+    text: str
+    fix: str = ""
+    needed: bool = True
+
+
+def examine() -> list[Check]:
+    """All checks, in the order of the report."""
+    found: list[Check] = []
+    for check in (
+        _python,
+        _torch,
+        _devices,
+        _libraries,
+        _faiss,
+        _openblas,
+        _cyanure,
+        _mmcv,
+        _dense,
+        _machine,
+        _disk,
+        _glibc,
+    ):
+        try:
+            found += check()
+        except Exception as error:  # a check that fails is a finding
+            text = f"cannot be examined: {in_one_line(error)}"
+            found.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
+    return found
+
+
+def usable(checks: list[Check]) -> bool:
+    """Whether `bench run` can work here."""
+    return not any(check.mark == "missing" and check.needed for check in checks)
+
+
+def quietly_imported(name: str) -> ModuleType | str:
+    """The module, or why it cannot be imported, in one line. What it prints is swallowed."""
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # binary packages fail with anything from ImportError to SystemError
+            return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    # Without the advice to ask doctor, which messages for users have.
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True) -> Check:
+    module = quietly_imported(name)
+    version = installed(package)
+    if isinstance(module, ModuleType):
+        return Check(name=package, mark="ok", text=version or "version unknown")
+    text = f"not installed ({module})" if version is None else f"{version} is there but cannot be imported: {module}"
+    return Check(name=package, mark="missing", text=text, fix=fix, needed=needed)
+
+
+def _python() -> Iterator[Check]:
+    good = (3, 11) <= sys.version_info < (3, 13)
+    fix = "" if good else "use Python 3.11 or 3.12"
+    text = f"{platform.python_version()}, {sys.executable}"
+    yield Check(name="python", mark="ok" if good else "missing", text=text, fix=fix)
+
+
+def _torch() -> Iterator[Check]:
+    checks = [_library("torch", "torch", PAIR), _library("torchvision", "torchvision", PAIR)]
+    yield from checks
+    if any(check.mark == "missing" for check in checks):
+        return
+    import torch
+    import torchvision
+
+    pair = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
+    try:
+        kept = torchvision.ops.nms(torch.tensor([[0.0, 0, 1, 1], [0.0, 0, 1, 1]]), torch.tensor([0.9, 0.8]), 0.5)
+        works = kept.tolist() == [0]
+        reason = "" if works else ": nms gives a wrong answer"
+    except (RuntimeError, AttributeError) as error:
+        works, reason = False, f": {in_one_line(error)}"
+    if not works:
+        yield Check(name="operators", mark="missing", text=f"{pair} do not work together{reason}", fix=PAIR)
+    elif (torch.__version__.startswith(TESTED[0]), torchvision.__version__.startswith(TESTED[1])) == (True, True):
+        yield Check(name="operators", mark="ok", text=f"{pair}: the tested pair, torchvision.ops.nms runs")
+    else:
+        text = f"{pair}: works, but {' and '.join(TESTED)} is the tested pair"
+        yield Check(name="operators", mark="note", text=text, fix=PAIR)
+
+
+def _devices() -> Iterator[Check]:
+    torch = quietly_imported("torch")
+    if isinstance(torch, str):
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        yield Check(name=f"cuda:{index}", mark="ok", text=f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB")
+    if not count:
+        yield Check(name="gpu", mark="note", text="torch sees none; everything runs on the CPU", needed=False)
+
+
+def _libraries() -> Iterator[Check]:
+    yield _library("timm", "timm")
+    yield _library("safetensors.torch", "safetensors")
+    yield _library("numpy", "numpy")
+    yield _library("PIL.Image", "pillow")
+    yield _library("sklearn", "scikit-learn")
+
+
+def _faiss() -> Iterator[Check]:
+    cpu, gpu = installed("faiss-cpu"), installed("faiss-gpu")
+    if cpu and gpu:
+        # They own the same folder; whichever was written last is there, and removing one breaks the other.
+        text = f"faiss-cpu {cpu} and faiss-gpu {gpu} are both installed and overwrite each other"
+        yield Check(name="faiss", mark="missing", text=text, fix=ONE_FAISS)
+        return
+    with blas_kernel.fitting_kernel():
+        module = quietly_imported("faiss")
+    if isinstance(module, str):
+        text = "not installed; k-NN needs it" if not (cpu or gpu) else f"installed but cannot be imported: {module}"
+        fix = (
+            f"{EVERYTHING}, or with an NVIDIA GPU: pip install 'ssl-vit-bench[gpu]'" if not (cpu or gpu) else ONE_FAISS
+        )
+        yield Check(name="faiss", mark="missing", text=text, fix=fix)
+        return
+    gpus = module.get_num_gpus() if hasattr(module, "get_num_gpus") else 0
+    build = "faiss-gpu" if gpu else "faiss-cpu"
+    searching = f"searches on {_counted(gpus, 'GPU')}" if gpus else "searches on the CPU"
+    yield Check(name="faiss", mark="ok", text=f"{build} {gpu or cpu or module.__version__}, {searching}")
+
+
+def _openblas() -> Iterator[Check]:
+    # What FAISS multiplies with decides how long a search on the CPU takes.
+    if isinstance(quietly_imported("faiss"), str):
+        return
+    kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
+    if kernel is None:
+        text = "FAISS's BLAS does not say which kernel it uses"
+        yield Check(name="openblas", mark="note", text=text, needed=False)
+        return
+    setting, own = os.environ.get(blas_kernel.VARIABLE), blas_kernel.own_choice()
+    if setting is not None:
+        reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
+    elif own in (kernel, None):
+        reason, fix = "its own choice", f"export {blas_kernel.VARIABLE}={fitting}"
+    else:
+        reason, fix = f"set while FAISS loads: its own choice is {own}", ""
+    text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
+    if fitting and kernel in blas_kernel.WITHOUT_AVX:
+        text += f"; {fitting} fits this processor and is several times as fast"
+        yield Check(name="openblas", mark="note", text=text, fix=fix, needed=False)
+    else:
+        yield Check(name="openblas", mark="ok", text=f"{text}; it fits this processor" if fitting else text)
+
+
+def _cyanure() -> Iterator[Check]:
+    yield _library("cyanure", "cyanure", "pip install 'cyanure>=1.2.2'", needed=False)
+
+
+def _mmcv() -> Iterator[Check]:
+    # Whose operators run is asked of what will run them; without mmcv nothing is imported.
+    package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
+    if package is None or importlib.util.find_spec("mmcv") is None:
+        yield Check(
+            name="mmcv", mark="missing", text="not installed; dense tasks need it", fix=EVERYTHING, needed=False
+        )
+        return
+    from downstream.models import operators
+    from downstream.models.libraries import quiet_libraries
+
+    version = f"{package} {installed(package)}"
+    try:
+        with quiet_libraries():
+            whose = operators.which()
+    except Exception as error:  # binary packages fail with anything from ImportError to SystemError
+        text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
+        fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
+        yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
+        return
+    text = {
+        "compiled": "its compiled nms and roi_align run",
+        "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
+    }
+    yield Check(name="mmcv", mark="ok", text=f"{version}: {text[whose]}")
+
+
+def _dense() -> Iterator[Check]:
+    # Not imported: that takes seconds and prints; being there is what an install can get wrong.
+    packages = {"mmengine": "onedl-mmengine", "mmseg": "onedl-mmsegmentation", "mmdet": "onedl-mmdetection"}
+    for name, package in packages.items():
+        if importlib.util.find_spec(name) is None:
+            text = "not installed; dense tasks need it"
+            yield Check(name=package, mark="missing", text=text, fix=EVERYTHING, needed=False)
+        else:
+            yield Check(name=package, mark="ok", text=installed(package) or f"{name}, from another package")
+
+
+def _machine() -> Iterator[Check]:
+    torch = quietly_imported("torch")
+    threads = 0 if isinstance(torch, str) else torch.get_num_threads()
+    setting = f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']})" if "OMP_NUM_THREADS" in os.environ else ""
+    text = f"{cpu_model()}, {_counted(cores(), 'usable core')}, torch uses {_counted(threads, 'thread')}{setting}"
+    if threads > cores():
+        yield Check(name="cpu", mark="note", text=text, fix=f"export OMP_NUM_THREADS={cores()}")
+    else:
+        yield Check(name="cpu", mark="ok", text=text)
+    yield Check(name="memory", mark="ok", text=f"{memory_bytes() / 2**30:.1f} GiB")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _disk() -> Iterator[Check]:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    enough = free >= SMALL_DISK
+    fix = "" if enough else "give --out a folder on a larger disk"
+    yield Check(name="disk", mark="ok" if enough else "note", text=f"{free:.0f} GiB free at {Path.cwd()}", fix=fix)
+
+
+def _glibc() -> Iterator[Check]:
+    library, version = platform.libc_ver()
+    if library != "glibc":
+        yield Check(name="allocator", mark="note", text="not glibc: --keep-memory has no effect here")
+        return
+    if os.environ.get(SWITCH) == "0":
+        text = f"glibc {version}; {SWITCH}=0 lets it return freed memory, forward passes on a CPU are slower"
+        yield Check(name="allocator", mark="note", text=text, fix=f"unset {SWITCH}")
+        return
+    text = f"glibc {version}, told to keep freed memory (switched off by --no-keep-memory or {SWITCH}=0)"
+    yield Check(name="allocator", mark="ok", text=text)

@@ -1,0 +1,143 @@
+"""The command line: finds the command, imports that one file of bench/commands/, runs it, and turns errors that a user
+can cause into one line.
+
+A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
+`run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
+Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
+memory, connection), 75 a signal stopped a pretraining after it had saved its state, 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from bench.cli.messages import in_one_line, traceback_of
+from engine.extensions import one_line
+from engine.printing import say
+
+COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
+PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
+EPILOG = """examples:
+  bench demo                                                       no data, no network
+  bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
+  bench run --checkpoint X --suite frozen --data cifar10=folder:/data/cifar10 --out results
+  bench pretrain mae --recipe smoke --images digits: --out runs/mae
+  bench doctor                                                     what is installed, what is missing
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Name a mistyped option, before argparse asks for the one that it stands for."""
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = list(self._option_string_actions)
+        for option in given[: given.index("--") if "--" in given else None]:
+            if option not in known:
+                near = [name for name in known if name.startswith(option)] or get_close_matches(option, known, n=1)
+                self.error(f"no option {option}{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    argv = with_dashes(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parse(argv)
+        if arguments.keep_memory:
+            keep_memory()
+        return command_module(arguments.command).run(arguments)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        say("", "interrupted; run the same command again to continue", errors=True)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `bench list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        tell(error, in_one_line(error), argv)
+        return 2
+    except (RuntimeError, MemoryError) as error:  # as torch has it: no memory on the GPU, a process that is gone
+        tell(error, f"{in_one_line(error)}; --debug shows where", argv)
+        return 2
+
+
+def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
+    """Print `line`, after the traceback with --debug, unless another process of torchrun's shows the same error."""
+    rank = os.environ.get("RANK", "0")
+    if str(getattr(error, "told_by", rank)) != rank:
+        time.sleep(PATIENCE)
+        return
+    if "--debug" in argv:
+        say(*traceback_of(error), errors=True)
+    say(f"bench: error: {line}", errors=True)
+
+
+def with_dashes(argv: Sequence[str]) -> list[str]:
+    """`--batch_size=8` -> `--batch-size=8`; values stay as they are."""
+    found = []
+    for word in argv:
+        option, equals, value = word.partition("=")
+        found.append(option.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return found
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse, importing only the command that `argv` names."""
+    parser = Parser(
+        prog="bench",
+        description=f"Says how good a self-supervised Vision Transformer is.\n\ncommands:\n{command_lines()}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ssl-vit-bench {version('ssl-vit-bench')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help="COMMAND --help says more")
+    asked = next((word for word in argv if not word.startswith("-")), None)
+    for name, path in COMMANDS.items():
+        command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
+        if name == asked:
+            command_module(name).add_arguments(command)
+        add_shared_arguments(command)
+        if name == asked:
+            command.refuse_unknown(argv[argv.index(name) + 1 :])
+    return parser.parse_args(argv)
+
+
+def command_lines() -> str:
+    """Every command with the first line of its file."""
+    return "\n".join(f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items())
+
+
+def command_module(name: str):
+    """The file of bench/commands/ that holds a command."""
+    return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--keep-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let glibc keep freed memory: faster forward passes on a CPU",
+    )
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep its memory; it must hear so before torch allocates."""
+    from engine.memory import keep_memory
+
+    keep_memory()

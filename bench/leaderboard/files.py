@@ -1,0 +1,73 @@
+"""The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
+
+A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
+`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.leaderboard.tables import to_markdown
+from bench.results.board import Board, Cell, read_board
+from bench.results.record import result_files
+from bench.statistics.significance import level_with_best
+from engine.files import write_atomic
+from engine.printing import in_csv
+
+FACTS = ("name", "method", "architecture", "parameters", "digest")
+
+
+def to_csv(board: Board) -> str:
+    """UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
+    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
+    parts = {key: _parts([row.cells[key] for row in board.rows if key in row.cells]) for key in columns}
+    names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*FACTS, *map(in_csv, names), "failed"])
+    for row in board.rows:
+        numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
+        facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
+        writer.writerow([*facts, *numbers, in_csv("; ".join(row.failed))])
+    return buffer.getvalue()
+
+
+def _parts(cells: Sequence[Cell]) -> list[str]:
+    # Ends of the names of the columns that one metric needs.
+    found = [""]
+    found += [":low", ":high"] if any(cell.interval for cell in cells) else []
+    found += [":std", ":n"] if any(cell.seeds > 1 for cell in cells) else []
+    return found
+
+
+def _number(cell: Cell | None, part: str) -> float | int | str:
+    if cell is None:
+        return ""
+    low, high = cell.interval or ("", "")
+    return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
+
+
+def rewrite(out: Path) -> Board:
+    """Rebuild leaderboard.csv and leaderboard.md.
+
+    Two processes may do so at once. Each looks again after it has written: whoever writes last has seen every file.
+    """
+    while True:
+        before = _state(out)
+        board = read_board(out)
+        write_atomic(out / "leaderboard.csv", to_csv(board))
+        write_atomic(out / "leaderboard.md", to_markdown(board, level_with_best(out, board)))
+        if _state(out) == before:
+            return board
+
+
+def _state(out: Path) -> list[tuple[str, int]]:
+    found = []
+    for path in result_files(out):
+        try:
+            found.append((str(path), path.stat().st_mtime_ns))
+        except FileNotFoundError:
+            continue
+    return found

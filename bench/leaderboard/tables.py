@@ -1,0 +1,147 @@
+"""The leaderboard for people: one Markdown file, and a table that fits a terminal. One table per protocol."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from bench.results.board import Board, Cell, Row, best
+from bench.results.record import CheckpointUsed
+from bench.statistics.significance import Key, key_of
+from engine.printing import in_markdown, text_of
+
+INTRODUCTION = """# Leaderboard
+
+Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
+Bold: the best of a column and all that a paired test on the same images cannot tell from it (5 %, Holm over the
+column; `bench compare` has the numbers). Without per-image results the best alone is bold.
+"""
+
+
+def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
+    """The board as Markdown; `level`: who of a column shares the first place, for the columns where that was tested."""
+    names = row_names(board)
+    lines = INTRODUCTION.split("\n")
+    used = [row.checkpoint for row in board.rows]
+    facts = [
+        (
+            *map(in_markdown, (names[each], each.method, each.architecture)),
+            each.parameters,
+            in_markdown(each.digest[:12]),
+        )
+        for each in used
+    ]
+    lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
+    for group, metrics in board.groups.items():
+        lines += ["", f"## {in_markdown(group)}", ""]
+        lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
+        rows = _in_group(board, group)
+        body = [
+            (
+                in_markdown(names[row.checkpoint]),
+                *(_bold(board, row, (group, metric), level or {}) for metric in metrics),
+            )
+            for row in rows
+        ]
+        lines += _markdown_table(("checkpoint", *map(in_markdown, metrics)), body, "---:")
+    if notes := troubles(board):
+        lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) -> str:
+    """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
+
+    All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone.
+    """
+    lines = []
+    shown = board.groups if shown is None else shown
+    for group, metrics in board.groups.items():
+        if group not in shown:
+            continue
+        header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
+        if _width(header, body) > width:
+            body = _body(board, group, with_interval=1)
+        lines += [group, *fitted(header, body, width), *board.caveats[group], ""]
+    if others := len(board.groups.keys() - set(shown)):
+        lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
+    lines += troubles(board)
+    return text_of(lines).rstrip() or "no results yet"
+
+
+def row_names(board: Board) -> dict[CheckpointUsed, str]:
+    """Name of each checkpoint, with its digest where two share one; the floor is marked."""
+    counts = Counter(row.checkpoint.name for row in board.rows)
+    found = {}
+    for used in (row.checkpoint for row in board.rows):
+        digest = f" ({used.digest[:8]})" if counts[used.name] > 1 else ""
+        found[used] = f"{used.name}{digest}{' (floor)' if used.is_floor else ''}"
+    return found
+
+
+def number(cell: Cell | None, with_interval: bool = True) -> str:
+    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, or nothing."""
+    if cell is None:
+        return ""
+    digits = 2 if abs(cell.mean) >= 1 or cell.mean == 0 else 4
+    interval = f" [{cell.interval[0]:.1f}, {cell.interval[1]:.1f}]" if cell.interval and with_interval else ""
+    spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
+    return f"{cell.mean:.{digits}f}{interval}{spread}"
+
+
+def troubles(board: Board) -> list[str]:
+    """One line for each failed result and each file that could not be read."""
+    names = row_names(board)
+    pairs = [(names[row.checkpoint], what, why) for row in board.rows for what, why in row.failed.items()]
+    failed = [f"failed: {name}: {what}: {why}" for name, what, why in pairs]
+    return failed + [f"left out: {problem}" for problem in board.problems]
+
+
+def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
+    sizes = _sizes(header, body)
+    shown, used = 1, sizes[0] + 2
+    while shown < len(sizes) and (shown == 1 or used + 2 + sizes[shown] <= width):
+        used += 2 + sizes[shown]
+        shown += 1
+    lines = []
+    for cells in (header, *body):
+        first, *rest = [cell.rjust(size) for cell, size in zip(cells[:shown], sizes[:shown], strict=True)]
+        lines.append("  " + "  ".join([first.strip().ljust(sizes[0]), *rest]).rstrip())
+    if hidden := len(sizes) - shown:
+        lines.append(f"  ... {hidden} more {'column' if hidden == 1 else 'columns'} in leaderboard.csv")
+    return lines
+
+
+def _sizes(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *body, strict=True)]
+
+
+def _width(header: Sequence[str], body: Sequence[Sequence[str]]) -> int:
+    # Two spaces before every column.
+    return sum(size + 2 for size in _sizes(header, body))
+
+
+def _body(board: Board, group: str, with_interval: int) -> list[list[str]]:
+    # Names and numbers of a group's checkpoints, so many leading metrics with their intervals.
+    names, metrics = row_names(board), board.groups[group]
+    return [
+        [
+            names[row.checkpoint],
+            *(number(row.cells.get((group, metric)), at < with_interval) for at, metric in enumerate(metrics)),
+        ]
+        for row in _in_group(board, group)
+    ]
+
+
+def _in_group(board: Board, group: str) -> list[Row]:
+    return [row for row in board.rows if any(key[0] == group for key in row.cells)]
+
+
+def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
+    cell = row.cells.get(column)
+    first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
+    return f"**{number(cell)}**" if first else number(cell)
+
+
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:
+    ruler = ["---", *[align] * (len(header) - 1)]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, ruler, *body)]

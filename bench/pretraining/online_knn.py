@@ -1,0 +1,44 @@
+"""k-NN accuracy of the encoder while it is pretrained: the k-NN of `bench run`, on features that are not kept."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from checkpoints.export import ViTExport
+from engine.distributed import current_world
+from engine.tasks import Workspace
+from pretrain.method import TrainProgress
+from probes.splits import open_splits
+from probes.tasks.knn import Knn
+
+K = 20  # what the papers report: best of DINO's four, MOCA's only one
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineKnn:
+    """A monitor for pretrain.loop.trainer.Run; all processes call it, and share the work.
+
+    The gallery are the training images of `space.data`, the queries its validation images, the feature is the one that
+    the method's source evaluates. `space.cache` holds the features of one call, and is deleted after it.
+    """
+
+    space: Workspace
+
+    def check(self) -> None:
+        """ValueError where k-NN cannot be computed on these images, before anything is trained."""
+        open_splits(self.space)
+
+    def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, float]:
+        """`knn_top1` and `knn_top5` in percent."""
+        task = Knn(k=(K,), pool=export.spec.pool, backend="torch")  # torch: FAISS may be missing, and k is small
+        world = current_world()
+        world.on_rank0(self.clear)  # what a killed run left
+        try:
+            found = task.run(export, self.space).metrics
+        finally:
+            if world.is_rank0:
+                self.clear()
+        return {f"knn_{name.partition('_')[0]}": float(value) for name, value in found.items()}
+
+    def clear(self) -> None:
+        shutil.rmtree(self.space.cache, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""Which pretraining recipe the command line means, and `--set field=value` on its nested settings.
+
+A recipe's values have paths: lr, schedule.warmup, spec.width, settings.mask_ratio. Without `spec.` and `settings.` they
+are the names that people write; a name that two paths share has to be written in full, the recipe's own as recipe.NAME.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from bench.cli.settings import meant, parsed
+from engine.extensions import load_extension, source_files
+from pretrain.recipe import Recipe
+
+FIXED = ("source",)  # what a change cannot make true
+ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A method's file, and one of its recipes with the user's `changes`: name -> value that differs."""
+
+    method: str
+    module: ModuleType
+    name: str
+    recipe: Recipe
+    changes: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """`smoke`, `smoke with epochs=1 width=32`"""
+        changes = " ".join(f"{name}={text_of(value)}" for name, value in self.changes.items())
+        return f"{self.name} with {changes}" if changes else self.name
+
+
+def choose(method: str, name: str | None, texts: Sequence[str]) -> Chosen:
+    """The recipe `name` of `method` with every `field=value` of `texts`. ValueError gives the choices."""
+    if method not in (methods := source_files("methods")):
+        raise ValueError(f"no method {method!r}{meant(method, list(methods))}")
+    module = load_extension("methods", method)
+    if name not in module.RECIPES:
+        given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
+        raise ValueError(f"{given}{meant(name or '', list(module.RECIPES))}")
+    recipe = module.RECIPES[name]
+    changed = with_changes(recipe, texts)
+    before, after = values_by_path(recipe), values_by_path(changed)
+    names = names_by_path(recipe)
+    changes = {names[path]: value for path, value in after.items() if value != before[path]}
+    return Chosen(method=method, module=module, name=name, recipe=changed, changes=changes)
+
+
+def costs(recipe: Recipe) -> str:
+    """What a training takes: `ViT-B/16 at 224 px, 800 epochs, batch 4096, peak learning rate 0.0024`"""
+    spec = recipe.spec
+    return (
+        f"{spec.label} at {spec.image_size} px, {recipe.epochs} epochs, batch {recipe.batch}, "
+        f"peak learning rate {recipe.peak:.3g}"
+    )
+
+
+def with_changes(recipe: Recipe, texts: Sequence[str]) -> Recipe:
+    """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise ValueError(f"--set {text}: write field=value, for example epochs=10")
+        path = path_of(name.strip(), recipe)
+        try:
+            changes[path] = parsed(value.strip(), types_by_path(recipe)[path])
+        except ValueError as error:
+            raise ValueError(f"--set {text}: {error}") from error
+    try:
+        return replaced(recipe, changes)
+    except ValueError as error:
+        raise ValueError(f"--set: {error}") from error
+
+
+def path_of(name: str, recipe: Recipe) -> str:
+    """The path that `name` stands for."""
+    names = names_by_path(recipe)
+    if found := [path for path, written in names.items() if written == name]:
+        return found[0]
+    same = [path for path in names if name in (path, bare(path))]
+    if len(same) > 1:
+        raise ValueError(f"--set {name}: there are several, write {' or '.join(names[path] for path in same)}")
+    if parts := [written for written in names.values() if written.startswith(f"{name}.")]:
+        raise ValueError(f"--set {name}: it has parts, set them: {', '.join(parts)}")
+    if not same:
+        raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()))}")
+    return same[0]
+
+
+def names_by_path(recipe: Recipe) -> dict[str, str]:
+    """Path -> what people write: the path without `spec.` and `settings.` where that is clear, else all of it."""
+    paths = list(types_by_path(recipe))
+    count = Counter(map(bare, paths))
+    in_full = {path: path if path != bare(path) else f"recipe.{path}" for path in paths}
+    return {path: bare(path) if count[bare(path)] == 1 else in_full[path] for path in paths}
+
+
+def bare(path: str) -> str:
+    return path.removeprefix("spec.").removeprefix("settings.")
+
+
+def types_by_path(recipe: Recipe) -> dict[str, Any]:
+    """Path -> annotated type of everything that can be set: the recipe's own, the method's, the encoder's."""
+    found = types_of(recipe)
+    return {path: found[path] for path in sorted(found, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
+
+
+def types_of(value: Any, prefix: str = "") -> dict[str, Any]:
+    """The same of any dataclass and the dataclasses in it, in the order of their fields."""
+    found: dict[str, Any] = {}
+    hints = get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            found |= types_of(inner, f"{prefix}{field.name}.")
+        elif field.name not in FIXED:
+            found[prefix + field.name] = hints[field.name]
+    return found
+
+
+def values_by_path(recipe: Recipe) -> dict[str, Any]:
+    """Path -> value of the same, in the same order."""
+    return {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
+
+
+def text_of(value: Any) -> str:
+    """A value as `--set` reads it: `0.2,1.0`."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def replaced(value: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with the values at some paths changed, inner dataclasses first."""
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, new in changes.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            nested.setdefault(name, {})[rest] = new
+        else:
+            own[name] = new
+    inner = {name: replaced(getattr(value, name), parts) for name, parts in nested.items()}
+    return dataclasses.replace(value, **own, **inner)

@@ -1,0 +1,149 @@
+"""`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from bench.cli.messages import in_one_line, millions
+from bench.pretraining.online_knn import OnlineKnn
+from bench.pretraining.recipes import Chosen, choose, names_by_path, text_of, values_by_path
+from bench.run.plan import example
+from engine.distributed import World, start_world
+from engine.printing import say
+from imagesets.sets import ImageSet, open_set
+from pretrain.loop.trainer import Run, Trainer
+from pretrain.loop.updates import Precision
+
+STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked for. run.facts is filled in here."""
+
+    method: str
+    recipe: str | None
+    changes: tuple[str, ...] = ()
+    images: str
+    run: Run
+    dry_run: bool = False
+
+
+def training_precision(text: str, device: str) -> Precision:
+    """`auto` -> bfloat16 on a GPU, float32 on a CPU; otherwise `text` itself. ValueError for float16 on a CPU."""
+    on_cpu = torch.device(device).type == "cpu"
+    if text == "auto":
+        return "float32" if on_cpu else "bfloat16"
+    if on_cpu and text == "float16":
+        raise ValueError("--precision float16: a CPU computes it over 100 times slower; use float32 or bfloat16")
+    return text
+
+
+def run(request: Request) -> int:
+    """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
+    with start_world(request.run.device) as world:
+        chosen, images = world.on_all_ranks(lambda: _opened(request))
+        trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
+        if world.is_rank0:
+            say(*described(chosen, trainer, settings=request.dry_run))
+        if request.dry_run:
+            return 0
+        ending = trainer.train()
+        if world.is_rank0:
+            _say_ending(ending == "finished", trainer)
+        return 0 if ending == "finished" else STOPPED
+
+
+def _opened(request: Request) -> tuple[Chosen, ImageSet]:
+    if request.run.wandb and not find_spec("wandb"):
+        raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
+    chosen = choose(request.method, request.recipe, request.changes)
+    monitor = request.run.monitor
+    try:
+        images = open_set(request.images, "train")
+    except ValueError as error:
+        text = _without(request.images, error) + _without_labels(request.images)
+        raise ValueError(f"--images {request.images}: {text}") from error
+    if isinstance(monitor, OnlineKnn):
+        try:
+            monitor.check()
+        except ValueError as error:
+            url = monitor.space.data
+            raise ValueError(f"--knn-data {url}: {_without(url, error)}") from error
+    return chosen, images
+
+
+def _without(url: str, error: ValueError) -> str:
+    return str(error).removeprefix(f"{url}: ")
+
+
+def _without_labels(url: str) -> str:
+    """What to write instead, where somebody names a folder that is no set of labelled images."""
+    folder = url.removeprefix("folder:")
+    is_folder = folder and Path(folder).is_dir()
+    return f"; labels are not needed here: images:{folder} takes every image below it" if is_folder else ""
+
+
+def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:
+    """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
+    facts = {"name": f"{chosen.method}-{chosen.name}", "recipe": chosen.label}
+    try:
+        return Trainer(chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts), world)
+    except ValueError as error:
+        raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}") from error
+
+
+def described(chosen: Chosen, trainer: Trainer, settings: bool) -> Iterator[str]:
+    """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
+    recipe, run, cut = trainer.recipe, trainer.run, trainer.cut
+    yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
+    if settings:
+        names = names_by_path(recipe)
+        yield from (f"    {names[path]} = {text_of(value)}" for path, value in values_by_path(recipe).items())
+    encoders = trainer.method.encoders()
+    spec, vit = recipe.spec, next(iter(encoders.values())).vit
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, trainer.method)]
+    trained = sum(p.numel() for p in trainer.method.parameters() if p.requires_grad)
+    left_out = cut.count - cut.steps_per_epoch * cut.batch
+    notes = "".join(f"; {note}" for note in trainer.images.notes)
+    yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
+    yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
+    yield f"  images    {cut.count} of {trainer.images.url}{notes}"
+    yield (
+        f"  updates   {recipe.epochs * cut.steps_per_epoch}: {recipe.epochs} epochs of {cut.steps_per_epoch}, "
+        f"{cut.batch} images in each; {left_out} images of each epoch are left out"
+    )
+    yield (
+        f"  forward   {cut.part_size} images at once; {cut.parts} x {trainer.world.size} of these (parts x processes) "
+        f"make an update; {run.precision} on {run.device}"
+    )
+    if isinstance(run.monitor, OnlineKnn):
+        yield f"  k-NN      on {run.monitor.space.data}, epochs between: {run.monitor_every}"
+    names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
+    exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
+    yield f"  exports   {', '.join(exports)}"
+    if settings:
+        yield "nothing was trained or written (--dry-run)"
+
+
+def _say_ending(finished: bool, trainer: Trainer) -> None:
+    run, progress = trainer.run, trainer.progress()
+    if not finished:
+        say(
+            f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
+            f"{run.out / 'states'}; run the same command again with --resume",
+            errors=True,
+        )
+        return
+    if trainer.unreadable:
+        say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
+    labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
+    data = "NAME=folder:PATH" if labelled.startswith("images:") else shlex.quote(example(labelled))
+    export = shlex.quote(str(run.out / "export"))
+    say(f"finished after {progress.steps} updates; the encoder is in {export}")
+    say(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")

@@ -1,0 +1,141 @@
+"""What a leaderboard holds: results grouped by checkpoint and protocol, with the mean over seeds.
+
+A group is `<data>/<protocol>`, for example `digits/knn@dino`. Whatever makes a number incomparable stands in its name,
+`digits/knn@dino[limit=100]`, so that it never meets the plain one.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.results.record import CheckpointUsed, Result, read_result, result_files
+
+LOWER_IS_BETTER = ("loss", "error")  # metric names that end so; every other metric is better when higher
+CHOSEN_ON_VAL = "_bestT"  # likewise: the best of several on the images that are reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number of the board: the mean over seeds. `interval`: of the validation images, where every seed has one.
+
+    seeds: 1 also where several gave the same number because nothing was drawn at random.
+    """
+
+    mean: float
+    std: float
+    seeds: int
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One checkpoint."""
+
+    checkpoint: CheckpointUsed
+    cells: Mapping[tuple[str, str], Cell]  # (group, metric), where group is `<data>/<protocol>[<variant>]`
+    failed: Mapping[str, str]  # group (and seed) -> message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """All rows, the groups and their metrics in a stable order, and the files that could not be read."""
+
+    rows: tuple[Row, ...]
+    groups: Mapping[str, tuple[str, ...]]  # group -> metrics, in the task's own order
+    caveats: Mapping[str, tuple[str, ...]]  # group -> why not to compare it with the plain protocol, or to doubt it
+    problems: tuple[str, ...] = ()
+
+
+def group_of(result: Result) -> str:
+    """`digits/knn@dino`, or `digits/knn@dino[k=5+10 limit=100]` for a variant of it."""
+    variant = f"[{' '.join(result.variant)}]" if result.variant else ""
+    return f"{result.data.name}/{result.protocol.name}{variant}"
+
+
+def caveats_of(result: Result) -> tuple[str, ...]:
+    """Sentences for people on what `result.variant` says, and the task's own warnings."""
+    found = []
+    if result.limit is not None:
+        found.append(f"At most {result.limit} images of each split: a check that it runs, not a result.")
+    if result.protocol.changes:
+        changes = ", ".join(f"{name} = {value}" for name, value in result.protocol.changes.items())
+        found.append(f"Modified protocol: {changes}.")
+    if result.precision != "float32":
+        found.append(f"Computed in {result.precision}.")
+    if result.decode != "exact":
+        found.append(f"Images prepared by the {result.decode} decoder, which differs from PIL by a few grey levels.")
+    if result.skipped:
+        number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
+        found.append(f"{number} left out (--skip-bad): not comparable with numbers on all images.")
+    if any(metric.endswith(CHOSEN_ON_VAL) for metric in result.metrics):
+        found.append(
+            f"Metrics named *{CHOSEN_ON_VAL}: chosen on the validation images; number and interval are too high."
+        )
+    found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
+    return tuple(found)
+
+
+def read_board(out: Path) -> Board:
+    """Read all result files. A damaged one is reported in `problems` and left out."""
+    results, problems = [], []
+    for path in result_files(out):
+        try:
+            results.append(read_result(path))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return board_of(results, problems)
+
+
+def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
+    """Group results by checkpoint, sorted by name and then digest."""
+    by_checkpoint: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    groups: dict[str, dict[str, None]] = defaultdict(dict)
+    caveats: dict[str, dict[str, None]] = defaultdict(dict)
+    for result in results:
+        by_checkpoint[result.checkpoint.name, result.checkpoint.digest].append(result)
+        if result.status == "ok":
+            groups[group_of(result)].update(dict.fromkeys(result.metrics))
+            caveats[group_of(result)] |= dict.fromkeys(caveats_of(result))
+    rows = tuple(_row(by_checkpoint[key]) for key in sorted(by_checkpoint))
+    ordered = {group: tuple(metrics) for group, metrics in sorted(groups.items())}
+    notes = {group: tuple(caveats[group]) for group in ordered}
+    return Board(rows=rows, groups=ordered, caveats=notes, problems=tuple(problems))
+
+
+def _row(results: list[Result]) -> Row:
+    found: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    good = {(group_of(result), result.seed) for result in results if result.status == "ok"}
+    failed = {}
+    for result in results:
+        if result.status == "failed":
+            again = "; the number shown is of an earlier run" if (group_of(result), result.seed) in good else ""
+            failed[f"{group_of(result)} seed {result.seed}"] = result.message + again
+        for metric in result.metrics if result.status == "ok" else ():
+            found[group_of(result), metric].append(result)
+    cells = {(group, metric): _cell(seeds, metric) for (group, metric), seeds in found.items()}
+    return Row(checkpoint=results[-1].checkpoint, cells=cells, failed=failed)
+
+
+def _cell(seeds: list[Result], metric: str) -> Cell:
+    # The mean over seeds varies no more over images than one seed does, so the mean of the ends is wide enough.
+    values = [result.metrics[metric] for result in seeds]
+    ends = [result.intervals[metric] for result in seeds if metric in result.intervals]
+    lows, highs = zip(*ends, strict=True) if len(ends) == len(seeds) else ((), ())
+    interval = (statistics.fmean(lows), statistics.fmean(highs)) if lows else None
+    drawn = any(result.random for result in seeds) or len(set(values)) > 1
+    return Cell(
+        mean=statistics.fmean(values) if drawn else values[0],
+        std=statistics.pstdev(values),
+        seeds=len(seeds) if drawn else 1,
+        interval=interval,
+    )
+
+
+def best(board: Board, group: str, metric: str) -> float | None:
+    """Best mean of a column; None where fewer than two checkpoints compete, and for deviations, which do not."""
+    means = [row.cells[group, metric].mean for row in board.rows if (group, metric) in row.cells]
+    if len(means) < 2 or metric.endswith("_std"):
+        return None
+    return min(means) if metric.endswith(LOWER_IS_BETTER) else max(means)

@@ -1,0 +1,80 @@
+"""The checkpoints of a run: named, loaded, proved, and saved as exports when they came in another format."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cli.messages import in_one_line
+from bench.results.record import CheckpointUsed
+from checkpoints.export import ViTExport, is_export
+from checkpoints.resolve import load
+
+SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
+SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A checkpoint that has been loaded once and proved; `reference` loads it again without another import."""
+
+    used: CheckpointUsed
+    reference: str
+
+
+def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidate:
+    """Load `reference`, verify its fingerprint and, when `save`, keep an import under `out`/exports.
+
+    ValueError when it cannot be loaded or its activations are not the recorded ones.
+    """
+    try:
+        export = load(reference)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
+    if problems := export.verify():
+        raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
+    used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
+    if is_export(reference):
+        return Candidate(used=used, reference=reference)
+    folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
+    if save and not folder.exists():
+        _save(export, folder)
+    return Candidate(used=used, reference=str(folder) if folder.exists() else reference)
+
+
+def _save(export: ViTExport, folder: Path) -> None:
+    try:
+        export.save(folder)
+    except OSError:
+        if not is_export(folder):  # otherwise another run has just saved the same export
+            raise
+
+
+def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
+    """What results say about an export."""
+    facts = export.facts
+    return CheckpointUsed(
+        name=checked_name(name, "--name"),
+        digest=export.digest,
+        method=str(facts.get("method") or ""),
+        recipe=str(facts.get("recipe") or ""),
+        branch=str(facts.get("branch") or ""),
+        architecture=export.spec.label,
+        source=str(facts.get("source_file") or facts.get("source") or reference),
+        parameters=export.parameters,
+    )
+
+
+def default_name(reference: str, digest: str) -> str:
+    """`dino:/data/dino_small.pth` -> "dino_small"; an export that we named loses the digest that we added."""
+    text = Path(reference.rpartition(":")[2].rstrip("/")).name
+    for suffix in SUFFIXES:
+        text = text.removesuffix(suffix)
+    text = re.sub(r"[^A-Za-z0-9_.@+-]", "-", text).lstrip(".@+-")
+    return text.removesuffix(f"-{digest[:8]}") or "checkpoint"
+
+
+def checked_name(name: str, option: str) -> str:
+    """`name`, if it can be part of a file name everywhere."""
+    if not SAFE_NAME.fullmatch(name):
+        raise ValueError(f"{option} {name!r}: use letters, digits and . _ @ + - only, not starting with a sign")
+    return name

@@ -1,0 +1,157 @@
+"""What a run has to do: one job for every image set and protocol, and which results exist already."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.cli.settings import settings_of
+from bench.results.record import (
+    CheckpointUsed,
+    DataUsed,
+    NewerSchema,
+    ProtocolUsed,
+    Result,
+    failure_beside,
+    read_result,
+    result_path,
+    short,
+    stem,
+)
+from bench.run.checkpoints import checked_name
+from bench.run.suites import Chosen
+from downstream.data.scenes import PLACES, layout_of, open_scenes
+from engine.tasks import Workspace
+from imagesets.sets import open_set, parse_url
+
+State = Literal["new", "failed before", "done"]
+SPLITS = ("train", "val")
+SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes", "tiny-coco")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One result to obtain."""
+
+    chosen: Chosen
+    protocol: ProtocolUsed
+    settings: Mapping[str, Any]
+    data: DataUsed
+    path: Path
+    state: State
+
+    @property
+    def title(self) -> str:
+        """`knn@dino on digits`"""
+        changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
+        return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
+
+
+def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
+    """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
+    if not texts:
+        if suite == "smoke":
+            return dict(SMOKE)
+        raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (equals and name and url):
+            raise ValueError(f"--data {text}: write NAME=URL, for example {example(text)}")
+        if name in found:
+            raise ValueError(f"--data {text}: the name {name!r} is given twice")
+        found[checked_name(name, "--data")] = url
+    return found
+
+
+def example(url: str) -> str:
+    """What somebody who wrote a URL or a path alone may have meant: `x=folder:/tmp/x`."""
+    scheme, colon, place = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(place).name) or scheme}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(url).name) or 'images'}=folder:{url}"
+    return "digits=digits:"
+
+
+def open_data(name: str, url: str, cache: Path) -> DataUsed:
+    """Look at both splits, so that a wrong URL stops a run before it starts. Tiny scenes are drawn into `cache`."""
+    try:
+        if layout_of(url):
+            sets = {split: open_scenes(url, split, cache) for split in SPLITS}
+        else:
+            parse_url(url, PLACES)
+            sets = {split: open_set(url, split) for split in SPLITS}
+    except ValueError as error:
+        raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
+    return DataUsed(
+        name=name,
+        url=url,
+        fingerprints={split: images.fingerprint for split, images in sets.items()},
+        images={split: len(images) for split, images in sets.items()},
+    )
+
+
+def plan(
+    out: Path,
+    checkpoint: CheckpointUsed,
+    data: Sequence[DataUsed],
+    selected: Sequence[Chosen],
+    space: Workspace,
+    rerun: bool,
+) -> list[Job]:
+    """Jobs in the order to run them: cheap first, and those that failed before last, so that a rerun gets on."""
+    pairs = [(chosen, images) for chosen in selected for images in data if layout_of(images.url) == chosen.layout]
+    jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen, images in pairs]
+    return sorted(jobs, key=lambda job: job.state == "failed before")
+
+
+def without_data(data: Sequence[DataUsed], selected: Sequence[Chosen]) -> list[Chosen]:
+    """Protocols that none of the image sets is for. ValueError if that is all of them."""
+    there = {layout_of(images.url) for images in data}
+    lacking = [chosen for chosen in selected if chosen.layout not in there]
+    if selected and len(lacking) == len(selected):
+        kind = lacking[0].layout
+        example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
+        raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
+    return lacking
+
+
+def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, space: Workspace, rerun: bool) -> Job:
+    settings = settings_of(chosen.task)
+    protocol = ProtocolUsed(
+        name=chosen.name,
+        version=chosen.protocol.version,
+        source=chosen.protocol.source,
+        modified=bool(chosen.changes),
+        changes=chosen.changes,
+    )
+    path = result_path(out, checkpoint, data.name, stem(protocol, settings, space))
+    state: State = "new" if rerun else _state(path, data, space.skip_bad)
+    return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
+
+
+def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+    try:
+        result = read_result(path)
+    except FileNotFoundError:
+        return "new"
+    except NewerSchema:
+        raise
+    except ValueError:
+        return "new"  # damaged: worth nothing, so it is made again
+    if result.status == "failed":
+        return "failed before"
+    _refuse_other_images(path, result, data)
+    if result.skipped and not skip_bad:  # all images were asked for
+        return "failed before" if failure_beside(path).exists() else "new"
+    return "done"
+
+
+def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
+    if result.data.fingerprints != data.fingerprints:
+        raise ValueError(
+            f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
+            f"({result.data.url}); use another name, or --rerun to replace it"
+        )

@@ -1,0 +1,138 @@
+"""Which protocols `--suite` and `--set` ask for: suites, protocol names and task files found in the extension folders.
+
+A task file may state `COST`, its price in passes over the image set (1 when it says nothing); cheap tasks run first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Literal, get_args, get_type_hints
+
+from bench.cli.messages import in_one_line
+from bench.cli.settings import changed, meant, settings_of, split_change
+from engine.extensions import load_extension, source_files
+from engine.printing import say
+from engine.tasks import Protocol, Task
+
+KINDS = ("probes", "downstream")
+Select = Literal["holdout", "val"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """One protocol to run, with the settings that the user changed."""
+
+    key: str  # the task file
+    name: str  # the protocol
+    protocol: Protocol
+    cost: float = 1.0
+    layout: str = ""  # of the labelled scenes that a dense task evaluates on; "" for tasks on image sets
+    changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
+
+    @property
+    def task(self) -> Task:
+        return self.protocol.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """Everything that can be run."""
+
+    protocols: Mapping[str, Chosen]  # protocol name -> itself, unchanged, cheap ones first
+    suites: Mapping[str, tuple[str, ...]]  # suite -> protocol names
+    broken: Mapping[str, str]  # task file that cannot be imported -> why
+
+    def names(self) -> list[str]:
+        """All words that `--suite` knows."""
+        keys = dict.fromkeys(chosen.key for chosen in self.protocols.values())
+        return [*self.suites, *keys, *self.protocols]
+
+
+def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
+    """Import every task file. One that cannot be imported is left out, with its reason in `broken`."""
+    protocols: dict[str, Chosen] = {}
+    suites: dict[str, tuple[str, ...]] = {}
+    broken: dict[str, str] = {}
+    for kind in kinds:
+        for key in source_files(kind):
+            try:
+                module = load_extension(kind, key)
+                found, files_suites = _protocols(key, module), dict(module.SUITES)
+            except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+                broken[key] = in_one_line(error)
+                continue
+            if twice := protocols.keys() & found.keys():
+                raise ValueError(f"protocol {min(twice)!r} is defined by both {protocols[min(twice)].key} and {key}")
+            protocols |= found
+            for suite, names in files_suites.items():
+                suites[suite] = suites.get(suite, ()) + tuple(names)
+    ordered = dict(sorted(protocols.items(), key=lambda item: item[1].cost))
+    return Catalogue(protocols=ordered, suites=suites, broken=broken)
+
+
+def _protocols(key: str, module: ModuleType) -> dict[str, Chosen]:
+    shared = {"key": key, "cost": float(getattr(module, "COST", 1.0)), "layout": getattr(module, "LAYOUT", "")}
+    return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
+
+
+def choose(text: str, found: Catalogue) -> list[Chosen]:
+    """The protocols that `smoke`, `knn`, `knn@dino` or a comma-separated list of such words stand for, cheap first."""
+    wanted: set[str] = set()
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        keyed = {name for name, chosen in found.protocols.items() if chosen.key == word}
+        if word in found.suites:
+            wanted |= set(found.suites[word])
+        elif word in found.protocols:
+            wanted.add(word)
+        elif keyed:
+            wanted |= keyed
+        elif word in found.broken:
+            raise ValueError(f"task {word!r} cannot be imported: {found.broken[word]}")
+        else:
+            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names())}")
+    if not wanted:
+        raise ValueError(f"--suite is empty; there are: {', '.join(found.names()) or 'none'}")
+    if unknown := wanted - found.protocols.keys():
+        raise ValueError(f"a suite names the protocol {min(unknown)!r}, which no task file defines")
+    return [chosen for name, chosen in found.protocols.items() if name in wanted]
+
+
+def warn_of_broken(found: Catalogue) -> None:
+    """Say which task files were left out; a suite without them is smaller than it looks."""
+    for key, reason in found.broken.items():
+        say(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", errors=True)
+
+
+def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:
+    """Apply `select` to all, then every `task.field=value`, in order, to the protocols whose name or file it names."""
+    tasks = [selecting(chosen.task, select) for chosen in selected]
+    for text in texts:
+        target, name, value = split_change(text)
+        hit = [i for i, chosen in enumerate(selected) if target in (chosen.key, chosen.name)]
+        if not hit:
+            known = dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name))
+            raise ValueError(f"--set {text}: {target!r} is not part of this run{meant(target, list(known))}")
+        try:
+            for i in hit:
+                tasks[i] = changed(tasks[i], name, value)
+        except ValueError as error:
+            raise ValueError(f"--set {text}: {error}") from error
+    return [_with_task(chosen, task) for chosen, task in zip(selected, tasks, strict=True)]
+
+
+def selecting(task: Task, select: Select) -> Task:
+    """The task with its choice, if its settings have a `select`, made on these images.
+
+    "val" is asked of every task that offers it. "holdout" replaces "val" alone: a recipe under which nothing chooses
+    (fine-tuning's "last" epoch) trains on all images and stays as it is.
+    """
+    now, offered = getattr(task, "select", None), get_args(get_type_hints(type(task)).get("select"))
+    if select in offered and (select == "val" or now == "val"):
+        return replace(task, select=select)
+    return task
+
+
+def _with_task(chosen: Chosen, task: Task) -> Chosen:
+    before, after = settings_of(chosen.task), settings_of(task)
+    changes = {name: value for name, value in after.items() if value != before[name]}
+    return replace(chosen, protocol=replace(chosen.protocol, task=task), changes=changes)

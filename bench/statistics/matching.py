@@ -1,0 +1,169 @@
+"""Which results may be compared: those that differ in the checkpoint alone, and for the others the reason why not."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.cli.settings import meant
+from bench.results.board import group_of
+from bench.results.record import Result, read_arrays, read_result, result_files, short
+from bench.statistics.intervals import averages_to
+from engine.files import digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A result and where its file is."""
+
+    path: Path
+    result: Result
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Name -> values for every image, read once. ValueError, one line, when they cannot be had."""
+        return read_arrays(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """The results of two checkpoints that may be compared, one of each for every seed that both have."""
+
+    group: str
+    first: tuple[Measured, ...]
+    second: tuple[Measured, ...]
+
+
+def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
+    """All results of a folder, and a line for each file that could not be read."""
+    measured, problems = [], []
+    for path in result_files(out):
+        try:
+            measured.append(Measured(path=path, result=read_result(path)))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return measured, problems
+
+
+def labelled(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Checkpoint -> its results; `name`, or `name (digest8)` where two checkpoints share a name."""
+    by_checkpoint: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for each in measured:
+        by_checkpoint[each.result.checkpoint.name, each.result.checkpoint.digest].append(each)
+    names = [name for name, _ in by_checkpoint]
+    return {
+        name if names.count(name) == 1 else f"{name} ({digest[:8]})": found
+        for (name, digest), found in sorted(by_checkpoint.items(), key=lambda item: item[0])
+    }
+
+
+def label_of(name: str, by_label: Mapping[str, Sequence[Measured]], out: Path) -> str:
+    """The label that `name`, `name (digest8)` or `name-digest8` means."""
+    fits = []
+    for label, results in by_label.items():
+        used = results[0].result.checkpoint
+        if name in (label, used.name, f"{used.name} ({used.digest[:8]})", f"{used.name}-{used.digest[:8]}"):
+            fits.append(label)
+    if len(fits) > 1:
+        raise ValueError(
+            f"{name!r} is the name of {len(fits)} checkpoints in {out}: give {' or '.join(map(repr, fits))}"
+        )
+    if not fits:
+        raise ValueError(f"{out} has no results of a checkpoint {name!r}{meant(name, list(by_label))}")
+    return fits[0]
+
+
+def matched(
+    first: Sequence[Measured], second: Sequence[Measured], labels: tuple[str, str]
+) -> tuple[list[Match], list[str]]:
+    """Results of two checkpoints that differ in the checkpoint alone, and why the others may not be compared."""
+    matches, reasons = [], []
+    sides = [_by_place(first), _by_place(second)]
+    for place in sorted(sides[0] | sides[1]):
+        left, right = (_by_conditions(side.get(place, ())) for side in sides)
+        if not left or not right:
+            reasons.append(f"{place}: no result of {labels[bool(left)]}")
+            continue
+        shared = [key for key in left if key in right]
+        if not shared:
+            reasons.append(f"{place}: {_difference(left, right)}")
+        for key in shared:
+            group = group_of(next(iter(left[key].values())).result)
+            if seeds := sorted(left[key].keys() & right[key].keys()):
+                one, other = (tuple(side[key][seed] for seed in seeds) for side in (left, right))
+                matches.append(Match(group=group, first=one, second=other))
+            else:
+                both = (" and ".join(map(str, sorted(side[key]))) for side in (left, right))
+                reasons.append(f"{group}: no seed in common ({' against '.join(both)})")
+    return matches, reasons
+
+
+def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Correctness (N,) of both on the images that both have, mean over seeds. ValueError says why there is none."""
+    sides = [np.stack([_correctness(each, metric) for each in side]) for side in (match.first, match.second)]
+    if sides[0].shape != sides[1].shape:
+        raise ValueError(f"{metric}: {sides[0].shape[1]} images against {sides[1].shape[1]}")
+    first, second = (side.mean(0) for side in sides)
+    seen = ~np.isnan(first + second)
+    if not seen.any():
+        raise ValueError(f"{metric}: no image that both could read")
+    return first[seen], second[seen]
+
+
+def _correctness(measured: Measured, metric: str) -> np.ndarray:
+    result = measured.result
+    if metric not in result.per_image or metric not in result.metrics:
+        raise ValueError(f"{metric}: kept as a number alone, not for each image")
+    if metric not in measured.arrays:
+        raise ValueError(f"{measured.path}: no array {metric!r} beside it; make the result again with --rerun")
+    values = measured.arrays[metric]
+    if not averages_to(values, result.metrics[metric]):
+        raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
+    return values.astype(np.float64)
+
+
+def conditions(result: Result) -> dict[str, Any]:
+    """Everything but checkpoint and seed that a number depends on."""
+    return {
+        "protocol version": result.protocol.version,
+        **{f"{split} images": fingerprint[:8] for split, fingerprint in result.data.fingerprints.items()},
+        **{f"{result.task}.{name}": value for name, value in result.settings.items()},
+        "limit": result.limit,
+        "precision": result.precision,
+        "decode": result.decode,
+    }
+
+
+def _by_place(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    # `digits/knn@dino` -> good results, of any seed and any variant.
+    found: dict[str, list[Measured]] = defaultdict(list)
+    for each in measured:
+        if each.result.status == "ok":
+            found[f"{each.result.data.name}/{each.result.protocol.name}"].append(each)
+    return found
+
+
+def _by_conditions(measured: Sequence[Measured]) -> dict[str, dict[int, Measured]]:
+    found: dict[str, dict[int, Measured]] = defaultdict(dict)
+    for each in measured:
+        found[digest(conditions(each.result))][each.result.seed] = each
+    return found
+
+
+def _difference(left: Mapping[str, Mapping[int, Measured]], right: Mapping[str, Mapping[int, Measured]]) -> str:
+    # Between the two results that differ least.
+    sides = [[conditions(next(iter(seeds.values())).result) for seeds in side.values()] for side in (left, right)]
+    candidates = []
+    for one in sides[0]:
+        for other in sides[1]:
+            keys = [key for key in one | other if one.get(key) != other.get(key)]
+            candidates.append([f"{key} {_said(one.get(key))} against {_said(other.get(key))}" for key in keys])
+    return ", ".join(min(candidates, key=len))
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else short(value)

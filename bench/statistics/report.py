@@ -1,0 +1,128 @@
+"""What `bench compare` says: tables, a sentence for each comparison, and the same as JSON and CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from itertools import groupby
+from typing import Literal
+
+from bench.results.board import LOWER_IS_BETTER
+from bench.statistics.compare import Comparison, Comparisons
+from bench.statistics.paired import LEVEL, Paired
+from engine.printing import in_csv, text_of
+
+COLUMNS = ("metric", "first", "second", "difference [95 %]", "first only", "second only", "p", "p Holm", "effect")
+
+HEADER = (
+    *("first", "second", "group", "metric", "seeds", "accuracy_first", "accuracy_second"),
+    *(field.name for field in fields(Paired) if field.name not in ("first", "second")),
+    *("p_holm", "better"),
+)
+
+
+def to_text(comparisons: Comparisons) -> str:
+    """Printable tables, one for each pair and protocol, then the sentences, then what was not compared."""
+    found, lines = comparisons.found, []
+    for title, rows in groupby(found, title_of):
+        lines += [title, *_table(list(rows)), ""]
+    lines += [verdict(each, len(found)) for each in found]
+    if found:
+        lines += ["", "Differences in points. p: two-sided, on the same images. The intervals are not Holm-corrected."]
+    lines += [f"not compared: {reason}" for reason in comparisons.left_out]
+    return text_of(lines)
+
+
+def verdict(each: Comparison, over: int) -> str:
+    """`a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`"""
+    test, where = each.paired, f"on {each.group} {each.metric}"
+    certainty = f"{p_text(each.p_holm, with_sign=True)} after Holm over {over}"
+    if not better(each):
+        numbers = f"{test.difference:+.1f} points {interval_text(test.low, test.high)}"
+        return f"{each.first} and {each.second} cannot be told apart {where}: {numbers}, {certainty}"
+    low, high = (test.low, test.high) if test.difference > 0 else (-test.high, -test.low)
+    numbers = f"{abs(test.difference):.1f} points {interval_text(low, high)}"
+    order = (each.first, each.second) if better(each) == "first" else (each.second, each.first)
+    return f"{order[0]} is better than {order[1]} {where} by {numbers}, {certainty}"
+
+
+def better(each: Comparison) -> Literal["first", "second", ""]:
+    """Which one is better; nothing where the corrected test cannot tell."""
+    if each.p_holm > LEVEL:
+        return ""
+    return "first" if (each.paired.difference > 0) != each.metric.endswith(LOWER_IS_BETTER) else "second"
+
+
+def title_of(each: Comparison) -> str:
+    """What is compared, and what that rests on: images, seeds and test."""
+    seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
+    alone = " alone, as values are fractions" if each.paired.test == "paired bootstrap" else ""
+    basis = f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
+    return f"{each.group}: first {each.first}, second {each.second}; {basis}"
+
+
+def interval_text(low: float, high: float) -> str:
+    """`[28.6, 37.2]`, without a negative zero."""
+    return f"[{round(low, 1) + 0.0:.1f}, {round(high, 1) + 0.0:.1f}]"
+
+
+def p_text(p: float, with_sign: bool = False) -> str:
+    """`< 0.0001` or `0.0312`; with sign `p < 0.0001` or `p = 0.0312`."""
+    if p < 1e-4:
+        return "p < 0.0001" if with_sign else "< 0.0001"
+    return f"p = {p:.4f}" if with_sign else f"{p:.4f}"
+
+
+def to_json(comparisons: Comparisons) -> str:
+    """All numbers, unrounded."""
+    value = {
+        "comparisons": [_record(each) for each in comparisons.found],
+        "holm_over": len(comparisons.found),
+        "level": LEVEL,
+        "not_compared": comparisons.left_out,
+    }
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def to_csv(comparisons: Comparisons) -> str:
+    """One row for each comparison; nothing where there is no number. A header alone when nothing was compared."""
+    records = [_record(each) | {"seeds": "+".join(map(str, each.seeds))} for each in comparisons.found]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, HEADER, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
+    return buffer.getvalue()
+
+
+def _record(each: Comparison) -> dict[str, object]:
+    test = asdict(each.paired)
+    accuracies = {"accuracy_first": test.pop("first"), "accuracy_second": test.pop("second")}
+    place = {name: getattr(each, name) for name in ("first", "second", "group", "metric", "seeds")}
+    return {**place, **accuracies, **test, "p_holm": each.p_holm, "better": better(each)}
+
+
+def _table(rows: Sequence[Comparison]) -> list[str]:
+    body = [COLUMNS, *(_cells(each) for each in rows)]
+    shown = [at for at in range(len(COLUMNS)) if any(line[at] for line in body[1:])]
+    sizes = {at: max(len(line[at]) for line in body) for at in shown}
+    lines = []
+    for line in body:
+        first, *rest = [line[at].ljust(sizes[at]) if at == 0 else line[at].rjust(sizes[at]) for at in shown]
+        lines.append("  " + "  ".join([first, *rest]))
+    return lines
+
+
+def _cells(each: Comparison) -> tuple[str, ...]:
+    test = each.paired
+    counts = ["" if count is None else str(count) for count in (test.first_only, test.second_only)]
+    return (
+        each.metric,
+        f"{test.first:.2f}",
+        f"{test.second:.2f}",
+        f"{test.difference:+.2f} {interval_text(test.low, test.high)}",
+        *counts,
+        p_text(test.p),
+        p_text(each.p_holm),
+        "" if test.effect is None else f"{test.effect:+.2f}",
+    )

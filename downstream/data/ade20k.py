@@ -1,0 +1,47 @@
+"""ADE20K's scene parsing set as its 2016 challenge packed it: 150 classes, masks with 0 for unlabelled pixels.
+
+ADEChallengeData2016/images/{training,validation}/*.jpg
+ADEChallengeData2016/annotations/{training,validation}/*.png      20 210 and 2000 of each
+"""
+
+from pathlib import Path
+
+from downstream.data.listing import IGNORED, Listing, files_below
+from imagesets.sets import Split
+
+FOLDERS = {"train": "training", "val": "validation"}
+IMAGES = {split: f"images/{name}" for split, name in FOLDERS.items()}
+COUNTS = {"train": 20210, "val": 2000}
+CLASSES = tuple(f"class {number}" for number in range(1, 151))  # mmseg's ADE20KDataset has the names
+# Values 0 and 255 are unlabelled, 1..150 are the classes; all others are passed on, for check_mask to find.
+TABLE = (IGNORED, *range(254), IGNORED)
+
+
+def recognised(root: Path) -> Path:
+    """The folder that holds images/ and annotations/: `root`, or ADEChallengeData2016 in it."""
+    for folder in (root, root / "ADEChallengeData2016"):
+        if (folder / "images").is_dir() and (folder / "annotations").is_dir():
+            return folder
+    raise ValueError("no folders images/ and annotations/ there; give the unpacked ADEChallengeData2016")
+
+
+def listed(root: Path, split: Split) -> Listing:
+    """All scenes of one split. ValueError names a missing folder, or images without a mask."""
+    pictures = files_below(root / IMAGES[split], ".jpg")
+    folder = f"annotations/{FOLDERS[split]}"
+    there = set(files_below(root / folder, ".png"))
+    masks = [name.removesuffix(".jpg") + ".png" for name in pictures]
+    lacking = [name for name in masks if name not in there]
+    if lacking:
+        raise ValueError(
+            f"{len(lacking)} of {len(pictures)} images of {split} have no annotation, such as {folder}/{lacking[0]}; "
+            "unpack the whole of ADEChallengeData2016.zip"
+        )
+    notes = () if len(pictures) == COUNTS[split] else (f"{len(pictures)} images, the set has {COUNTS[split]}",)
+    return Listing(
+        images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
+        masks=tuple(f"{folder}/{name}" for name in masks),
+        classes=CLASSES,
+        classes_of=TABLE,
+        notes=notes,
+    )

@@ -1,0 +1,90 @@
+"""Cityscapes' fine annotations, 19 classes, and the few-image splits of French et al. 2020.
+
+    ROOT/leftImg8bit/{train,val}/<city>/<city>_<sequence>_<frame>_leftImg8bit.png
+    ROOT/gtFine/{train,val}/<city>/<city>_<sequence>_<frame>_gtFine_labelTrainIds.png      2975 and 500 of each
+
+A download holds ..._labelIds.png alone: these are mapped to the 19 classes when they are read, and nothing is written.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from downstream.data.listing import IGNORED, Listing, files_below
+from imagesets.sets import Split
+
+IMAGES = {"train": "leftImg8bit/train", "val": "leftImg8bit/val"}
+COUNTS = {"train": 2975, "val": 500}
+# cityscapesScripts helpers/labels.py: the ids of the 19 classes that count, in the order of their train ids.
+CLASS_IDS = {
+    "road": 7,
+    "sidewalk": 8,
+    "building": 11,
+    "wall": 12,
+    "fence": 13,
+    "pole": 17,
+    "traffic light": 19,
+    "traffic sign": 20,
+    "vegetation": 21,
+    "terrain": 22,
+    "sky": 23,
+    "person": 24,
+    "rider": 25,
+    "car": 26,
+    "truck": 27,
+    "bus": 28,
+    "train": 31,
+    "motorcycle": 32,
+    "bicycle": 33,
+}
+CLASSES = tuple(CLASS_IDS)
+LAST_ID = 33  # 34 and more mean nothing; -1, the licence plate, is stored as 255
+TRAIN_IDS = tuple(range(256))
+BY_ID = {identity: place for place, identity in enumerate(CLASS_IDS.values())}
+LABEL_IDS = tuple(BY_ID.get(value, IGNORED if value <= LAST_ID else value) for value in range(256))
+SEEDS = (12345, 23456, 34567, 45678, 56789)  # of the five splits: CutMix-semisup-seg README.md:98-105
+
+
+def recognised(root: Path) -> Path:
+    """`root`, if it holds leftImg8bit/ and gtFine/."""
+    lacking = [name for name in ("leftImg8bit", "gtFine") if not (root / name).is_dir()]
+    if lacking:
+        raise ValueError(
+            f"no folder {lacking[0]}/ there; unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip"
+        )
+    return root
+
+
+def listed(root: Path, split: Split) -> Listing:
+    """All scenes of one split, sorted by train/<city>/<name>. ValueError names what is missing."""
+    images = files_below(root / IMAGES[split], "_leftImg8bit.png")
+    names = sorted(name.removesuffix("_leftImg8bit.png") for name in images)
+    there = set(files_below(root / "gtFine" / split, ".png"))
+    kind, table = "labelTrainIds", TRAIN_IDS
+    if not any(name.endswith("_labelTrainIds.png") for name in there):
+        kind, table = "labelIds", LABEL_IDS
+    lacking = [name for name in names if f"{name}_gtFine_{kind}.png" not in there]
+    if lacking:
+        raise ValueError(
+            f"{len(lacking)} of {len(names)} images of {split} have no annotation, such as "
+            f"gtFine/{split}/{lacking[0]}_gtFine_{kind}.png; unpack the whole of gtFine_trainvaltest.zip"
+        )
+    notes = [f"masks are {kind}" + (", mapped to the 19 classes in memory" if kind == "labelIds" else "")]
+    if len(names) != COUNTS[split]:
+        notes.append(f"{len(names)} images, the set has {COUNTS[split]}")
+    return Listing(
+        images=tuple(f"{IMAGES[split]}/{name}_leftImg8bit.png" for name in names),
+        masks=tuple(f"gtFine/{split}/{name}_gtFine_{kind}.png" for name in names),
+        classes=CLASSES,
+        classes_of=table,
+        notes=tuple(notes),
+    )
+
+
+def few(count: int, images: int, seed: int) -> np.ndarray:
+    """Indices (images,) into `count` training scenes sorted by name: the first of a permutation drawn by `seed`.
+
+    CutMix-semisup-seg datapipe/datasets.py:47-90; with 2975 scenes and SEEDS these are the published splits, so that
+    the 100 are among the 372.
+    """
+    return np.random.RandomState(seed).permutation(count)[:images]

@@ -1,0 +1,103 @@
+"""Scenes of COCO's layout as mmdet's dataset, with the pipelines of the detection papers: its own transforms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mmcv.transforms import LoadImageFromFile, RandomChoice, RandomChoiceResize, RandomResize
+from mmdet.datasets import CocoDataset
+from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
+
+from downstream.data.coco import IMAGES
+from downstream.data.reading import Reading, Results, Transform, check_pixels
+from downstream.data.scenes import SceneSet
+
+PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
+META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
+FLIPPED = (*META, "flip", "flip_direction")
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """In pixels. Training images, by `augment`:
+
+    "scales": fitted into one of `short` (shorter side) by `long`. "crops": half of them so; of the others, fitted into
+    one of `crop_short` by `long`, a window of sides drawn from `crop` is then fitted so (DETR). "jitter": scaled to fit
+    `long` squared times a factor from `jitter`, cut to it. Flipped with chance `flip`. Validation images are fitted
+    into `val` (longer, shorter side).
+    """
+
+    augment: Literal["scales", "crops", "jitter"]
+    short: tuple[int, ...]
+    long: int
+    crop_short: tuple[int, ...]
+    crop: tuple[int, int]
+    jitter: tuple[float, float]
+    flip: float
+    val: tuple[int, int]
+
+
+class AsListed:
+    """ValueError unless an image's pixels are as many as its annotation says."""
+
+    def __init__(self, scenes: SceneSet) -> None:
+        self.listing = scenes.listing
+        self.places = {entry["id"]: place for place, entry in enumerate(self.listing.entries)}
+
+    def __call__(self, results: Results) -> Results:
+        self.listing.check_size(self.places[results["img_id"]], *results["ori_shape"][:2])
+        return results
+
+
+class CocoScenes(CocoDataset):
+    """mmdet's dataset of the scenes that it is given, in their order; it reads no file of annotations."""
+
+    def __init__(self, scenes: SceneSet, **settings: Any) -> None:
+        self.scenes = scenes
+        folder = str(scenes.root / IMAGES[scenes.split])
+        super().__init__(metainfo={"classes": scenes.classes}, data_prefix={"img": folder}, **settings)
+
+    def load_data_list(self) -> list[Results]:
+        listing = self.scenes.listing
+        self.cat_ids = list(listing.categories)
+        self.cat2label = {number: label for label, number in enumerate(self.cat_ids)}
+        return [
+            self.parse_data_info({"raw_img_info": entry | {"img_id": entry["id"]}, "raw_ann_info": own})
+            for entry, own in zip(listing.entries, listing.objects, strict=True)
+        ]
+
+
+def training_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
+    """Images with objects, augmented."""
+    load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
+    return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
+
+
+def validation_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
+    """All images at one scale."""
+    load = [READ_IMAGE, AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
+    return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
+
+
+def _resized(sizes: Sizes) -> list[Transform]:
+    if sizes.augment == "jitter":
+        return [
+            RandomResize(scale=(sizes.long, sizes.long), ratio_range=sizes.jitter, resize_type=Resize, keep_ratio=True),
+            RandomCrop((sizes.long, sizes.long), "absolute_range", allow_negative_crop=True, recompute_bbox=True),
+            FilterAnnotations(min_gt_bbox_wh=(0.01, 0.01), keep_empty=False),
+        ]
+    whole = _one_of(sizes.short, sizes.long)
+    if sizes.augment == "scales":
+        return [whole]
+    window = RandomCrop(crop_size=sizes.crop, crop_type="absolute_range", allow_negative_crop=True)
+    return [RandomChoice([[whole], [_one_of(sizes.crop_short, sizes.long), window, _one_of(sizes.short, sizes.long)]])]
+
+
+def _one_of(short: Sequence[int], long: int) -> Transform:
+    return RandomChoiceResize([(long, side) for side in short], resize_type=Resize, keep_ratio=True)
+
+
+def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> CocoScenes:
+    packed = len(scenes) >= PACKED  # packing collects garbage first, which takes longer than a small training
+    return CocoScenes(scenes, pipeline=list(pipeline), test_mode=test_mode, serialize_data=packed)

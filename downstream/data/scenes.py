@@ -1,0 +1,168 @@
+"""Labelled scenes: images with a mask of classes, or with outlines of things, in the folders of the known sets.
+
+    ade20k:ROOT, cityscapes:ROOT, coco:ROOT       folders as downloaded
+    tiny-ade20k:, tiny-cityscapes:, tiny-coco:    scenes of scikit-learn's digits in the same layouts, below the cache
+
+A set is a listing of one split, in sorted order; nothing is decoded to make it. N images, K classes, H x W pixels.
+"""
+
+import difflib
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from downstream.data import ade20k, cityscapes, coco, tiny_coco, tiny_scenes
+from downstream.data.coco import Instances
+from downstream.data.listing import IGNORED, Listing
+from downstream.data.reading import check_pixels, check_values, naming
+from imagesets.decoding import opened
+from imagesets.sets import Split
+
+LAYOUTS = {"ade20k": ade20k, "cityscapes": cityscapes, "coco": coco}
+TINY = "tiny-"
+# Scheme -> what follows its colon.
+PLACES = dict.fromkeys(LAYOUTS, "ROOT") | {TINY + layout: "" for layout in LAYOUTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneSet:
+    """One split. listing: its files below root, and what their masks or outlines mean."""
+
+    url: str
+    split: Split
+    layout: Literal["ade20k", "cityscapes", "coco"]
+    root: Path
+    listing: Listing | Instances
+
+    def __len__(self) -> int:
+        return len(self.listing.images)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.listing.classes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.listing.notes
+
+    def image(self, index: int) -> Path:
+        return self.root / self.listing.images[index]
+
+    def mask(self, index: int) -> Path:
+        return self.root / self.listing.masks[index]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of names and sizes in bytes of images and annotations, in order; where they lie plays no part."""
+        state = hashlib.sha256()
+        for name in self.listing.files:
+            state.update(f"{name} {(self.root / name).stat().st_size}\n".encode(errors="surrogateescape"))
+        return state.hexdigest()
+
+    def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
+        """The scenes at `indices` (M,), in that order; `name` is appended to the URL."""
+        return replace(self, url=f"{self.url}#{name}", listing=self.listing.take(indices))
+
+    def limited(self, count: int | None) -> "SceneSet":
+        """At most `count` scenes, evenly spread."""
+        if count is None or count >= len(self):
+            return self
+        if count < 1:
+            raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
+        return self.subset(np.arange(count) * len(self) // count, f"limited-{count}")
+
+
+def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
+    """One split of the set that `url` names; tiny sets are drawn into `cache` unless they are there.
+
+    ValueError, one line: an unknown scheme, a missing folder, an empty split, images without annotations.
+    """
+    layout, place = parse(url)
+    tiny = url.startswith(TINY)
+    root = drawn(layout, cache) if tiny else Path(place)
+    module = LAYOUTS[layout]
+    try:
+        if not tiny:
+            root = module.recognised(root)
+        listing = module.listed(root, split)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{url}: {error}") from error
+    if not listing.images:
+        raise ValueError(f"{url}: the {split} split is empty; it needs images in {root / module.IMAGES[split]}")
+    return SceneSet(url=url, split=split, layout=layout, root=root, listing=listing)
+
+
+def drawn(layout: str, cache: Path) -> Path:
+    """The folder of a tiny set."""
+    return tiny_coco.written(cache) if layout == "coco" else tiny_scenes.written(layout, cache)
+
+
+def layout_of(url: str) -> str:
+    """The layout that a URL's scheme names, "" if it names no set of labelled scenes."""
+    layout = url.partition(":")[0].removeprefix(TINY)
+    return layout if layout in LAYOUTS else ""
+
+
+def parse(url: str) -> tuple[str, str]:
+    """Layout and place of a URL, with ~ expanded. ValueError for an unknown scheme or a misplaced path."""
+    scheme, colon, place = url.partition(":")
+    layout = scheme.removeprefix(TINY)
+    if not colon or layout not in LAYOUTS:
+        near = difflib.get_close_matches(scheme.lower(), PLACES, n=1)
+        guess = f"did you mean {near[0]}:? " if near else ""
+        choices = ", ".join(f"{name}:{what}" for name, what in PLACES.items())
+        raise ValueError(f"{url!r} is no set of labelled scenes; {guess}there are {choices}")
+    if scheme.startswith(TINY) and place:
+        raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
+    if not scheme.startswith(TINY) and not place:
+        raise ValueError(f"{url}: give the folder, {scheme}:/data/{scheme}")
+    return layout, os.path.expanduser(place)
+
+
+def check_mask(mask: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> None:
+    """ValueError unless `mask` (H, W), values 0..K-1 or IGNORED, fits an image of `size` (height, width)."""
+    if mask.shape != tuple(size):
+        raise ValueError(
+            f"{path}: the mask is {' x '.join(map(str, mask.shape))} pixels and its image {size[0]} x {size[1]}; "
+            "take both from the same download"
+        )
+    if outside := sorted({int(number) for number in np.unique(mask)} - {*range(len(listing.classes)), IGNORED}):
+        value = listing.classes_of.index(outside[0])
+        raise ValueError(
+            f"{path}: the mask holds the value {value}, allowed are {listing.allowed}; "
+            "is this the annotation of another version of the set?"
+        )
+
+
+def check_scene(scenes: SceneSet, index: int) -> None:
+    """ValueError or OSError for a scene that cannot be used."""
+    with naming(scenes.image(index)):
+        image = opened(scenes.image(index).read_bytes())
+        check_pixels(image)
+        image.load()
+    height, width = image.size[::-1]
+    if isinstance(scenes.listing, Instances):
+        return scenes.listing.check_size(index, height, width)
+    with naming(scenes.mask(index)):
+        mask = opened(scenes.mask(index).read_bytes())
+        check_values(mask)
+        values = np.asarray(mask, np.uint8)
+    check_mask(scenes.listing.coded(values), (height, width), scenes.listing, scenes.mask(index))
+
+
+def problems_of(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> list[str]:
+    """Decode every image and mask: one line for each scene that cannot be used."""
+    found = []
+    for index in range(len(scenes)):
+        try:
+            check_scene(scenes, index)
+        except (OSError, ValueError) as error:
+            found.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
+        advance(1)
+    return found

@@ -1,0 +1,104 @@
+"""Scenes as mmseg's datasets, with the pipelines of the segmentation papers: mmseg's and mmcv's own transforms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
+from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset
+from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
+
+from downstream.data.reading import Reading, Results, Transform, check_pixels, check_values
+from downstream.data.scenes import SceneSet, check_mask
+
+LARGEST_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
+READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """In pixels. Training images are resized to fit into `scale` (longer, shorter side) times a factor drawn from
+    `ratios`, and cut to `crop`. Validation images are resized to fit into `scale` where `resize_val` is set, and read
+    in windows of `crop`, every `stride` pixels, the last ones flush with the border."""
+
+    crop: int
+    stride: int
+    scale: tuple[int, int]
+    ratios: tuple[float, float] = (0.5, 2.0)
+    resize_val: bool = True
+
+
+class AsClasses:
+    """Values of a mask's file -> classes of the set, after mmseg has read it; ValueError if they do not fit."""
+
+    def __init__(self, scenes: SceneSet) -> None:
+        self.listing = scenes.listing
+        # ADE20K's mapping is mmseg's reduce_zero_label, done when the mask was read.
+        self.table = scenes.listing.table if scenes.layout == "cityscapes" else np.arange(256, dtype=np.uint8)
+
+    def __call__(self, results: Results) -> Results:
+        mask = self.table[results["gt_seg_map"]]
+        check_mask(mask, results["ori_shape"][:2], self.listing, results["seg_map_path"])
+        return results | {"gt_seg_map": mask}
+
+
+class _Listed:
+    """A dataset of mmseg over the scenes that it is given, in their order."""
+
+    def __init__(self, scenes: SceneSet, **settings: Any) -> None:
+        self.scenes = scenes
+        super().__init__(**settings)
+
+    def load_data_list(self) -> list[Results]:
+        facts = {"label_map": None, "reduce_zero_label": self.reduce_zero_label}
+        return [
+            {"img_path": str(self.scenes.image(i)), "seg_map_path": str(self.scenes.mask(i)), "seg_fields": [], **facts}
+            for i in range(len(self.scenes))
+        ]
+
+
+class AdeScenes(_Listed, ADE20KDataset):
+    """ADE20K: value 0 of a mask is ignored, mmseg's reduce_zero_label."""
+
+
+class CityScenes(_Listed, CityscapesDataset):
+    """Cityscapes: 19 classes, the others ignored."""
+
+
+DATASETS = {"ade20k": AdeScenes, "cityscapes": CityScenes}
+
+
+def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
+    """Random scale, crop, flip and colour (mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter
+    segm/data/config/cityscapes.py)."""
+    return _dataset(
+        scenes,
+        [
+            READ_IMAGE,
+            read_mask(),
+            AsClasses(scenes),
+            RandomResize(scale=sizes.scale, ratio_range=sizes.ratios, resize_type=Resize, keep_ratio=True),
+            RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=LARGEST_SHARE),
+            RandomFlip(prob=0.5),
+            PhotoMetricDistortion(),
+            PackSegInputs(),
+        ],
+    )
+
+
+def validation_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
+    """Images at one scale, labels as they are."""
+    resize = [Resize(scale=sizes.scale, keep_ratio=True)] if sizes.resize_val else []
+    load = [READ_IMAGE, *resize, read_mask(), AsClasses(scenes), PackSegInputs()]
+    return _dataset(scenes, load, test_mode=True)
+
+
+def read_mask() -> Reading:
+    """A transform of its own for each set: mmseg's remembers whether value 0 is ignored."""
+    return Reading(LoadAnnotations(), "seg_map_path", check_values)
+
+
+def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:
+    # Unpacked: packing collects garbage first, which takes longer than a small training.
+    return DATASETS[scenes.layout](scenes, pipeline=list(pipeline), test_mode=test_mode, serialize_data=False)

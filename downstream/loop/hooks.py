@@ -1,0 +1,149 @@
+"""What happens around every iteration of mmengine's Runner: rates, random numbers, progress, state, judging.
+
+An iteration is one forward and backward pass; `accumulation` of them make an optimiser step.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from mmengine.dist import all_reduce, broadcast
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from downstream.loop.optimisation import Rates
+from engine.files import write_atomic
+from engine.progress import Progress
+from engine.seeding import DROP, stream
+
+SHOWN = 5  # losses before a bad one, for its message
+
+
+class SetRates(Hook):
+    """The rate of every parameter group, before each iteration. It depends on the step alone, so nothing is stored."""
+
+    priority = "HIGHEST"
+
+    def __init__(self, rates: Rates, accumulation: int) -> None:
+        self.rates, self.accumulation = rates, accumulation
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        for group in runner.optim_wrapper.optimizer.param_groups:
+            group["lr"] = self.rates.at(batch_idx // self.accumulation, group["base_lr"])
+
+
+class SeedIterations(Hook):
+    """Dropout and drop path from numbers of the iteration's own, so that a resumed run draws what it would have."""
+
+    priority = "HIGHEST"
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        torch.manual_seed(int(stream(DROP, self.seed, batch_idx, runner.rank)[2]))
+
+
+class StopOnNonsense(Hook):
+    """ValueError at the first loss that is not finite."""
+
+    def __init__(self) -> None:
+        self.before: list[float] = []
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        mean = outputs["loss"].detach().clone()
+        all_reduce(mean, "mean")  # so that all processes stop, not the one alone that met it
+        loss = mean.item()
+        if not math.isfinite(loss):
+            before = ", ".join(f"{value:.4g}" for value in self.before[-SHOWN:]) or "none"
+            raise ValueError(
+                f"the loss is {loss} in iteration {batch_idx} of {runner.max_iters} (losses before: {before}); "
+                "lower lr, or use float32 if this was bfloat16"
+            )
+        self.before = [*self.before[-SHOWN:], loss]
+
+
+class ShowProgress(Hook):
+    """Our progress bar in place of mmengine's log lines. `bar` is opened and closed by whoever runs the training."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+
+    def before_train(self, runner: Runner) -> None:
+        self.bar.total = runner.max_iters - runner.iter
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.bar.advance(1)
+
+
+class KeepState(Hook):
+    """All that the next iteration depends on, in one file that is replaced whole, every `interval` iterations.
+
+    Weights that are not finite are not kept: a broken update shows in the next loss only.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self, file: Path, interval: int) -> None:
+        self.file, self.interval = file, interval
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        due = self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner)
+        if due and all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
+            runner.save_checkpoint(str(self.file.parent), self.file.name, by_epoch=False, save_param_scheduler=False)
+
+
+class Metric(Protocol):
+    """A metric of mmseg or mmdet that keeps what it computed its numbers from."""
+
+    arrays: dict[str, np.ndarray]  # over the validation images; on the first process alone
+
+
+class KeepJudgements(Hook):
+    """Metrics of every evaluation, and the arrays behind the one that counts, on disk the moment they are known.
+
+    best: the metric whose highest value decides which evaluation counts; "" for the last evaluation.
+    """
+
+    def __init__(self, folder: Path, metric: Metric, every: int, best: str) -> None:
+        self.folder, self.metric, self.every, self.best = folder, metric, every, best
+
+    def before_train(self, runner: Runner) -> None:
+        due = runner.iter and (runner.iter % self.every == 0 or runner.iter == runner.max_iters)
+        if due and str(runner.iter) not in self.read():  # killed between the iteration's state and its evaluation
+            runner.val_loop.run()
+
+    def before_val(self, runner: Runner) -> None:
+        for buffer in runner.model.buffers():  # batch statistics, which differ between processes on CPU
+            broadcast(buffer)
+
+    def after_val_epoch(self, runner: Runner, metrics: Mapping[str, float] | None = None) -> None:
+        if runner.rank:
+            return
+        found = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
+        if self.counts(found) == str(runner.iter):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self.folder / "arrays.part", "wb") as file:
+                np.savez_compressed(file, **self.metric.arrays)
+            (self.folder / "arrays.part").replace(self.folder / "arrays.npz")
+        write_atomic(self.folder / "judgements.json", json.dumps(found))
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Iteration -> metrics."""
+        path = self.folder / "judgements.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def counts(self, found: Mapping[str, Mapping[str, float]]) -> str:
+        """The iteration whose evaluation is the result."""
+        latest = max(found, key=int)
+        return max(found, key=lambda step: (found[step][self.best], int(step))) if self.best else latest

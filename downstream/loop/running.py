@@ -1,0 +1,290 @@
+"""One training under mmengine's Runner: quiet, resumable at any iteration, exact in what it repeats after a kill.
+
+Rates, order of images, augmentation and dropout are functions of seed and iteration; weights, optimiser and batch
+statistics come from the state on disk. So the bits after a resume are those of an uninterrupted run, where the Runner's
+own resuming draws other augmentations.
+"""
+
+import contextlib
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import DefaultSampler, pseudo_collate
+from mmengine.evaluator import Evaluator
+from mmengine.hooks import Hook
+from mmengine.model import MMDistributedDataParallel
+from mmengine.optim import OptimWrapper
+from mmengine.runner import IterBasedTrainLoop, Runner, ValLoop
+from mmengine.visualization import Visualizer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from downstream.loop.hooks import (
+    KeepJudgements,
+    KeepState,
+    Metric,
+    SeedIterations,
+    SetRates,
+    ShowProgress,
+    StopOnNonsense,
+)
+from downstream.loop.optimisation import Rates
+from downstream.loop.stream import Positions, Stream
+from downstream.models.libraries import quiet_libraries
+from engine.distributed import World
+from engine.precision import autocast
+from engine.progress import Progress
+
+STATES = 20  # states saved over a training, at least
+LONGEST = 1000  # iterations between two of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How one training runs. folder: its own, named by everything that decides about its bits.
+
+    batch images of an optimiser step are worked on `at_once` by each process. judge_every: optimiser steps between
+    evaluations; 0: one at the end. best: see KeepJudgements.
+    """
+
+    folder: Path
+    rates: Rates
+    batch: int
+    at_once: int
+    judge_every: int = 0
+    best: str = ""
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "float32"
+    workers: int = 0
+    label: str = "training"
+
+    def accumulation(self, world: World) -> int:
+        """Iterations that make an optimiser step."""
+        return self.batch // (self.at_once * world.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a training came to. step: the optimiser step of the evaluation that counts. history: step -> metrics."""
+
+    metrics: dict[str, float]
+    arrays: dict[str, np.ndarray]
+    step: int
+    history: dict[str, dict[str, float]]
+
+
+class QuietRunner(Runner):
+    """mmengine's Runner with whole-file states, logs in files alone, and the device that it is told."""
+
+    def __init__(self, device: str, **settings: Any) -> None:
+        self.device = device
+        super().__init__(**settings)
+
+    def build_logger(self, *values: Any, **settings: Any) -> logging.Logger:
+        logger = super().build_logger(*values, **settings)
+        for handler in [each for each in logger.handlers if not isinstance(each, logging.FileHandler)]:
+            logger.removeHandler(handler)
+        return logger
+
+    def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        if not self.distributed:
+            return model
+        devices = [torch.cuda.current_device()] if self.device.startswith("cuda") else None
+        return MMDistributedDataParallel(module=model, device_ids=devices, broadcast_buffers=False)
+
+    def _init_model_weights(self) -> None:
+        """Nothing: whoever builds the model draws its heads, from a seed."""
+
+    def dump_config(self) -> None:
+        """Nothing: there is no configuration file."""
+
+    def load_checkpoint(self, filename: str, map_location: Any = "cpu", **settings: Any) -> dict[str, Any]:
+        with quiet_libraries():  # which print that they load
+            return super().load_checkpoint(filename, map_location, **settings | {"strict": True})
+
+    def save_checkpoint(self, out_dir: str, filename: str, **settings: Any) -> None:
+        super().save_checkpoint(out_dir, f"{filename}.part", **settings)
+        if self.rank == 0:
+            os.replace(Path(out_dir, f"{filename}.part"), Path(out_dir, filename))
+
+
+class AgreedLoader(DataLoader):
+    """Batches that all processes have, or none: an image that cannot be used in one stops all with its message.
+
+    Costs a small message between processes a batch; without it the others would wait for that one's gradients.
+    """
+
+    def __init__(self, images: Any, world: World, **settings: Any) -> None:
+        super().__init__(images, collate_fn=pseudo_collate, **settings)
+        self.world = world
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        while (batch := self.world.on_all_ranks(partial(next, batches, None))) is not None:
+            yield batch
+
+
+class Precise(OptimWrapper):
+    """Optimiser steps whose forward passes run in `precision`; bfloat16 needs no loss scaling."""
+
+    def __init__(self, device: str, precision: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.device, self.precision = device, precision
+
+    @contextlib.contextmanager
+    def optim_context(self, model: nn.Module):
+        with super().optim_context(model), autocast(self.device, self.precision):
+            yield
+
+
+class JudgeLoop(ValLoop):
+    """mmengine's evaluation in the precision of the training, with a progress bar of its own."""
+
+    def __init__(self, device: str, precision: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.device, self.precision = device, precision
+
+    def run(self) -> dict[str, float]:
+        quiet = self.runner.rank > 0
+        with Progress("evaluating", len(self.dataloader), quiet=quiet) as self.bar:
+            return super().run()
+
+    def run_iter(self, idx: int, data_batch: Any) -> None:
+        with autocast(self.device, self.precision):
+            super().run_iter(idx, data_batch)
+        self.bar.advance(1)
+
+
+def train(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    train_images: Any,
+    val_images: Any,
+    metric: Metric,
+    course: Course,
+    world: World,
+) -> Judged:
+    """Train to the end, from the last state if there is one, and judge; at once if that was done before.
+
+    model: of mmseg or mmdet, its heads initialised. optimiser: its groups keep their own full rate. train_images,
+    val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for memory that does not
+    suffice, and for what reading images raises; the last state stays.
+    """
+    accumulation = course.accumulation(world)
+    for group in optimiser.param_groups:
+        group["base_lr"] = group["lr"]
+    every = (course.judge_every or course.rates.steps) * accumulation
+    judgements = KeepJudgements(course.folder, metric, every, course.best)
+    if not (course.folder / "finished").exists():
+        bar = Progress(course.label, course.rates.steps * accumulation, "iterations", quiet=not world.is_rank0)
+        hooks = [
+            SetRates(course.rates, accumulation),
+            SeedIterations(course.seed),
+            StopOnNonsense(),
+            ShowProgress(bar),
+            KeepState(course.folder / "state.pth", save_interval(course.rates.steps) * accumulation),
+        ]
+        stream = Stream(train_images, course.seed)
+        runner = runner_of(model, optimiser, stream, val_images, hooks, judgements, course, world)
+        try:
+            with bar, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the libraries' notes about their own calls
+                runner.train()
+        except (RuntimeError, MemoryError, ValueError) as error:
+            explained = _explained(error, course)
+            if hasattr(error, "told_by"):
+                explained.told_by = error.told_by
+            raise explained from error
+        world.barrier()
+        if world.is_rank0:
+            (course.folder / "finished").touch()
+            (course.folder / "state.pth").unlink(missing_ok=True)
+    return world.on_rank0(lambda: _judged(course, judgements, accumulation))
+
+
+def save_interval(steps: int) -> int:
+    """Optimiser steps between two states."""
+    return max(1, min(LONGEST, steps // STATES))
+
+
+def runner_of(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    stream: Stream,
+    val_images: Any,
+    hooks: list[Hook],
+    judgements: KeepJudgements,
+    course: Course,
+    world: World,
+) -> Runner:
+    """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
+    accumulation, state = course.accumulation(world), course.folder / "state.pth"
+    loading = {"num_workers": course.workers, "persistent_workers": course.workers > 0}
+    in_order = DefaultSampler(val_images, shuffle=False)
+    positions = Positions(course.at_once, course.rates.steps * accumulation, world.rank, world.size)
+    name = f"{course.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
+    with quiet_libraries():
+        return QuietRunner(
+            device=course.device,
+            model=model,
+            work_dir=str(course.folder),
+            train_dataloader=AgreedLoader(stream, world, batch_size=course.at_once, sampler=positions, **loading),
+            train_cfg={
+                "type": IterBasedTrainLoop,
+                "max_iters": course.rates.steps * accumulation,
+                "val_begin": 1,
+                "val_interval": judgements.every,
+            },
+            optim_wrapper=Precise(
+                course.device, course.precision, optimizer=optimiser, accumulative_counts=accumulation
+            ),
+            val_dataloader=AgreedLoader(val_images, world, sampler=in_order, **loading),
+            val_cfg={"type": JudgeLoop, "device": course.device, "precision": course.precision},
+            val_evaluator=Evaluator([judgements.metric]),
+            default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
+            custom_hooks=[*hooks, judgements],
+            load_from=str(state) if state.exists() else None,
+            resume=state.exists(),
+            launcher="pytorch" if world.size > 1 else "none",
+            randomness={"seed": course.seed},
+            log_processor={"by_epoch": False},
+            visualizer=Visualizer(name=name, vis_backends=[]),
+            default_scope=None,
+            experiment_name=name,
+        )
+
+
+def _judged(course: Course, judgements: KeepJudgements, accumulation: int) -> Judged:
+    history = judgements.read()
+    chosen = judgements.counts(history)
+    with np.load(course.folder / "arrays.npz") as arrays:
+        kept = {name: arrays[name] for name in arrays.files}
+    by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
+    return Judged(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
+
+
+def _explained(error: Exception, course: Course) -> Exception:
+    """The error to raise: for memory that ran out, which setting to lower; of a loader process, what it was about."""
+    text = str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return ValueError(
+            f"out of memory with {course.at_once} images at once on {course.device}: lower --batch-size; "
+            f"accumulation keeps the recipe's batch of {course.batch}"
+        )
+    if "more than 1 value per channel" in text:
+        return ValueError("batch norm needs statistics of two images at once: give --batch-size 2 or more")
+    if "Original Traceback" in text:  # torch's wrapping of what a loader process raised
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        return kind(text.strip().splitlines()[-1].partition(": ")[2])
+    return error

@@ -1,0 +1,176 @@
+"""What all dense tasks share: the plan of one training on scenes, where it runs, and how its batch is cut."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import SIZES
+from downstream.data.scenes import TINY, SceneSet, drawn, open_scenes, parse
+from downstream.loop.optimisation import Rates
+from downstream.models.libraries import quiet_libraries
+from engine.distributed import World
+from engine.files import digest
+from engine.tasks import Workspace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from downstream.loop.hooks import Metric
+    from downstream.loop.running import Judged
+
+VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
+AT_ONCE = 8  # images of a pass unless --batch-size says otherwise
+LOADERS = 8  # processes that read images, at most
+FEW = 500  # training images below which starting such processes takes longer than they save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One training. settings: JSON, everything that decides about its numbers besides export, images and workspace.
+
+    parts: training images, validation images and metric, as the mm libraries' objects. build: the model; whether batch
+    statistics are over all processes. optimise: its optimiser.
+    """
+
+    settings: Mapping[str, Any]
+    train: SceneSet
+    val: SceneSet
+    batch: int
+    rates: Rates
+    judge_every: int
+    best: str
+    parts: Callable[[], tuple[Any, Any, "Metric"]]
+    build: Callable[[bool], "nn.Module"]
+    optimise: Callable[["nn.Module"], torch.optim.Optimizer]
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where trainings of one export run, and how their batch is cut. most: images of a pass unless --batch-size."""
+
+    export: ViTExport
+    space: Workspace
+    world: World
+    task: str
+    most: int = AT_ONCE
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def judged(self, plan: Plan) -> "Judged":
+        """Train and judge, or read what was judged before."""
+        with quiet_libraries():
+            from downstream.loop.running import Course, train
+
+        share = share_of(plan.batch, self.world)
+        at_once = largest_part(share, self.space.batch_size or self.most)
+        course = Course(
+            folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
+            rates=plan.rates,
+            batch=plan.batch,
+            at_once=at_once,
+            judge_every=plan.judge_every,
+            best=plan.best,
+            seed=self.space.seed,
+            device=self.space.device,
+            precision=self.space.precision,
+            workers=loaders(self.space, len(plan.train)),
+            label=plan.label,
+        )
+        synchronised = self.world.size > 1 and torch.device(self.space.device).type == "cuda"
+        with quiet_libraries():
+            model = plan.build(synchronised)
+        self.facts["batch"] = {
+            "images": plan.batch,
+            "at_once": at_once,
+            "accumulated": course.accumulation(self.world),
+            "processes": self.world.size,
+            "batch_norm_over": at_once * (self.world.size if synchronised else 1),
+        }
+        return train(model, plan.optimise(model), *plan.parts(), course, self.world)
+
+    def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
+        """Everything that decides about the bits of a training."""
+        space = self.space
+        return {
+            "version": VERSION,
+            "settings": dict(plan.settings),
+            "export": self.export.digest,
+            "images": [plan.train.fingerprint, plan.val.fingerprint],
+            "at_once": [at_once, self.world.size],
+            "machine": [space.device, space.precision],
+            "seed": space.seed,
+        }
+
+
+def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, SceneSet]:
+    """Training and validation scenes of the workspace's set, which must be in `layout`.
+
+    Every process reads the annotations: COCO's are seconds to parse, and gigabytes to send around.
+    """
+    check_space(space, layout)
+    if space.data.startswith(TINY):
+        world.on_rank0(lambda: drawn(layout, space.cache))
+    train, val = (
+        world.on_all_ranks(lambda split=split: open_scenes(space.data, split, space.cache).limited(space.limit))
+        for split in ("train", "val")
+    )
+    return train, val
+
+
+def check_space(space: Workspace, layout: str) -> None:
+    """ValueError for a set, or for options, that dense tasks of `layout` have no use for."""
+    if parse(space.data)[0] != layout:
+        raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
+    if space.skip_bad:
+        raise ValueError(
+            f"{space.data}: dense tasks leave out no scene, run them without --skip-bad; `bench data check "
+            f"{space.data}` names the files to replace"
+        )
+    if space.decode != "exact":
+        raise ValueError(
+            f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
+            f"{space.decode}"
+        )
+
+
+def share_of(batch: int, world: World) -> int:
+    """Images of a batch that each process works on."""
+    if batch % world.size:
+        raise ValueError(f"a batch of {batch} cannot be shared by {world.size} processes; start a divisor of it")
+    return batch // world.size
+
+
+def largest_part(share: int, most: int) -> int:
+    """The largest divisor of `share` up to `most`."""
+    if most < 1:
+        raise ValueError(f"batch size {most}: give 1 or more")
+    return max(part for part in range(1, min(share, most) + 1) if share % part == 0)
+
+
+def loaders(space: Workspace, images: int) -> int:
+    """Processes that read training images."""
+    if space.workers is not None:
+        return space.workers
+    return min(LOADERS, os.cpu_count() or 1) if images >= FEW else 0
+
+
+def fitted(side: int, patch_size: int) -> int:
+    """The next multiple of the patch from `side` on."""
+    return -(-side // patch_size) * patch_size
+
+
+def warnings(export: ViTExport, size: str, branch: str, asked: int, crop: int) -> list[str]:
+    """How this training departs from its recipe."""
+    found, own = [], SIZES.get((export.spec.width, export.spec.depth), "another size")
+    if size and own != size:
+        found.append(f"the recipe is for ViT-{size}, this network is {own}")
+    given = str(export.facts.get("branch", ""))
+    if branch and given and given != branch:
+        found.append(f"the recipe is for the {branch} branch, this is the {given} one")
+    if crop != asked:
+        found.append(f"crops of {crop} px, not {asked}: patches are {export.spec.patch_size} px")
+    return found

@@ -1,0 +1,173 @@
+"""mmseg's models around a ViT-export: UPerNet, a linear layer per patch, Segmenter's mask transformer.
+
+Built from class objects; the registries' names are for mmseg's own inner parts. D width of the backbone, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mmengine.config import ConfigDict
+from mmseg.evaluation import IoUMetric
+from mmseg.models import EncoderDecoder, SegDataPreProcessor
+from mmseg.models.decode_heads import FCNHead, SegmenterMaskTransformerHead, UPerHead
+from mmseg.models.losses import CrossEntropyLoss
+from torch import nn
+
+from checkpoints.export import ViTExport
+from downstream.data.segmentation_data import Sizes
+from downstream.metrics.scores import scores
+from downstream.models.backbone import DenseBackbone, Pyramid
+from engine.seeding import START, seeded
+
+Config = Mapping[str, Any]
+
+
+def segmentor(
+    backbone: DenseBackbone,
+    heads: Sequence[Config],
+    export: ViTExport,
+    sizes: Sizes,
+    seed: int,
+    pyramid: Config | None = None,
+) -> EncoderDecoder:
+    """The whole model, its new parts drawn by `seed`. heads: the deciding one, then possibly an auxiliary one.
+
+    Images are normalised by the export's own statistics. Smaller ones than a crop are padded, and the padding is cut
+    off again.
+    """
+    crop = (sizes.crop, sizes.crop)
+    with seeded(START, seed):
+        model = EncoderDecoder(
+            backbone={"type": lambda: backbone},
+            neck=pyramid,
+            decode_head=dict(heads[0]),
+            auxiliary_head=dict(heads[1]) if len(heads) > 1 else None,
+            test_cfg=ConfigDict(mode="slide", crop_size=crop, stride=(sizes.stride, sizes.stride)),
+            data_preprocessor={
+                "type": SegDataPreProcessor,
+                "mean": [255 * value for value in export.mean],
+                "std": [255 * value for value in export.std],
+                "bgr_to_rgb": True,
+                "size": crop,
+                "test_cfg": {"size": crop},
+            },
+        )
+        model.init_weights()
+    return model
+
+
+def pyramid(export: ViTExport, synchronised: bool) -> Config:
+    """Four scales of the four taps. synchronised: batch statistics over all processes."""
+    batch_norm = nn.SyncBatchNorm if synchronised else nn.BatchNorm2d
+    spec = export.spec
+    return {"type": Pyramid, "width": spec.width, "patch_size": spec.patch_size, "batch_norm": batch_norm}
+
+
+def upernet_heads(width: int, classes: int, channels: int, synchronised: bool) -> list[Config]:
+    """UPerHead, and FCNHead on the third scale with weight 0.4 (mmseg configs/_base_/models/upernet_mae.py, the same in
+    BEiT, iBOT and CAE). As there, ignored pixels count in the denominator of the loss's mean."""
+    shared = {
+        "dropout_ratio": 0.1,
+        "num_classes": classes,
+        "norm_cfg": _norm(synchronised),
+        "align_corners": False,
+    }
+    decode = {
+        "type": UPerHead,
+        "in_channels": [width] * 4,
+        "in_index": [0, 1, 2, 3],
+        "pool_scales": (1, 2, 3, 6),
+        "channels": channels,
+        "loss_decode": _loss(1.0, over_valid=False),
+    }
+    auxiliary = {
+        "type": FCNHead,
+        "in_channels": width,
+        "in_index": 2,
+        "channels": min(256, channels),
+        "num_convs": 1,
+        "concat_input": False,
+        "loss_decode": _loss(0.4, over_valid=False),
+    }
+    return [decode | shared, auxiliary | shared]
+
+
+def linear_head(width: int, classes: int, maps: int, over_valid: bool, std: float) -> list[Config]:
+    """One linear layer on the channels of all `maps` side by side: no convolution, no norm, no dropout.
+
+    over_valid: the loss's mean is over labelled pixels alone. std: of the initial weights.
+    """
+    head = {
+        "type": FCNHead,
+        "in_channels": [width] * maps,
+        "in_index": list(range(maps)),
+        "input_transform": "resize_concat",
+        "channels": width * maps,
+        "num_convs": 0,
+        "concat_input": False,
+        "dropout_ratio": 0,
+        "num_classes": classes,
+        "align_corners": False,
+        "init_cfg": {"type": "TruncNormal", "std": std, "override": {"name": "conv_seg"}},
+        "loss_decode": _loss(1.0, over_valid),
+    }
+    return [head]
+
+
+class MaskHead(SegmenterMaskTransformerHead):
+    """mmseg's mask transformer with the initial class tokens and projections of rstrudel/segmenter
+    segm/model/decoder.py:60-79; mmseg leaves the tokens at std 1 and draws the projections at 0.02."""
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        nn.init.trunc_normal_(self.cls_emb, std=0.02)
+        for projection in (self.patch_proj, self.classes_proj):
+            nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
+
+
+def mask_head(width: int, classes: int, layers: int) -> list[Config]:
+    """Segmenter's decoder of `layers` blocks: heads of 64 channels, dropout 0.1, no drop path (segm/config.yml,
+    segm/model/factory.py:81-98)."""
+    head = {
+        "type": MaskHead,
+        "in_channels": width,
+        "channels": width,
+        "embed_dims": width,
+        "num_layers": layers,
+        "num_heads": max(1, width // 64),
+        "drop_rate": 0.1,
+        "attn_drop_rate": 0.1,
+        "drop_path_rate": 0.0,
+        "dropout_ratio": 0.0,
+        "num_classes": classes,
+        "align_corners": False,
+        "loss_decode": _loss(1.0, over_valid=True),
+    }
+    return [head]
+
+
+class AreasMetric(IoUMetric):
+    """mmseg's IoUMetric, with the areas of every image kept and percentages that are not rounded to two decimals.
+
+    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: dict[str, Any] = {}
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        right, _, predicted, labelled = (torch.stack(areas) for areas in zip(*results, strict=True))
+        self.arrays = {"areas": torch.stack([right, predicted, labelled], dim=-1).round().to(torch.int32).numpy()}
+        rounded, exact = super().compute_metrics(results), scores(self.arrays["areas"])
+        assert all(abs(exact[name] - value) < 0.0051 for name, value in rounded.items()), (exact, rounded)
+        return exact
+
+
+def _norm(synchronised: bool) -> Config:
+    return {"type": "SyncBN" if synchronised else "BN", "requires_grad": True}
+
+
+def _loss(weight: float, over_valid: bool) -> Config:
+    return {"type": CrossEntropyLoss, "use_sigmoid": False, "loss_weight": weight, "avg_non_ignore": over_valid}

@@ -1,0 +1,100 @@
+"""Whose a run's folder is: run.json says what is trained there, and only the same training may go on in it.
+
+Nothing in a folder is touched before it is known to be a run's.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engine.files import locked_or_refused, write_atomic
+from pretrain.loop.checkpointing import states
+
+# They decide nothing: the images may have moved, a source may have been worded anew.
+UNCOMPARED = ("data.url", "settings.source")
+# What a kill leaves of files and folders that are written beside their place (engine/files.py).
+CLAIMING = ".run.json.*"
+LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
+LOCK = "lock"
+SHOWN, LONGEST = 4, 40  # differences that a refusal names; characters of a value in it
+MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
+BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
+
+
+@contextmanager
+def claimed(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator[None]:
+    """Hold `folder` for a new run, or for the one there if it is this one; ValueError names what differs.
+
+    A run that failed before its first training state gives way to a new one. Raises ValueError where another process
+    holds the folder.
+    """
+    asked = json.loads(json.dumps(identity))
+    check(folder, asked, resume)
+    with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
+        goes_on = check(folder, asked, resume)  # again: until now another process may have begun or ended one here
+        for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
+            _remove(path)
+        if not goes_on:
+            write_atomic(folder / "run.json", json.dumps(asked, indent=2) + "\n")
+        yield
+
+
+def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
+    """Whether there is a run that goes on; False for a new one. ValueError where neither may be in this folder."""
+    path = folder / "run.json"
+    held = set(folder.iterdir()) - set(folder.glob(CLAIMING)) if folder.exists() else set()
+    if not path.exists():
+        if held - {folder / LOCK}:
+            raise ValueError(f"{folder} holds other files: choose a new folder for --out")
+        return False
+    there = _read(path)
+    begun = {folder / name for name in BEGUN} | _leftovers(folder)
+    if there.keys() == asked.keys() and held <= begun and not states(folder / "states"):
+        return False
+    different = differences(there, asked)
+    if different:
+        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
+    if not resume:
+        raise ValueError(f"{folder} holds this run already; add --resume to go on, or choose another --out")
+    return True
+
+
+def _leftovers(folder: Path) -> set[Path]:
+    return {found for pattern in LEFTOVERS for found in folder.glob(pattern)}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}); choose another --out") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a run's; choose another --out")
+    return found
+
+
+def differences(there: Any, asked: Any, name: str = "") -> list[str]:
+    """What differs between two JSON values, a phrase for each leaf."""
+    if name in UNCOMPARED:
+        return []
+    if isinstance(there, dict) and isinstance(asked, dict):
+        pairs = {f"{name}.{key}" if name else key: (there.get(key), asked.get(key)) for key in there | asked}
+        return [phrase for place, pair in pairs.items() for phrase in differences(*pair, place)]
+    return [] if there == asked else [f"{name} is {_short(there)}, asked for {_short(asked)}"]
+
+
+def _short(value: Any) -> str:
+    """A value for people, of whom none reads a whole digest."""
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:12]}..."

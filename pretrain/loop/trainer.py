@@ -1,0 +1,301 @@
+"""The one training loop: recipe + method + images -> exports; resumable at any step, alone or under torchrun.
+
+A run's folder holds
+    run.json      what is trained on what; a restart must ask for the same
+    states/       the two newest training states
+    log.jsonl, tensorboard/
+    lock          held while a training runs here
+    export/       the encoder as the source evaluates it; export-BRANCH/ the method's other networks
+    start/        the encoder before the first update: the floor that a training has to beat
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from checkpoints.export import ViTExport
+from engine.distributed import World
+from engine.progress import Progress
+from engine.seeding import START, seeded
+from imagesets.sets import ImageSet
+from pretrain.loop.checkpointing import State, load_state, newest_whole, save_state
+from pretrain.loop.images import Part, Parts, cut_of, default_workers, piece_of, stream
+from pretrain.loop.interruptions import Timer, listening
+from pretrain.loop.records import Averages, Records
+from pretrain.loop.run_folder import claimed
+from pretrain.loop.updates import Precision, Updates
+from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.parts.batch_norm import synchronised
+from pretrain.recipe import Recipe
+
+LOG_EVERY = 2.0  # seconds between two lines of the log, at least
+
+# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it,
+# so that they may share its work, and gets the same values.
+Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Where and how to train. at_once: most images of one process in a forward pass, None for its whole share.
+
+    save_minutes: between two training states. export_every, monitor_every: epochs, 0 for the end alone or never.
+    """
+
+    out: Path
+    device: str = "cpu"
+    precision: Precision = "float32"
+    seed: int = 0
+    workers: int | None = None
+    at_once: int | None = None
+    skip_bad: bool = False
+    resume: bool = False
+    save_minutes: float = 10.0
+    export_every: int = 0
+    monitor_every: int = 0
+    monitor: Monitor | None = None
+    wandb: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
+
+
+class Trainer:
+    """A pretraining of the method in file `module` named `name`. Raises ValueError for what cannot be trained."""
+
+    def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
+        self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
+        self.cut = cut_of(len(images), recipe.batch, world.size, run.at_once, run.seed, images.url)
+        method = build(module, recipe, run.seed)
+        if method.sync_batch_norm and world.size > 1:
+            method = synchronised(method, run.device)
+        if self.cut.part_size < method.min_batch:
+            raise ValueError(
+                f"{method.min_batch_setting} needs {method.min_batch} images in a process's forward pass, but batch="
+                f"{recipe.batch} in {world.size} x {self.cut.parts} (processes x parts) leaves {self.cut.part_size}; "
+                "raise --at-once or batch, or change the setting"
+            )
+        self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
+        self.step, self.unreadable, self.asked_to_stop = 0, {}, False
+
+    @property
+    def method(self) -> Method:
+        return self.updates.method
+
+    def progress(self, part: int = 0) -> TrainProgress:
+        return TrainProgress(
+            step=self.step,
+            steps_per_epoch=self.cut.steps_per_epoch,
+            epochs=self.recipe.epochs,
+            part=part,
+            parts=self.cut.parts,
+        )
+
+    def train(self) -> Literal["finished", "stopped"]:
+        """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
+        with ExitStack() as held:
+            self.world.on_rank0(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
+            self.load()
+            if self.step == 0:
+                self.world.on_rank0(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
+            if self.step < self.progress().steps:
+                with listening(self.stop):
+                    self.loop()
+            if self.step < self.progress().steps:
+                return "stopped"
+            self.export()
+            return "finished"
+
+    def stop(self) -> None:
+        """Save and leave after this update."""
+        self.asked_to_stop = True
+
+    def loop(self) -> None:
+        """All updates that are left, or as many as there are until it is asked to stop. The state is saved then."""
+        self.asked_to_stop = False
+        records, averages = self.world.on_all_ranks(self.records), Averages()
+        saving = Timer(self.run.save_minutes * 60.0)
+        todo = range(self.step, self.progress().steps)
+
+        def requests() -> dict[str, bool]:
+            speaks = self.world.is_rank0
+            log = speaks and averages.seconds >= LOG_EVERY
+            return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
+
+        bar = Progress(self.name, len(todo) * self.recipe.batch, quiet=not self.world.is_rank0)
+        with closing(records), closing(self.parts(todo)) as parts, bar:
+            while self.step < todo.stop:
+                asked = self.update(parts, averages, requests)
+                bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
+                bar.advance(self.recipe.batch)
+                leave = asked["stop"] or self.step == todo.stop
+                save, epoch_over = leave or asked["save"], self.step % self.cut.steps_per_epoch == 0
+                if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
+                    self.write(records, averages.taken(self.recipe.batch))
+                if epoch_over:
+                    self.after_epoch(records)
+                if save:
+                    with saving:
+                        self.save()
+                if leave:
+                    return
+
+    def records(self) -> Records:
+        return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
+
+    def write(self, records: Records, values: Mapping[str, float]) -> None:
+        """Into the log, from the first process."""
+        self.world.on_rank0(lambda: records.write(self.step, values))
+
+    def update(
+        self, parts: Iterator[Part], averages: Averages, requests: Callable[[], Mapping[str, bool]]
+    ) -> dict[str, bool]:
+        """One update on the next images. Returns which requests some process has."""
+        progress, started = self.progress(), time.monotonic()
+        try:
+            logs = self.updates.run(self.views(parts, averages), progress, requests)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"out of memory in update {self.step} on {self.run.device}: lower --at-once "
+                f"(now {self.cut.part_size}); the recipe's batch stays {self.recipe.batch}"
+            ) from error
+        lr, decay = self.updates.rates(progress)
+        last = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
+        asked = {name: logs.pop(name) > 0 for name in requests()}
+        averages.add(logs, last, time.monotonic() - started)
+        self.step += 1
+        return asked
+
+    def views(self, parts: Iterator[Part], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
+        """Those of one update, part by part. Where one process has no images, all of them stop here, with its error."""
+        for _ in range(self.cut.parts):
+            started = time.monotonic()
+            part = self.world.on_all_ranks(lambda: next(parts))
+            averages.waited += time.monotonic() - started
+            self.unreadable |= {str(place): why for place, why in part.unreadable.items()}
+            yield part.views
+
+    def after_epoch(self, records: Records) -> None:
+        """Export and monitor, where either is due."""
+        run, epoch = self.run, self.step // self.cut.steps_per_epoch
+        last = epoch == self.recipe.epochs
+        if run.export_every and epoch % run.export_every == 0 and not last:
+            self.export()
+        if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
+            self.write(records, run.monitor(self.exports(first_only=True)["export"], self.progress()))
+
+    def parts(self, steps: range) -> Generator[Part]:
+        """What this process sees during `steps`."""
+        run = self.run
+        workers = default_workers(run.device) if run.workers is None else run.workers
+        parts = Parts(
+            image_set=self.images,
+            views=self.method.views(),
+            cut=self.cut,
+            rank=self.world.rank,
+            steps=steps,
+            size=piece_of(self.method.spec.image_size, self.cut.part_size),
+        )
+        return stream(parts, workers, run.device, run.skip_bad)
+
+    def identity(self) -> dict[str, Any]:
+        """What a training state belongs to."""
+        return {
+            "method": self.name,
+            **self.run.facts,
+            "settings": self.recipe.to_json(),
+            "data": {"url": self.images.url, "fingerprint": self.images.fingerprint, "images": len(self.images)},
+            "seed": self.run.seed,
+            "precision": self.run.precision,
+        }
+
+    def save(self) -> None:
+        """The training state, from the first process."""
+        self.share_unreadable()
+        self.world.on_rank0(lambda: save_state(self.run.out / "states", self.step, self.state()))
+
+    def share_unreadable(self) -> None:
+        """Every process learns of the images that another one could not read."""
+        for found in self.world.gather_objects(self.unreadable):
+            self.unreadable |= found
+
+    def state(self) -> State:
+        """Everything that the next update depends on."""
+        tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
+        for place, entry in self.updates.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in entry.items()}
+        facts = {
+            "step": self.step,
+            "losses": list(self.updates.losses),
+            "norm": self.updates.norm,
+            "unreadable": self.unreadable,
+            "scaler": self.updates.scaler.state_dict(),
+        }
+        return State(tensors=tensors, facts=facts)
+
+    def load(self) -> None:
+        """Take up the newest training state, where there is one."""
+        path = self.world.on_rank0(lambda: newest_whole(self.run.out / "states"))
+        if path is None:
+            return
+        state = self.world.on_all_ranks(lambda: load_state(path))
+        self.method.load_state_dict(state.under("method."))
+        entries: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in state.under("optimizer.").items():
+            place, _, kind = name.partition(".")
+            entries.setdefault(int(place), {})[kind] = tensor
+        optimizer = self.updates.optimizer
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+        self.updates.scaler.load_state_dict(state.facts["scaler"])
+        self.updates.losses.extend(state.facts["losses"])
+        self.updates.norm = state.facts["norm"]
+        self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
+
+    def exports(self, first_only: bool = False) -> dict[str, ViTExport]:
+        """Folder name -> export of each of the method's networks."""
+        found = {}
+        for number, (branch, encoder) in enumerate(self.method.encoders().items()):
+            found["export" if number == 0 else f"export-{branch}"] = self.exported(branch, encoder)
+            if first_only:
+                break
+        return found
+
+    def exported(self, branch: str, encoder: Encoder) -> ViTExport:
+        """One network as an export, with where it comes from."""
+        facts = {
+            "method": self.name,
+            "branch": branch,
+            "official_code": self.recipe.source,
+            "epochs": self.progress().time,
+            "data": self.images.url,
+            "data_fingerprint": self.images.fingerprint,
+            "seed": self.run.seed,
+            "precision": self.run.precision,
+            "skipped_images": len(self.unreadable),
+            **self.run.facts,
+        }
+        export = ViTExport.from_vit(encoder.vit, self.method.preparation, facts)
+        if not encoder.extra:
+            return export
+        extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
+        return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
+
+    def export(self) -> None:
+        """Write all exports, from the first process."""
+        self.share_unreadable()
+        self.world.on_rank0(self._export)
+
+    def _export(self) -> None:
+        for name, export in self.exports().items():
+            export.save(self.run.out / name)
+
+
+def build(module: ModuleType, recipe: Recipe, seed: int) -> Method:
+    """The method with its initial weights, the same in every process."""
+    with seeded(START, seed):
+        return module.METHOD(recipe.spec, recipe.settings)

@@ -1,0 +1,155 @@
+"""One update of a method's weights: forward passes, backward passes, clipping, the optimiser, in that order.
+
+It is what the trainer repeats and what parity tests drive directly, with a recorded batch instead of images.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.distributed import World
+from engine.lars import Lars
+from engine.precision import autocast, fit_attention
+from engine.seeding import DROP, seeded
+from pretrain.method import Group, Method, TrainProgress
+from pretrain.recipe import Recipe
+
+Precision = Literal["float32", "bfloat16", "float16"]
+LOGS = 5  # losses that a message about a divergence shows
+EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's clip_grad_norm_ adds the same
+
+
+class Updates:
+    """A method in training. seed: of drop path. Several processes share every update's batch equally."""
+
+    def __init__(
+        self,
+        method: Method,
+        recipe: Recipe,
+        *,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        seed: int = 0,
+        world: World | None = None,
+    ) -> None:
+        self.method, self.recipe, self.world = method.to(device), recipe, world or World()
+        self.device, self.precision, self.seed = device, precision, seed
+        fit_attention(method, device, precision)
+        self.groups = method.groups()
+        self.optimizer = _optimizer(self.groups, recipe)
+        self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")
+        self.network: nn.Module = method
+        if self.world.size > 1:
+            # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
+            self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
+        self.losses: deque[float] = deque(maxlen=LOGS)
+        self.norm = math.nan  # of the last gradient, before clipping
+
+    def run(
+        self,
+        parts: Iterable[Mapping[str, Tensor]],
+        progress: TrainProgress,
+        requests: Callable[[], Mapping[str, bool]] = dict,
+    ) -> dict[str, float]:
+        """One update on the `progress.parts` batches of this process. Returns the logs: loss, grad_norm, the method's
+        own.
+
+        requests: things this process asks for (to stop, to save) once its gradients are there; each is in the logs,
+        above 0 where any process asked. The method's own logs are this process's. Raises ValueError, in every process,
+        for a loss or a gradient that is not finite, before the optimiser moves a weight.
+        """
+        self.set_rates(progress)
+        self.optimizer.zero_grad(set_to_none=True)
+        found = [self.back_from(views, replace(progress, part=number)) for number, views in enumerate(parts)]
+        logs = _means(found)
+        logs |= self.agreed(logs["loss"], requests())
+        self.check("loss", logs["loss"], progress)
+        self.scaler.unscale_(self.optimizer)
+        logs["grad_norm"] = self.clipped()
+        if not self.scaler.is_enabled():  # which makes its scale smaller and leaves this update out
+            self.check("gradient norm", logs["grad_norm"], progress)
+        self.losses.append(logs["loss"])
+        self.norm = logs["grad_norm"]
+        now = replace(progress, part=progress.parts - 1)
+        self.method.before_update(now)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.method.after_update(now)
+        return logs
+
+    def set_rates(self, progress: TrainProgress) -> None:
+        """Learning rate and weight decay of every group for the update at `progress`."""
+        lr, decay = self.rates(progress)
+        for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group["lr"] = lr if ours.lr is None else ours.lr
+            group["weight_decay"] = decay if ours.weight_decay is None else ours.weight_decay
+
+    def rates(self, progress: TrainProgress) -> tuple[float, float]:
+        """Learning rate and weight decay of the groups that have none of their own."""
+        recipe = self.recipe
+        return (
+            recipe.schedule.at(recipe.peak, progress),
+            recipe.weight_decay_schedule.at(recipe.weight_decay, progress),
+        )
+
+    def back_from(self, views: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Tensor]:
+        """Forward and backward pass of one part; gradients add up over the parts. Returns its logs."""
+        views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
+        place = (progress.step, progress.part, self.world.rank)
+        with nullcontext() if progress.is_last_part or self.world.size == 1 else self.network.no_sync():
+            with seeded(DROP, self.seed, *place, device=self.device), autocast(self.device, self.precision):
+                loss, logs = self.network(views, progress)
+            self.scaler.scale(loss / progress.parts).backward()
+        return {"loss": loss.detach(), **logs}
+
+    def agreed(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
+        """Mean loss over the processes, and how many of them have each wish."""
+        facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
+        if self.world.size > 1:
+            distributed.all_reduce(facts)
+        return dict(zip(["loss", *requests], facts.tolist(), strict=True))
+
+    def check(self, what: str, value: float, progress: TrainProgress) -> None:
+        """ValueError, in every process, for a value that is not finite; it is the same in all of them."""
+        if not math.isfinite(value):
+            self.world.on_all_ranks(lambda: self.refuse(what, value, progress))
+
+    def refuse(self, what: str, value: float, progress: TrainProgress) -> None:
+        before = ", ".join(f"{loss:.4g}" for loss in self.losses) or "none"
+        raise ValueError(
+            f"the {what} is {value} in step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate "
+            f"{self.rates(progress)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
+            "or use --precision float32 if this was another"
+        )
+
+    def clipped(self) -> float:
+        """Clip as the recipe says; the 2-norm of the whole gradient before."""
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms = torch._foreach_norm(gradients)
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        clip = self.recipe.clip
+        if clip and self.recipe.clip_each:
+            torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
+        elif clip:
+            torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
+        return total.item()
+
+
+def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Of the scalars of several parts. The one place in an update that waits for a GPU's forward passes."""
+    rows = torch.stack([torch.stack([value.detach().double() for value in part.values()]) for part in logs])
+    return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
+
+
+def _optimizer(groups: list[Group], recipe: Recipe) -> torch.optim.Optimizer:
+    given = [{"params": list(group.parameters.values())} for group in groups]
+    if recipe.optimizer == "lars":
+        return Lars(given, lr=recipe.peak, momentum=recipe.momentum)
+    return torch.optim.AdamW(given, lr=recipe.peak, betas=recipe.betas, fused=True)

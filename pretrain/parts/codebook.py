@@ -1,0 +1,129 @@
+"""MOCA's codebook: a queue of the teacher's tokens, over which the teacher's later tokens are softly assigned.
+
+MOCA section 3.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py:31-151.
+V views, B images of this process, L patches on an h x w grid, D width, K words, k new words in a step.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+
+from engine.distributed import current_world
+from pretrain.parts.losses import l2_normalize, to_float32
+
+NewWords = Literal["token", "avg_token", "farthest"]
+MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
+
+
+class Assignments(NamedTuple):
+    """q_T of each patch: shares (V, B, L, K) that sum to 1, and their entropies (V, B, L)."""
+
+    shares: Tensor
+    entropies: Tensor
+
+
+class Codebook(nn.Module):
+    """Words (K, D) of length one, and the mean contrast mu by which assignments are sharpened.
+
+    new_words: k of a step. border: rows and columns of patches on each side that neither count nor become words.
+    kind: what a new word is, a random token, the mean over an image or, inferred (the paper, A.2, gives no details),
+    the tokens that are farthest from all words. inv_delta: temperature of the assignments is mu / inv_delta.
+    """
+
+    def __init__(
+        self,
+        *,
+        words: int,
+        new_words: int,
+        width: int,
+        grid: tuple[int, int],
+        border: int,
+        inv_delta: float,
+        kind: NewWords,
+    ) -> None:
+        super().__init__()
+        if not 0 < new_words <= words or words % new_words or words < 2:
+            raise ValueError(f"new_words={new_words} must divide words={words}, which must be 2 or more")
+        if not 0 <= 2 * border < min(grid):
+            raise ValueError(f"border={border} leaves nothing of {grid[0]} x {grid[1]} patches; lower it, 0 for none")
+        self.new_words, self.grid, self.border, self.inv_delta, self.kind = new_words, grid, border, inv_delta, kind
+        self.register_buffer("words", l2_normalize(torch.randn(words, width).clamp(min=0)))  # half of a normal, :61-62
+        self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))  # the word that is replaced next
+        self.register_buffer("mu", torch.tensor(MU_START))
+        self.register_buffer("mu_of_update", torch.tensor(MU_START))  # mu when words were last replaced
+        numbers = torch.arange(grid[0] * grid[1]).reshape(grid)
+        self.register_buffer("inner", self.within(numbers.unsqueeze(-1)).flatten(), persistent=False)
+
+    def within(self, cells: Tensor) -> Tensor:
+        """(..., h, w, x) without the border."""
+        (height, width), border = self.grid, self.border
+        return cells[..., border : height - border, border : width - border, :]
+
+    @torch.no_grad()
+    def assign(self, tokens: Tensor) -> Assignments:
+        """Softly assign the teacher's patches (V, B, L, D). Moves mu, once for each view.
+
+        The temperature is mu / inv_delta as in the code (:150-151): the paper's 1 / (10 mu) would turn its effect
+        round. It is that of the last update, so the same for all views.
+        """
+        tokens = l2_normalize(tokens)
+        cosines = to_float32(tokens @ self.words.T)
+        # The mean of the similarities is the similarity to the mean word: a pass over K numbers less.
+        contrast = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
+        self._follow(contrast.mean(dim=(1, 2)).to(self.mu))
+        logarithms = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
+        shares = logarithms.exp()
+        return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1))
+
+    def _follow(self, contrasts: Tensor) -> None:
+        """mu, with the (V,) contrasts between the nearest word and the mean one; over all processes."""
+        world = current_world()
+        if world.size > 1:
+            distributed.all_reduce(contrasts)
+            contrasts /= world.size
+        for contrast in contrasts:
+            self.mu.lerp_(contrast, 1.0 - MU_DECAY)
+
+    def pooled(self, shares: Tensor) -> Tensor:
+        """Shares (V, B, L, K) -> reduced assignments y_T (V, B, K), the mean within the border; they sum to 1."""
+        return self.within(shares.unflatten(2, self.grid)).mean(dim=(2, 3))
+
+    @torch.no_grad()
+    def update(self, tokens: Tensor, choices: Tensor) -> None:
+        """Replace the k oldest words by tokens (V, B, L, D) of k images, all from one of two views.
+
+        choices (B, 3) in [0, 1): which view, of which the first image's counts; the order of the images, of which the
+        first k are taken; which token of the image. Each process adds words of its own images, but the next forward
+        pass begins with the codebook of the first process, as DDP does in the source: k words count, whatever the
+        number of processes. ValueError for fewer than k images.
+        """
+        if len(choices) < self.new_words:
+            raise ValueError(f"new_words={self.new_words} is more than the {len(choices)} images of a forward pass")
+        words = l2_normalize(self._chosen(tokens, choices)).to(self.words)
+        places = (self.oldest + torch.arange(self.new_words, device=words.device)) % len(self.words)
+        self.words.index_copy_(0, places, words)
+        self.oldest.add_(self.new_words).remainder_(len(self.words))
+        self.mu_of_update.copy_(self.mu)
+
+    def _chosen(self, tokens: Tensor, choices: Tensor) -> Tensor:
+        """Tokens (V, B, L, D) -> k new words (k, D)."""
+        view = (choices[:1, 0] >= 0.5).long()  # (1,), as an index of no dimension would wait for the GPU
+        images = choices[:, 1].argsort()[: self.new_words]
+        if self.kind == "avg_token":
+            return tokens[view, images][:, self.inner].mean(dim=1)
+        drawn = self.inner[(choices[:, 2] * len(self.inner)).long()]
+        if self.kind == "token":
+            return tokens[view, images, drawn[images]]
+        one_each = l2_normalize(tokens[view, torch.arange(len(choices), device=view.device), drawn])
+        return one_each[farthest(one_each, self.words, self.new_words)]
+
+
+def farthest(candidates: Tensor, words: Tensor, count: int) -> Tensor:
+    """Farthest-point sampling: ids (count,) of unit vectors (B, D), each farthest from `words` and those before it."""
+    nearest = (candidates @ words.T).amax(dim=1)
+    found = []
+    for _ in range(count):
+        found.append(nearest.argmin())
+        nearest = torch.maximum(nearest, candidates @ candidates[found[-1]])
+    return torch.stack(found)

@@ -1,0 +1,55 @@
+"""The transformer decoder of MAE, LUT and MOCA: visible tokens and mask tokens, each with its own position.
+
+Tokens come in any order, each with the id of its patch: attention does not see the order, so nothing is put back into
+the raster. B batch, k visible patches, m decoded patches, D encoder width, d decoder width.
+"""
+
+from functools import partial
+
+import torch
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from checkpoints.positions import sincos_positions
+from pretrain.parts.masking import take
+from pretrain.parts.weights import TOKEN_STD, xavier_
+
+
+class TokenDecoder(nn.Module):
+    """width_in D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
+
+    grid: rows and columns of patches. The initial weights are MAE's. Raises ValueError for sizes that cannot be, under
+    the names that the methods' settings have for them: decoder_width, decoder_depth, decoder_heads.
+    """
+
+    def __init__(self, width_in: int, width: int, depth: int, heads: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("depth", depth), ("heads", heads)):
+            if value < 1:
+                raise ValueError(f"decoder_{name}={value}: must be 1 or more")
+        if width % 4:
+            raise ValueError(f"decoder_width={width}: sine-cosine positions need a multiple of 4")
+        if width % heads:
+            raise ValueError(f"decoder_heads={heads} does not divide decoder_width={width}")
+        norm = partial(nn.LayerNorm, eps=1e-6)
+        self.embed = nn.Linear(width_in, width)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.blocks = nn.ModuleList(Block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(depth))
+        self.norm = norm(width)
+        self.register_buffer("positions", sincos_positions(grid, width, "column", prefix=1), persistent=False)
+        xavier_(self)
+        nn.init.normal_(self.mask_token, std=TOKEN_STD)
+
+    def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
+        """Class token and visible patches (B, 1+k, D), ids (B, m) -> (B, m, d), in the order of `ids`.
+
+        The first k ids are those of the visible patches; the other m-k become mask tokens.
+        """
+        tokens = self.embed(tokens)
+        hidden = self.mask_token.expand(len(ids), ids.shape[1] + 1 - tokens.shape[1], -1)
+        places = take(self.positions[:, 1:].expand(len(ids), -1, -1), ids)
+        places = torch.cat([self.positions[:, :1].expand(len(ids), -1, -1), places], dim=1)
+        tokens = torch.cat([tokens, hidden.to(tokens)], dim=1) + places
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)[:, 1:]

@@ -1,0 +1,103 @@
+"""Shapes of masks beside the random one. Masks are drawn in the loader, for one image on its h x w grid of patches.
+
+Methods take masks from noise: the patches with the least are visible. So a shape is noise that is high where it hides.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pretrain.parts.views import noise
+
+Sampling = Literal["random", "block", "grid", "square"]
+ATTEMPTS = 10  # for one block
+LEAST = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
+ASPECT = 0.3  # of a block, up to its inverse
+
+
+@dataclass(frozen=True)
+class MaskNoise:
+    """Draws noise (L,) by whose ascending order the last `hidden` patches have the shape that `sampling` names.
+
+    block: BEiT's rectangles, filled up at random where they hide too few. grid: the visible ones are a quarter of the
+    patches, the same one in each square of 2 x 2. square: one square, its side the root of `hidden`.
+    """
+
+    sampling: Sampling
+    grid: tuple[int, int]
+    hidden: int
+
+    def __call__(self) -> Tensor:
+        if self.sampling == "grid":
+            return noise(2, 2).repeat(self.grid[0] // 2, self.grid[1] // 2).flatten()
+        return noise(self.grid[0] * self.grid[1]) + SHAPES[self.sampling](self.grid, self.hidden).flatten()
+
+
+@dataclass(frozen=True)
+class MaskedView:
+    """One view of an image, and the noise for its mask."""
+
+    view: Callable[[Image.Image], Tensor]
+    mask_noise: MaskNoise
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {"image": self.view(image), "noise": self.mask_noise()}
+
+
+def blocks(grid: tuple[int, int], hidden: int, least: int) -> Tensor:
+    """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
+
+    Rectangles of `least` patches or more, until `hidden` patches are covered, never more; fewer where ten rectangles
+    in a row do not fit. Draws from Python's generator.
+    """
+    mask = torch.zeros(grid, dtype=torch.bool)
+    left = hidden
+    while left > 0:
+        added = _block(mask, least, left)
+        if not added:
+            break
+        left -= added
+    return mask
+
+
+def _block(mask: Tensor, least: int, most: int) -> int:
+    """Cover one more rectangle of `mask` that hides 1 to `most` new patches; how many, 0 if none was found."""
+    rows, columns = mask.shape
+    for _ in range(ATTEMPTS):
+        area = random.uniform(least, most)
+        ratio = math.exp(random.uniform(math.log(ASPECT), math.log(1 / ASPECT)))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if height >= rows or width >= columns:
+            continue
+        top, left = random.randint(0, rows - height), random.randint(0, columns - width)
+        block = mask[top : top + height, left : left + width]
+        added = int((~block).sum())
+        if 0 < added <= most:
+            block.fill_(True)
+            return added
+    return 0
+
+
+def _blocks(grid: tuple[int, int], hidden: int) -> Tensor:
+    return blocks(grid, hidden, least=max(1, round(LEAST * grid[0] * grid[1])))
+
+
+def _square(grid: tuple[int, int], hidden: int) -> Tensor:
+    side = math.isqrt(hidden)
+    top, left = random.randint(0, grid[0] - side), random.randint(0, grid[1] - side)
+    mask = torch.zeros(grid, dtype=torch.bool)
+    mask[top : top + side, left : left + side] = True
+    return mask
+
+
+SHAPES: dict[str, Callable[[tuple[int, int], int], Tensor]] = {
+    "random": lambda grid, hidden: torch.zeros(grid),
+    "block": _blocks,
+    "square": _square,
+}

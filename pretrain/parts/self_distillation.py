@@ -1,0 +1,168 @@
+"""What DINO and the methods built on it share: a student and its moving average, heads, centre, temperatures, crops.
+
+Caron et al. 2021, algorithm 1; facebookresearch/dino 7c446df, main_dino.py. A method adds `forward` to this.
+Letters: B images, G = 2 global and N local crops, L patches, D width, K prototypes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.parts.averaging import frozen_copy, move
+from pretrain.parts.centering import Centre, Temperature
+from pretrain.parts.crops import Crops
+from pretrain.parts.heads import Norm
+from pretrain.parts.prototype_head import PrototypeHead
+from pretrain.parts.views import Colours, crop, view
+from pretrain.parts.weights import truncated_vit
+from pretrain.schedules import cosine
+
+GLOBAL_CROPS = 2
+POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
+# Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
+SMALL = dict(
+    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, global_scale=(0.2, 1.0),
+    blur=(0.0, 0.0, 0.0), solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
+)  # fmt: skip
+SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings:
+    """The defaults are main_dino.py's (49-122).
+
+    prototypes, head_*, bottleneck: the projection head; fixed_prototypes: norm_last_layer. freeze_prototypes: epochs in
+    which the prototypes stand still. teacher_momentum: at the start; 1 at the end. teacher_temperature: after
+    teacher_warmup epochs, which begin at teacher_temperature_start. center: DINO's table 7 without it.
+    local_crops of local_size pixels; *_scale: share of the image's area. blur, solarise: chances for the first and the
+    second global crop, blur for the local ones too. drop_path: of the student.
+    """
+
+    prototypes: int = 65536
+    head_layers: int = 3
+    head_hidden: int = 2048
+    bottleneck: int = 256
+    head_norm: Norm = "none"
+    fixed_prototypes: bool = True
+    freeze_prototypes: int = 1
+    teacher_momentum: float = 0.996
+    teacher_temperature: float = 0.04
+    teacher_temperature_start: float = 0.04
+    teacher_warmup: int = 0
+    student_temperature: float = 0.1
+    center: bool = True
+    center_momentum: float = 0.9
+    global_scale: tuple[float, float] = (0.4, 1.0)
+    local_scale: tuple[float, float] = (0.05, 0.4)
+    local_size: int = 96
+    local_crops: int = 8
+    blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
+    solarise: tuple[float, float] = (0.0, 0.2)
+    drop_path: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.counts(self, "prototypes", "head_layers", "head_hidden", "bottleneck")
+        checks.counts(self, "freeze_prototypes", "teacher_warmup", "local_crops", least=0)
+        checks.positive(self, "teacher_temperature", "teacher_temperature_start", "student_temperature")
+        checks.shares(self, "teacher_momentum", "center_momentum", "blur", "solarise")
+        checks.scales(self, "global_scale", "local_scale")
+        checks.below_one(self, "drop_path")
+
+
+class Branch(nn.Module):
+    """An encoder and its head: the student, or the teacher."""
+
+    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+        super().__init__()
+        self.vit = truncated_vit(ViT(spec, settings.drop_path))
+        self.head = PrototypeHead(
+            spec.width,
+            settings.prototypes,
+            hidden=settings.head_hidden,
+            bottleneck=settings.bottleneck,
+            layers=settings.head_layers,
+            norm=settings.head_norm,
+            fixed=settings.fixed_prototypes,
+        )
+
+    def class_tokens(self, crops: Tensor) -> Tensor:
+        """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
+        tokens = self.vit(crops.flatten(0, 1), norm=False)[0][:, :1]
+        return self.vit.normalise(tokens).view(*crops.shape[:2], -1)
+
+    def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so that
+        its batch norms see all (utils.py:594-629)."""
+        tokens = {name: self.class_tokens(group) for name, group in crops.items()}
+        rows = torch.cat([group.flatten(0, 1) for group in tokens.values()])
+        logits = self.head(rows).split([group.shape[0] * group.shape[1] for group in tokens.values()])
+        return {name: part.unflatten(0, tokens[name].shape[:2]) for name, part in zip(tokens, logits, strict=True)}
+
+
+class SelfDistillation(Method):
+    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see crops.py."""
+
+    sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
+
+    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+        super().__init__(spec, settings)
+        check(spec, settings)
+        self.batch_statistics = settings.head_norm == "bn"
+        if settings.head_norm == "bn":
+            self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
+        self.student = Branch(spec, settings)
+        self.teacher = frozen_copy(self.student)
+        self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
+        self.temperature = Temperature(
+            start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
+        )
+
+    def views(self) -> Crops:
+        """main_dino.py:419-464; chances that are not settings are those of Colours."""
+        s = self.settings
+        large = [
+            view([*crop(self.spec.image_size, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
+                 self.preparation)
+            for blur, solarise in zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
+        ]  # fmt: skip
+        small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
+        return Crops(tuple(large), (small,) * s.local_crops)
+
+    def targets(self, logits: Tensor, progress: TrainProgress) -> Tensor:
+        """The teacher's logits (B, G, K) -> probabilities; the centre will move towards them after the update."""
+        probabilities = self.centre.soften(logits, self.temperature.at(progress.epoch))
+        self.centre.see(logits, progress.part, progress.parts)
+        return probabilities
+
+    def before_update(self, progress: TrainProgress) -> None:
+        """No gradient at all for frozen prototypes: no decay, and no count in the optimiser (utils.py:144-149)."""
+        if progress.epoch < self.settings.freeze_prototypes:
+            for parameter in self.student.head.last_layer.parameters():
+                parameter.grad = None
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The centre has served this update's loss; the teacher follows the student's new weights."""
+        self.centre.update()
+        move(self.teacher, self.student, cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps))
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": Encoder(vit=self.teacher.vit), "student": Encoder(vit=self.student.vit)}
+
+
+def check(spec: ViTSpec, settings: DistillationSettings) -> None:
+    """ValueError where settings and encoder do not fit."""
+    if not spec.class_token or spec.position != "learned" or spec.family != "vit" or spec.final_norm != "all":
+        raise ValueError("the encoder needs class_token=True, position=learned, final_norm=all, no relative position")
+    if not settings.local_crops:
+        return
+    if settings.local_size < 1 or settings.local_size % spec.patch_size:
+        raise ValueError(f"local_size={settings.local_size}: must be a multiple of patch_size={spec.patch_size}")
+    if spec.position_resize == "fixed" and settings.local_size != spec.image_size:
+        raise ValueError("position_resize=fixed allows no local crops of another size: use bicubic_offset")

@@ -1,0 +1,217 @@
+"""Features of an image set, extracted once: every probe asks here, and what is on disk is not computed again.
+
+Letters: N images, n readable images, D width, B images of a batch.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from engine.distributed import World, start_world
+from engine.progress import Progress
+from engine.tasks import Workspace
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.features.extraction import Computed, Extractor, Reader, run
+from probes.features.kinds import FeatureKind
+from probes.features.store import Store, Writer
+
+__all__ = ["FeatureKind", "FeatureSet", "extract", "transform_of"]
+
+VERSION = 1  # raise it when the same export and images would give other features than before
+
+# Images of a forward pass. CPU: 8 to 32 are equally fast, fewer need less memory and leave less to do again after a
+# kill (tests/benchmarks/extraction.py). CUDA: enough to fill a large GPU with a ViT-B at 224 px; not measured.
+BATCH = {"cpu": 8, "cuda": 128}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSet:
+    """Features of the n readable images of a set of N, in the set's order.
+
+    arrays: kind -> (n, D) float32, memory-mapped and read-only (a copy in memory when images were left out).
+    labels: (n,) int64. indices: (n,) int64, place of each row in the image set.
+    forwards: images that went through the backbone in this call; 0 when all was on disk. seconds: what they took.
+    facts: JSON values about how the features came about, the same whenever they are asked for.
+    """
+
+    arrays: Mapping[FeatureKind, np.ndarray]
+    labels: np.ndarray
+    indices: np.ndarray
+    unreadable: Mapping[int, str]
+    forwards: int
+    seconds: float
+    facts: Mapping[str, Any]
+
+    def __getitem__(self, kind: FeatureKind) -> np.ndarray:
+        return self.arrays[kind]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def transform_of(
+    export: ViTExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
+) -> EvalTransform:
+    """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
+    return EvalTransform(
+        size=export.spec.image_size,
+        crop=crop or export.crop,
+        interpolation=interpolation or export.interpolation,
+        decode=space.decode,
+    )
+
+
+def extract(
+    export: ViTExport,
+    image_set: ImageSet,
+    kinds: Sequence[FeatureKind],
+    space: Workspace,
+    transform: EvalTransform | None = None,
+) -> FeatureSet:
+    """Features of every image for every kind, from disk where they are there, else in one pass over what is missing.
+
+    What other tasks of the run will want of the same images (`space.wanted`) is extracted along.
+    A killed extraction goes on where it was; under torchrun the processes share the work. Raises UnreadableImage, with
+    the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token that
+    the model lacks, a precision that is not offered, an empty set and a full disk.
+    """
+    transform = transform or transform_of(export, space)
+    others = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
+    kinds = tuple(dict.fromkeys([*kinds, *others]))
+    order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
+    order.check()
+    with start_world(space.device) as world:
+        store = world.gather_results(order.open_store)[0]
+        started = time.perf_counter()
+        forwards = 0 if world.gather_results(lambda: order.is_filled(store))[0] else order.fill(store, world)
+        seconds = time.perf_counter() - started if forwards else 0.0
+    return order.collect(store, forwards, seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One call of `extract`: what is asked for, and the steps that bring it about."""
+
+    export: ViTExport
+    image_set: ImageSet
+    kinds: tuple[FeatureKind, ...]
+    space: Workspace
+    transform: EvalTransform
+
+    def check(self) -> None:
+        if not len(self.image_set):
+            raise ValueError(f"{self.image_set.url}: no images in its {self.image_set.split} split")
+        if not self.kinds:
+            raise ValueError("no feature kinds to extract; give at least one")
+        if self.space.precision not in ("float32", "bfloat16"):
+            # float16 on a CPU: 1 to 3 GFLOP/s measured, 130 times less than bfloat16
+            slow = ", which a CPU computes over 100 times slower" if self.space.precision == "float16" else ""
+            raise ValueError(f"precision {self.space.precision!r}{slow}: choose float32 or bfloat16")
+        if self.space.batch_size is not None and self.space.batch_size < 1:
+            raise ValueError(f"batch size {self.space.batch_size}: give 1 or more")
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Everything that decides about the bits. Matrix products round differently in batches of another size."""
+        device = torch.device(self.space.device).type
+        return {
+            "version": VERSION,
+            "export": self.export.digest,
+            "image_set": self.image_set.fingerprint,
+            "transform": self.transform.name,
+            "precision": self.space.precision,
+            "device": device,
+            "batch_size": self.space.batch_size or BATCH.get(device, BATCH["cpu"]),
+        }
+
+    def open_store(self) -> Store:
+        key = self.key
+        return Store.of(self.space.cache, key, len(self.image_set), key["batch_size"], self.export.spec.width)
+
+    def is_filled(self, store: Store) -> bool:
+        """Whether all is on disk; images that were unreadable are tried again unless they may be skipped."""
+        return all(
+            store.is_finished(kind.name) and (self.space.skip_bad or not store.unreadable(kind.name))
+            for kind in self.kinds
+        )
+
+    def fill(self, store: Store, world: World) -> int:
+        """Extract what is missing; returns how many images all processes put through the backbone together."""
+        with ExitStack() as held:
+            world.on_rank0(lambda: held.enter_context(store.locked()))
+            missing = world.gather_results(lambda: self.prepare(store) if world.is_rank0 else {})[0]
+            forwards = world.gather_results(lambda: self.compute(store, missing, world))
+            world.gather_results(lambda: self.finish(store) if world.is_rank0 else None)
+        return sum(forwards)
+
+    def prepare(self, store: Store) -> dict[str, set[int]]:
+        """Name of every kind that lacks something -> the batches it lacks; with room for them on disk."""
+        store.allocate([kind.name for kind in self.kinds if not store.is_finished(kind.name)])
+        missing = {kind.name: set(store.missing(kind.name, self.space.skip_bad)) for kind in self.kinds}
+        return {name: batches for name, batches in missing.items() if batches}
+
+    def compute(self, store: Store, missing: Mapping[str, set[int]], world: World) -> int:
+        """This process's share of the missing batches; returns how many images it put through the backbone."""
+        batches = sorted(set().union(*missing.values()))
+        shares = {number: store.span(number) for number in batches[world.rank :: world.size]}
+        if not shares:
+            return 0
+        reader = Reader(self.image_set, self.transform, shares)
+        extractor = Extractor(
+            backbone=Backbone(self.export, self.space.device, self.space.precision),
+            kinds=[kind for kind in self.kinds if kind.name in missing],
+            image_set=self.image_set,
+            skip_bad=self.space.skip_bad,
+        )
+        images = sum(map(len, shares.values()))
+        label = f"features of {self.image_set.url} {self.image_set.split}"
+        quiet = not world.is_rank0
+        with Writer(store=store, wanted=missing) as writer, Progress(label, images, quiet=quiet) as progress:
+
+            def consume(done: Computed) -> None:
+                writer.write(done.number, {kind.name: rows for kind, rows in done.rows.items()}, done.unreadable)
+                progress.advance(len(shares[done.number]))
+
+            run(reader, extractor, consume, self.space.workers)
+        return images
+
+    def finish(self, store: Store) -> None:
+        for kind in self.kinds:
+            store.finish(kind.name)
+
+    def collect(self, store: Store, forwards: int, seconds: float) -> FeatureSet:
+        image_set = self.image_set
+        unreadable = {index: why for kind in self.kinds for index, why in store.unreadable(kind.name).items()}
+        indices = np.setdiff1d(np.arange(len(image_set)), np.array(list(unreadable), np.int64))
+        if not len(indices):
+            raise ValueError(f"{image_set.url}: none of the {len(image_set)} images of {image_set.split} can be read")
+        arrays = {kind: store.rows(kind.name) for kind in self.kinds}
+        if unreadable:
+            arrays = {kind: rows[indices] for kind, rows in arrays.items()}
+        facts = {
+            "url": image_set.url,
+            "split": image_set.split,
+            "fingerprint": image_set.fingerprint,
+            "images": len(image_set),
+            "skipped": {image_set.path(index): unreadable[index] for index in sorted(unreadable)},
+            "transform": self.transform.name,
+            "precision": self.space.precision,
+            "batch_size": store.batch,
+        }
+        return FeatureSet(
+            arrays=arrays,
+            labels=image_set.labels[indices],
+            indices=indices,
+            unreadable=unreadable,
+            forwards=forwards,
+            seconds=seconds,
+            facts=facts,
+        )

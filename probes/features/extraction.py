@@ -1,0 +1,126 @@
+"""Batches of images through the backbone at the machine's speed: in lanes on a CPU, behind loader processes on a GPU.
+
+On a CPU every core reads, decodes, resizes and computes its own batches (engine.core_threads). With the usual loader
+processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
+crosses processes here. `tests/benchmarks/extraction.py` compares the two.
+
+B images of a batch, S side in pixels, D width.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from checkpoints.backbone import Backbone
+from engine.core_threads import run_on_core_threads
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.features.kinds import FeatureKind, rows_of
+
+LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
+
+
+class Loaded(NamedTuple):
+    """Decoded images of batch `number`: (B, 3, S, S) uint8, black where unreadable."""
+
+    number: int
+    pixels: Tensor
+    unreadable: dict[int, str]
+
+
+class Computed(NamedTuple):
+    """Kind -> (B, D) float32 rows of batch `number`, zero where unreadable."""
+
+    number: int
+    rows: dict[FeatureKind, np.ndarray]
+    unreadable: dict[int, str]
+
+
+class Reader(Dataset):
+    """Item i is the i-th of `spans` (batch number -> places in the image set), decoded."""
+
+    def __init__(self, image_set: ImageSet, transform: EvalTransform, spans: Mapping[int, range]) -> None:
+        self.image_set, self.transform, self.spans = image_set, transform, list(spans.items())
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, item: int) -> Loaded:
+        number, span = self.spans[item]
+        pixels = torch.zeros(len(span), 3, self.transform.size, self.transform.size, dtype=torch.uint8)
+        unreadable = {}
+        for place, index in enumerate(span):
+            try:
+                pixels[place] = self.transform(self.image_set, index)
+            except UnreadableImage as error:
+                unreadable[index] = error.reason
+        return Loaded(number, pixels, unreadable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """Turns decoded batches into features. skip_bad: leave out unreadable images instead of stopping at the first."""
+
+    backbone: Backbone
+    kinds: Sequence[FeatureKind]
+    image_set: ImageSet
+    skip_bad: bool
+
+    def __call__(self, loaded: Loaded, span: range) -> Computed:
+        """Features of the images `span`. Raises UnreadableImage, and ValueError for features that are not finite."""
+        if loaded.unreadable and not self.skip_bad:
+            index, reason = next(iter(loaded.unreadable.items()))
+            raise UnreadableImage(self.image_set.path(index), reason)
+        device = self.backbone.mean.device
+        images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
+        rows = rows_of(self.backbone, images, self.kinds)
+        for kind, values in rows.items():
+            self._check_finite(kind, values, span)
+            values[[index - span.start for index in loaded.unreadable]] = 0
+        return Computed(loaded.number, rows, loaded.unreadable)
+
+    def _check_finite(self, kind: FeatureKind, values: np.ndarray, span: range) -> None:
+        broken = ~np.isfinite(values).all(axis=1)
+        if broken.any():
+            path = self.image_set.path(span[int(broken.argmax())])
+            raise ValueError(
+                f"{path}: features of layer {kind.layer} ({kind.name}) are not finite; check the checkpoint, or run "
+                "in float32 if this was bfloat16"
+            )
+
+
+def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], loaders: int) -> None:
+    """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
+    spans = dict(reader.spans)
+    loader = DataLoader(
+        reader,
+        batch_size=None,  # the reader's items are batches
+        num_workers=loaders,
+        prefetch_factor=4 if loaders else None,
+        pin_memory=extractor.backbone.mean.device.type == "cuda",
+    )
+    for loaded in loader:
+        consume(extractor(Loaded(*loaded), spans[loaded[0]]))
+
+
+def run(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None) -> None:
+    """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
+
+    workers: lanes or loader processes; chosen for the machine when None.
+    """
+    if extractor.backbone.mean.device.type != "cpu":
+        loaders = min(LOADERS, os.cpu_count() or 1) if workers is None else workers
+        run_behind_loaders(reader, extractor, consume, loaders)
+        return
+
+    def work(item: int) -> None:
+        consume(extractor(reader[item], reader.spans[item][1]))
+
+    run_on_core_threads(work, range(len(reader)), workers)

@@ -1,0 +1,93 @@
+"""Which validation images a network under training gets right, with the work shared by processes, lanes or loaders.
+
+N images, B images of a batch, S side in pixels, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from engine.core_threads import run_on_core_threads
+from engine.distributed import World
+from engine.tasks import Workspace
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import ImageSet
+from imagesets.transforms import EvalTransform
+from probes.features.extraction import Loaded, Reader
+from probes.finetune.training_groups import loaders
+
+BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
+
+Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, K)
+
+
+class Right(NamedTuple):
+    """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable.
+
+    unreadable: paths of these -> why.
+    """
+
+    top1: np.ndarray
+    top5: np.ndarray
+    unreadable: dict[str, str]
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 in percent of the readable images."""
+        return 100.0 * float(np.nanmean(self.top1, dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Judges networks on some images. `space.workers`: lanes on a CPU, loader processes otherwise."""
+
+    image_set: ImageSet
+    transform: EvalTransform
+    space: Workspace
+    world: World
+
+    def __call__(self, network: Network) -> Right:
+        """Every process gets the whole result. Raises UnreadableImage unless `space.skip_bad`."""
+        count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
+        batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
+        mine = {number: batches[number] for number in range(self.world.rank, len(batches), self.world.size)}
+        places, unreadable = np.full((2, count), np.nan, np.float32), {}
+        for found in self.world.gather_results(lambda: self.share(network, mine)):
+            for number, (hits, bad) in found.items():
+                places[:, batches[number]] = hits
+                unreadable |= {self.image_set.path(index): why for index, why in bad.items()}
+        return Right(*places, unreadable)
+
+    def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
+        """Number of each of these batches -> hits (2, B), NaN where unreadable, and why these are."""
+        reader = Reader(self.image_set, self.transform, batches)
+        found = {}
+
+        def judge(item: int, loaded: Loaded) -> None:
+            number, span = reader.spans[item]
+            found[number] = self.hits(network, Loaded(*loaded), span), loaded[2]
+
+        if torch.device(self.space.device).type == "cpu":
+            run_on_core_threads(lambda item: judge(item, reader[item]), range(len(reader)), self.space.workers)
+        else:
+            loader = DataLoader(reader, batch_size=None, num_workers=loaders(self.space), pin_memory=True)
+            for item, loaded in enumerate(loader):
+                judge(item, loaded)
+        return found
+
+    def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
+        if loaded.unreadable and not self.space.skip_bad:
+            index, reason = next(iter(loaded.unreadable.items()))
+            raise UnreadableImage(self.image_set.path(index), reason)
+        with torch.inference_mode():
+            logits = network(loaded.pixels)
+        labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
+        match = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        hits = torch.stack([match[:, 0], match.any(dim=1)]).cpu().numpy().astype(np.float32)
+        hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
+        return hits

@@ -1,0 +1,196 @@
+"""Train heads together for some epochs, judge each one after every epoch, keep the best; go on after a kill.
+
+The state of a training is one file, replaced in one step at the end of an epoch. H heads, E epochs, V rows.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from engine.files import locked, write_atomic
+from engine.progress import Progress
+from engine.schedules import Pace, rate
+from probes.linear.batches import Batches, Table
+from probes.linear.heads import Head, Heads
+
+PER = 256  # images that a learning rate is for, in every source
+SAVE_EVERY = 10.0  # seconds of work that a kill may cost at least; the file of 45 heads of 1000 classes is 140 MB
+
+Judge = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set each gets right (H,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How long a training takes and how its rate falls. warmup: epochs. path: of the file that it goes on from."""
+
+    epochs: int
+    warmup: float
+    pace: Pace
+    path: Path
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """A training under way.
+
+    history: (E, H) rows of the selection set that each head got right after each epoch, -1 once it has diverged.
+    best: copy of the best head so far, from `best_place` after `best_epoch`; the first of equals.
+    """
+
+    heads: Heads
+    batches: Batches
+    judge: Judge
+    course: Course
+    history: np.ndarray = field(init=False)
+    epoch: int = 0
+    best: Heads | None = None
+    best_place: int = -1
+    best_epoch: int = -1
+
+    def __post_init__(self) -> None:
+        self.history = np.full((self.course.epochs, len(self.heads.heads)), -1, np.int64)
+
+    def run(self, label: str) -> None:
+        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge.
+
+        While another process does the same training, wait; then there is little left to do.
+        """
+        with locked(self.course.path.with_suffix(".lock"), "it trains the same heads"):
+            if self.course.path.exists():
+                self.load()
+            self.train(label)
+
+    def train(self, label: str) -> None:
+        """All epochs that are left."""
+        saved = time.monotonic()
+        left = (self.course.epochs - self.epoch) * self.batches.cut.count
+        with Progress(label, left, "steps") as progress:
+            while self.epoch < self.course.epochs:
+                self.train_epoch(progress)
+                self.judge_epoch()
+                self.epoch += 1
+                over = self.epoch == self.course.epochs
+                if time.monotonic() - saved >= SAVE_EVERY or (over and self.course.path.exists()):
+                    self.save()
+                    saved = time.monotonic()
+
+    def train_epoch(self, progress: Progress) -> None:
+        """One pass over the training set."""
+        iteration = 0
+
+        def step(features: Mapping[str, Tensor], labels: Tensor) -> None:
+            nonlocal iteration
+            course = self.course
+            factor = rate(
+                1.0,
+                self.epoch,
+                iteration,
+                self.batches.cut.count,
+                epochs=course.epochs,
+                warmup=course.warmup,
+                pace=course.pace,
+            )
+            self.heads.step(features, labels, factor)
+            iteration += 1
+            progress.advance(1)
+
+        self.batches.run(self.epoch, step)
+
+    def judge_epoch(self) -> None:
+        """Note how every head does, and keep the best one."""
+        alive = self.alive()
+        if not alive.any():
+            self.refuse()
+        hits = np.where(alive, self.judge(self.heads).cpu().numpy(), -1)
+        self.history[self.epoch] = hits
+        if self.best is not None and not alive[self.best_place]:
+            self.best = None
+        place = int(hits.argmax())
+        if self.best is None or hits[place] > self.history[self.best_epoch, self.best_place]:
+            self.best, self.best_place, self.best_epoch = self.heads.alone(place), place, self.epoch
+
+    def alive(self) -> np.ndarray:
+        """Which heads have not diverged (H,)."""
+        return self.heads.diverged.cpu().numpy() < 0
+
+    def refuse(self) -> None:
+        steps = self.heads.diverged.cpu().numpy()
+        place = int(steps.argmax())
+        head: Head = self.heads.heads[place]
+        raise ValueError(
+            f"the loss is no finite number from step {steps[place]} on, with learning rate {head.lr:g} on "
+            f"{head.readout}, nor for any other head; give smaller learning rates (lrs)"
+        )
+
+    @property
+    def last_place(self) -> int:
+        """The head that is best after the last epoch."""
+        return int(self.history[-1].argmax())
+
+    def record(self, judged: int) -> dict[str, Any]:
+        """How every head did on the `judged` rows of the selection set, in percent, and which was chosen; for JSON."""
+        size = self.batches.cut.size
+        grid = [self.record_of(place, judged, size) for place in range(len(self.heads.heads))]
+        return {
+            "selection_images": judged,
+            "training_images": self.batches.cut.rows,
+            "batch": size,
+            "steps_per_epoch": self.batches.cut.count,
+            "chosen": grid[self.best_place] | {"epoch": self.best_epoch + 1},
+            "chosen_last": grid[self.last_place],
+            "grid": grid,
+        }
+
+    def record_of(self, place: int, judged: int, batch: int) -> dict[str, Any]:
+        head, diverged = self.heads.heads[place], int(self.heads.diverged[place])
+        settings = {"readout": head.readout, "lr": head.lr * PER / batch, "weight_decay": head.weight_decay}
+        settings |= {"lr_effective": head.lr}
+        if diverged >= 0:
+            return settings | {"diverged_at_step": diverged}
+        scores = 100 * self.history[:, place] / judged
+        best = int(scores.argmax())
+        return settings | {"best": float(scores[best]), "best_epoch": best + 1, "last": float(scores[-1])}
+
+    def save(self) -> None:
+        tensors = {f"heads.{name}": value for name, value in self.heads.state().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.state().items()}
+        tensors["history"] = torch.from_numpy(self.history)
+        tensors["progress"] = torch.tensor([self.epoch, self.best_place, self.best_epoch])
+        tensors = {name: value.contiguous().cpu() for name, value in tensors.items()}
+        write_atomic(self.course.path, save(tensors, {"skipped": json.dumps(self.batches.skipped)}))
+
+    def load(self) -> None:
+        with safe_open(self.course.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            skipped = json.loads(file.metadata()["skipped"])
+        self.heads.load(part(tensors, "heads."))
+        self.epoch, self.best_place, self.best_epoch = tensors["progress"].tolist()
+        self.batches.skipped.update({int(index): reason for index, reason in skipped.items()})
+        self.best = self.heads.alone(self.best_place)
+        self.best.load(part(tensors, "best."))
+        self.history = tensors["history"].numpy().copy()
+
+
+def ranked(head: Heads, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the label of each row is the first guess of a single head, and whether among its first five (V,) bool."""
+    first, five = [], []
+    for features, labels in table.blocks(np.arange(len(table.labels))):
+        logits = head.logits(features)[:, 0]
+        found = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        first.append(found[:, 0])
+        five.append(found.any(dim=1))
+    return torch.cat(first).cpu().numpy(), torch.cat(five).cpu().numpy()
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, under the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
