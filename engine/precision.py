@@ -1,10 +1,12 @@
-"""The precision in which a network's matrix products run, and the form of attention that is quick in it."""
+"""The precision in which a network's matrix products run, the form of attention that is quick in it, and the way back
+to single precision where half is too coarse."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,3 +30,13 @@ def fit_attention(network: nn.Module, device: str, precision: str) -> None:
     for module in network.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
+
+
+def to_float32(tensor: Tensor) -> Tensor:
+    """In float32, or in the wider type it has: autocast's half precision is too coarse for a loss."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def l2_normalize(vectors: Tensor) -> Tensor:
+    """Vectors (..., d) of length one, in float32 at least."""
+    return F.normalize(to_float32(vectors), dim=-1)

@@ -2,14 +2,16 @@
 
 A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
 `RECIPES`, name -> Recipe, "smoke" among them. Everything random about an image is drawn where its views are made:
-crops and colours, and the uniform numbers (noise) from which `forward` takes masks and choices. So `forward` draws
-nothing but drop path, and what it computes for a batch does not depend on processes or on what ran before.
+crops and colours, and the uniform numbers (noise) from which `forward` takes masks and choices. So `forward` is a
+function of weights, buffers and views: it draws nothing but drop path, and changes nothing but the running statistics
+of batch norms. What moves beside the student's weights (a teacher, a centre, a codebook) moves in the hooks.
 
 Letters: B images of this process in one forward pass, V views, L patches, D width.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -58,10 +60,15 @@ class TrainProgress:
 
 
 class Step(NamedTuple):
-    """loss: scalar to go back from. logs: detached scalars, for the log."""
+    """What one forward pass gives.
+
+    loss: scalar to go back from. logs: detached scalars, for the log, which are read when the update's passes are done.
+    observed: detached tensors by which `Method.observe` moves the method's own state.
+    """
 
     loss: Tensor
     logs: Mapping[str, Tensor]
+    observed: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +112,16 @@ class Method(nn.Module):
         """What makes views and noise of an image; it is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def before_forward(self, progress: TrainProgress) -> None:
+        """Before each forward pass. A teacher that follows the student of the update before moves here."""
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
         raise NotImplementedError
+
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        """After each backward pass, with the `observed` of its forward pass: a centre or a codebook follows the
+        data."""
 
     def groups(self) -> list[Group]:
         """Parameters for the optimiser."""

@@ -102,11 +102,13 @@ class Updates:
     def back_from(self, views: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Tensor]:
         """Forward and backward pass of one part; gradients add up over the parts. Returns its logs."""
         views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
+        self.method.before_forward(progress)
         place = (progress.step, progress.part, self.world.rank)
         with nullcontext() if progress.is_last_part or self.world.size == 1 else self.network.no_sync():
             with seeded(DROP, self.seed, *place, device=self.device), autocast(self.device, self.precision):
-                loss, logs = self.network(views, progress)
+                loss, logs, observed = self.network(views)
             self.scaler.scale(loss / progress.parts).backward()
+        self.method.observe(observed, progress)
         return {"loss": loss.detach(), **logs}
 
     def agreed(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
@@ -124,8 +126,8 @@ class Updates:
     def refuse(self, what: str, value: float, progress: TrainProgress) -> None:
         before = ", ".join(f"{loss:.4g}" for loss in self.losses) or "none"
         raise ValueError(
-            f"the {what} is {value} in step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate "
-            f"{self.rates(progress)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
+            f"the {what} is {value} in step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, "
+            f"learning rate {self.rates(progress)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
             "or use --precision float32 if this was another"
         )
 

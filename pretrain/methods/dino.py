@@ -10,10 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pretrain.method import Step, TrainProgress
+from pretrain.method import Step
 from pretrain.parts.losses import dino_loss
 from pretrain.parts.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
 from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.parts.teachers import mean_output
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -21,12 +22,13 @@ from pretrain.schedules import CosineTo, TableCosine
 class Dino(SelfDistillation):
     """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         with torch.no_grad():
-            targets = self.targets(self.teacher({"global": views["global"]})["global"], progress)
+            outputs = self.teacher({"global": views["global"]})["global"]
+            targets = self.targets(outputs)
         logits = self.student(views)
         loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
-        return Step(loss, {})
+        return Step(loss, {}, {"center": mean_output(outputs)})
 
 
 METHOD = Dino

@@ -16,12 +16,13 @@ from torchvision import transforms
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
+from engine.precision import l2_normalize
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
-from pretrain.parts.averaging import frozen_copy, move
 from pretrain.parts.heads import mlp
-from pretrain.parts.losses import byol_loss, contrast, l2_normalize
+from pretrain.parts.losses import byol_loss, info_nce
 from pretrain.parts.masking import kept, order_of, take
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, Tensors, Transform, crop, noise
 from pretrain.parts.weights import xavier_, xavier_vit
 from pretrain.recipe import Recipe
@@ -134,24 +135,24 @@ class Extrema(Method):
             noise=(settings.masks if settings.replacement else 1, self.patches),
         )
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
-        student = views["student"]
-        predictions = self.predict(student, views["noise"])
-        if (
-            progress.is_first_part
-        ):  # between the two passes (builder.py:146-172); all parts of an update see one teacher
+    def before_forward(self, progress: TrainProgress) -> None:
+        """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
+        if progress.is_first_part:
             move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
-        targets = self.targets(views.get("teacher", student))
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        predictions = self.encode_masked(views["student"], views["noise"])
+        targets = self.teacher_targets(views.get("teacher", views["student"]))
         return Step(self.loss(predictions, targets), {"spread": spread(targets)})
 
-    def predict(self, images: Tensor, noise: Tensor) -> Tensor:
+    def encode_masked(self, images: Tensor, noise: Tensor) -> Tensor:
         """Images (B, 3, H, W), noise (B, 1 or M, L) -> predictions q (M, B, d), all masks in one pass."""
         patches = take(self.online.place(images), visible(noise, self.settings.masks, self.keep).flatten(1))
         by_mask = patches.unflatten(1, (self.settings.masks, self.keep)).transpose(0, 1)  # (M, B, k, D)
         return self.predictor(self.online(by_mask.flatten(0, 1))).unflatten(0, by_mask.shape[:2])
 
     @torch.no_grad()
-    def targets(self, images: Tensor) -> Tensor:
+    def teacher_targets(self, images: Tensor) -> Tensor:
         """Whole images (B, 3, H, W) -> the teacher's projections k (B, d)."""
         return self.momentum(self.momentum.place(images))
 
@@ -159,7 +160,7 @@ class Extrema(Method):
         """q (M, B, d), k (B, d) -> mean over masks and images (builder.py:81-98, 174-186)."""
         if self.settings.loss == "byol":
             return byol_loss(predictions, targets)
-        return contrast(predictions, targets, self.settings.temperature)
+        return info_nce(predictions, targets, self.settings.temperature)
 
     def groups(self) -> list[Group]:
         """main.py:225-226: the class token, which has three dimensions, does not decay either."""

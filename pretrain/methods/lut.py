@@ -18,12 +18,12 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
-from pretrain.parts.averaging import frozen_copy, move
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss
 from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import order_of
 from pretrain.parts.sizes import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
 from pretrain.recipe import Recipe
@@ -147,7 +147,7 @@ class Lut(Method):
             mask_noise=self.base.mask_noise(),
         )
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         images = torch.cat([views["view1"], views["view2"]])
         order = order_of(views["noise"])  # (B, U)
         orders = torch.cat([order, order.roll(-self.base.visible, dims=1)])  # view 2 sees the next v units of the order
@@ -158,14 +158,14 @@ class Lut(Method):
 
         # Batch norms see one view after the other, as in the code.
         of1, of2 = (self.predictor(self.projector(part)) for part in self.base.context(latent, orders).chunk(2))
-        target1, target2 = self.targets(images).chunk(2)
+        target1, target2 = self.teacher_targets(images).chunk(2)
         context = 0.5 * (byol_loss(of2, target1) + byol_loss(of1, target2))
 
         loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
         return Step(loss, {"mim": mim.detach(), "context": context.detach()})
 
     @torch.no_grad()
-    def targets(self, images: Tensor) -> Tensor:
+    def teacher_targets(self, images: Tensor) -> Tensor:
         """What the teacher says of whole images (B, 3, H, W) -> (B, D)."""
         patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
         return self.teacher["projector"](patches.mean(dim=1))

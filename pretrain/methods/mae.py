@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.method import Encoder, Method, Step, TrainProgress, Views
+from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import kept, mask_at, order_of, take
-from pretrain.parts.pixels import normalised, patchify
+from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
@@ -130,7 +129,7 @@ class Mae(Method):
         steps += Colours(jitter_chance=self.settings.colour_jitter, grey=0.0).transforms()
         return MaskedView(view(steps, self.preparation), self.autoencoder.mask_noise())
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         ids = order_of(views["noise"])
         latent = self.autoencoder.encode(views["image"], ids)
         return Step(self.autoencoder.loss(latent, views["image"], ids), {})

@@ -16,14 +16,13 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
-from pretrain.parts.averaging import frozen_copy, move
-from pretrain.parts.codebook import Codebook, NewWords
+from pretrain.parts.codebook import Codebook, NewWords, WeightGenerator, divergences
 from pretrain.parts.decoders import TokenDecoder
-from pretrain.parts.local_predictions import LocalTarget, Seen, Teaching, local_prediction
-from pretrain.parts.mask_rounds import MaskRounds
+from pretrain.parts.local_predictions import LocalTarget, StudentOutput, TeacherTargets, local_prediction
+from pretrain.parts.masking import MaskRounds
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, crop, noise, view
-from pretrain.parts.weight_generators import WeightGenerator, divergences
 from pretrain.parts.weights import xavier_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
@@ -138,41 +137,50 @@ class Moca(Method):
         first, second = (view([*geometry, *each.transforms()], self.preparation) for each in colours)
         return MocaViews(first, second, (self.rounds.drawn, 2, self.rounds.patches))
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
-        images = torch.cat([views["first"], views["second"]])
-        if progress.is_last_part:  # by the student that the update before left (models_moca.py:548-560)
-            move(self.teacher, self.student, self.alpha(progress))
-        words = self.codebook.words.clone()  # targets and prototypes of a step share the words that it began with
-        tokens = self.teach(images)
-        assignments = self.codebook.assign(tokens)
+    def before_forward(self, progress: TrainProgress) -> None:
+        """The teacher follows the student that the update before left (models_moca.py:548-560)."""
         if progress.is_last_part:
-            self.codebook.update(tokens, views["choices"])
-        rounds = self.look(images, views["noise"])
+            move(self.teacher, self.student, self.alpha(progress))
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        images = torch.cat([views["first"], views["second"]])
+        tokens, contrasts, targets = self.teacher_targets(images)
+        rounds = self.student_rounds(images, views["noise"])
         image_loss, local_loss = images.new_zeros(()), images.new_zeros(())
         if self.generator is not None:
-            image_loss = DIRECTIONS * self.predict_other_view(rounds, self.codebook.pooled(assignments.shares), words)
+            image_loss = DIRECTIONS * self.image_loss(rounds, targets)
         if self.predictions:
-            teaching = Teaching(images, *(each.flatten(0, 1) for each in (tokens, *assignments)), words)
-            local_loss = DIRECTIONS * self.predict_patches(rounds, teaching)
-        weight = self.settings.image_weight
+            local_loss = DIRECTIONS * self.local_loss(rounds, targets)
+        weight = self.settings.image_weight  # lambda
         loss = weight * image_loss + (1.0 - weight) * local_loss  # Eq. 1
-        return Step(loss, {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu})
+        logs = {"loss_img": image_loss.detach(), "loss_loc": local_loss.detach(), "mu": self.codebook.mu}
+        return Step(loss, logs, {"contrasts": contrasts, "words": self.codebook.candidates(tokens, views["choices"])})
+
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        """The codebook follows the teacher's tokens; its words change once an update."""
+        self.codebook.follow(observed["contrasts"])
+        if progress.is_last_part:
+            self.codebook.replace_oldest(observed["words"])
 
     @torch.no_grad()
-    def teach(self, images: Tensor) -> Tensor:
-        """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D)."""
-        return self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
+    def teacher_targets(self, images: Tensor) -> tuple[Tensor, Tensor, TeacherTargets]:
+        """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D), the codebook's contrasts (V,), the targets."""
+        tokens = self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
+        shares, entropies, contrasts = self.codebook.assign(tokens)
+        per_view = (each.flatten(0, 1) for each in (tokens, shares, entropies))
+        targets = TeacherTargets(images, *per_view, self.codebook.pooled(shares), self.codebook.words)
+        return tokens, contrasts, targets
 
-    def look(self, images: Tensor, noise: Tensor) -> list[Seen]:
+    def student_rounds(self, images: Tensor, noise: Tensor) -> list[StudentOutput]:
         """What the student makes of images (V*B, 3, H, W) in each round of masks; patches are embedded once for all."""
         patches = self.student.place(self.student.project(images), self.spec.grid)
         orders, rounds = self.rounds.orders(noise), self.rounds
         return [
-            self.see(patches, order[:, :decoded], visible)
+            self.encode_masked(patches, order[:, :decoded], visible)
             for order, visible, decoded in zip(orders, rounds.visible, rounds.decoded, strict=True)
         ]
 
-    def see(self, patches: Tensor, ids: Tensor, visible: int) -> Seen:
+    def encode_masked(self, patches: Tensor, ids: Tensor, visible: int) -> StudentOutput:
         """Placed patches (V*B, L, D), of which the first `visible` of ids (V*B, m) are encoded."""
         layers = [-1, *(-1 - before for before in self.early_layers)]
         last, *early = self.student.encode(patches, keep=ids[:, :visible], layers=layers, norm=False)
@@ -180,19 +188,19 @@ class Moca(Method):
         embedding = last[:, prefix:].mean(dim=1) if self.spec.pool == "avg" else last[:, 0]
         # Earlier blocks without the final norm, as the code has them; the last block with it, and then a second one.
         early = [tokens if before else last for tokens, before in zip(early, self.early_layers, strict=True)]
-        return Seen(embedding, [tokens[:, prefix:] for tokens in early], ids)
+        return StudentOutput(embedding, [tokens[:, prefix:] for tokens in early], ids)
 
-    def predict_other_view(self, rounds: list[Seen], reduced: Tensor, words: Tensor) -> Tensor:
-        """IMG, Eq. 5 and 6: from a masked view the other view's reduced assignments y_T (V, B, K)."""
-        prototypes = self.generator(words)  # W^b
-        other = reduced.flip(0).flatten(0, 1)
-        embeddings = torch.stack([seen.embedding for seen in rounds])  # (rounds, V*B, D)
+    def image_loss(self, rounds: list[StudentOutput], targets: TeacherTargets) -> Tensor:
+        """IMG, Eq. 5 and 6: from a masked view the other view's reduced assignments y_T."""
+        prototypes = self.generator(targets.words)  # W^b
+        other = targets.reduced.flip(0).flatten(0, 1)  # (V*B, K)
+        embeddings = torch.stack([student.embedding for student in rounds])  # (rounds, V*B, D)
         entropies = torch.special.entr(other).sum(dim=-1)
         return divergences(embeddings, prototypes, other @ prototypes, entropies, self.settings.kappa).mean()
 
-    def predict_patches(self, rounds: list[Seen], teaching: Teaching) -> Tensor:
+    def local_loss(self, rounds: list[StudentOutput], targets: TeacherTargets) -> Tensor:
         """LOC, Eq. 3 and 4: from a masked view its own patches' targets; the sum over the decoders."""
-        losses = [prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)]
+        losses = [prediction(rounds, number, targets) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
     def alpha(self, progress: TrainProgress) -> float:

@@ -18,13 +18,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.method import Step, TrainProgress
-from pretrain.parts.crops import Crops
-from pretrain.parts.heads import Norm
-from pretrain.parts.image_decoder import WIDTH, convolutional, linear
-from pretrain.parts.losses import dino_loss, to_float32
+from engine.precision import to_float32
+from pretrain.method import Step
+from pretrain.parts.decoders import WIDTH, convolutional, linear
+from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.losses import dino_loss
 from pretrain.parts.masking import mask_at, take
-from pretrain.parts.prototype_head import PrototypeHead
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
     POSITIONS,
@@ -34,7 +33,8 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
 )
 from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
-from pretrain.parts.views import noise
+from pretrain.parts.teachers import mean_output
+from pretrain.parts.views import MultiCrop, noise
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -110,35 +110,37 @@ class Mst(SelfDistillation):
     def views(self) -> "MstViews":
         return MstViews(super().views(), self.spec.grid[0] * self.spec.grid[1])
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         crops, draws = views["global"], views["noise"].flatten(0, 1)
         with torch.no_grad():
-            targets, attention = self.teach(crops, progress)
-            hidden = self.choose(attention, draws)
-        tokens = self.see(crops, hidden, draws)
-        logs, loss = {}, 0.0
+            outputs, attention = self.teacher_outputs(crops)
+            hidden = self.masked_patches(attention, draws)
+        tokens = self.encode_masked(crops, hidden, draws)
+        logs, loss, observed = {}, 0.0, {}
         if self.settings.inst_weight:
-            instance = self.discriminate(tokens[:, :1].view(*crops.shape[:2], -1), views.get("local"), targets)
+            observed = {"center": mean_output(outputs)}
+            targets, classes = self.targets(outputs), tokens[:, :1].view(*crops.shape[:2], -1)
+            instance = self.instance_loss(classes, views.get("local"), targets)
             logs["instance"], loss = instance.detach(), self.settings.inst_weight * instance
         if self.decoder is not None:
-            restoration = self.restoration(tokens[:, self.spec.prefix :], crops, hidden)
+            restoration = self.restoration_loss(tokens[:, self.spec.prefix :], crops, hidden)
             logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
-        return Step(loss, logs)
+        return Step(loss, logs, observed)
 
-    def teach(self, crops: Tensor, progress: TrainProgress) -> tuple[Tensor | None, Tensor | None]:
-        """Whole global crops (B, G, 3, S, S) -> targets (B, G, K), and how much the class token attends to each patch
+    def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
         in the last block, as the mean over heads (B G, L); None for what nothing needs."""
-        targets, attention, vit = None, None, self.teacher.vit
+        outputs, attention, vit = None, None, self.teacher.vit
         if self.settings.inst_weight or self.settings.sampling == "attention":
             before, after = vit(crops.flatten(0, 1), layers=(-2, -1), norm=False)
             if self.settings.inst_weight:
                 classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
-                targets = self.targets(self.teacher.head.last_layer(self.embed(self.teacher.head, classes)), progress)
+                outputs = self.teacher.head.last_layer(self.embed(self.teacher.head, classes))
             if self.settings.sampling == "attention":
                 attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
-        return targets, attention
+        return outputs, attention
 
-    def choose(self, attention: Tensor | None, draws: Tensor) -> Tensor:
+    def masked_patches(self, attention: Tensor | None, draws: Tensor) -> Tensor:
         """Attention (B G, L), draws (B G, 3, L) -> (B G, L) bool, True where a patch is to be hidden."""
         chosen = draws[:, 0, :1] if self.settings.per == "image" else draws[:, 0]
         chosen = (chosen < self.settings.mask_chance).expand(-1, draws.shape[-1])
@@ -148,7 +150,7 @@ class Mst(SelfDistillation):
             return chosen
         return chosen & mask_at(attention.topk(self.lowest, largest=False).indices, draws.shape[-1])
 
-    def see(self, crops: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
+    def encode_masked(self, crops: Tensor, hidden: Tensor, draws: Tensor) -> Tensor:
         """The student's normalised tokens (B G, 1+L, D) of global crops with hidden patches: they are replaced after
         the linear projection (section 11), before positions are added (inferred)."""
         vit = self.student.vit
@@ -167,7 +169,7 @@ class Mst(SelfDistillation):
             instead = torch.where(kind < BERT_MASK, instead, rest)
         return torch.where(hidden.unsqueeze(-1), instead, patches)
 
-    def discriminate(self, classes: Tensor, local: Tensor | None, targets: Tensor) -> Tensor:
+    def instance_loss(self, classes: Tensor, local: Tensor | None, targets: Tensor) -> Tensor:
         """Class tokens (B, G, D) of the global crops, the local crops (B, N, 3, s, s), targets (B, G, K) -> lambda 1's
         loss: DINO's, which for two crops is algorithm 1's."""
         head = self.student.head
@@ -186,7 +188,7 @@ class Mst(SelfDistillation):
             return head.embed(tokens)
         return torch.stack([head.embed(view) for view in tokens.unbind(dim=1)], dim=1)
 
-    def restoration(self, patches: Tensor, crops: Tensor, hidden: Tensor) -> Tensor:
+    def restoration_loss(self, patches: Tensor, crops: Tensor, hidden: Tensor) -> Tensor:
         """Patch tokens (B G, L, D), what the student was given (B, G, 3, S, S), hidden (B G, L) -> lambda 2's loss."""
         maps = patches.mT.unflatten(2, self.spec.grid).unflatten(0, crops.shape[:2])
         views = zip(maps.unbind(1), crops.unbind(1), hidden.view(*crops.shape[:2], -1).unbind(1), strict=True)
@@ -229,9 +231,9 @@ def running_kept(network: nn.Module, norm: LocalNorm) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MstViews:
-    """Crops, and three kinds of noise for the patches of each global one."""
+    """MultiCrop, and three kinds of noise for the patches of each global one."""
 
-    crops: Crops
+    crops: MultiCrop
     patches: int
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:

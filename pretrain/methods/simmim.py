@@ -17,12 +17,11 @@ from torch.nn import functional as F
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from engine.precision import to_float32
+from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
 from pretrain.parts.heads import mlp
-from pretrain.parts.losses import to_float32
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import mask_at, order_of, take
-from pretrain.parts.pixels import patchify
+from pretrain.parts.masking import mask_at, order_of, patchify, take
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import TOKEN_STD, beit_vit
@@ -139,7 +138,7 @@ class SimMim(Method):
         steps = crop(self.spec.image_size, self.settings.crop_scale, "bilinear")
         return MaskedView(view(steps, self.preparation), self.predictor.mask_noise())
 
-    def forward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
         order = order_of(views["noise"])
         latent = self.predictor.encode(views["image"], order)
         return Step(self.predictor.loss(latent, views["image"], order), {})

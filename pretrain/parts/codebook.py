@@ -1,7 +1,8 @@
-"""MOCA's codebook: a queue of the teacher's tokens, over which the teacher's later tokens are softly assigned.
+"""MOCA's codebook of the teacher's tokens, and what a student predicts assignments to its words with.
 
-MOCA section 3.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py:31-151.
-V views, B images of this process, L patches on an h x w grid, D width, K words, k new words in a step.
+MOCA sections 3.1, 3.2.1 and C.1, after OBoW (Gidaris et al. 2021); valeoai/MOCA models_moca.py:31-151, 204-338.
+Letters: V views, B images of this process, L patches on an h x w grid, D width, K words, k new words in a step,
+d the student's width.
 """
 
 from typing import Literal, NamedTuple
@@ -10,17 +11,22 @@ import torch
 from torch import Tensor, distributed, nn
 
 from engine.distributed import current_world
-from pretrain.parts.losses import l2_normalize, to_float32
+from engine.precision import l2_normalize, to_float32
+from pretrain.parts.weights import xavier_
 
 NewWords = Literal["token", "avg_token", "farthest"]
 MU_DECAY, MU_START = 0.99, 0.5  # models_moca.py:57, 66
 
 
 class Assignments(NamedTuple):
-    """q_T of each patch: shares (V, B, L, K) that sum to 1, and their entropies (V, B, L)."""
+    """q_T of each patch: shares (V, B, L, K) that sum to 1, and their entropies (V, B, L).
+
+    contrasts (V,): between the nearest word and the mean one, a mean over the view's patches; mu follows them.
+    """
 
     shares: Tensor
     entropies: Tensor
+    contrasts: Tensor
 
 
 class Codebook(nn.Module):
@@ -62,7 +68,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def assign(self, tokens: Tensor) -> Assignments:
-        """Softly assign the teacher's patches (V, B, L, D). Moves mu, once for each view.
+        """Softly assign the teacher's patches (V, B, L, D).
 
         The temperature is mu / inv_delta as in the code (:150-151): the paper's 1 / (10 mu) would turn its effect
         round. It is that of the last update, so the same for all views.
@@ -71,13 +77,13 @@ class Codebook(nn.Module):
         cosines = to_float32(tokens @ self.words.T)
         # The mean of the similarities is the similarity to the mean word: a pass over K numbers less.
         contrast = cosines.amax(dim=-1) - tokens @ self.words.mean(dim=0)
-        self._follow(contrast.mean(dim=(1, 2)).to(self.mu))
         logarithms = cosines.mul_(self.inv_delta / self.mu_of_update).log_softmax(dim=-1)
         shares = logarithms.exp()
-        return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1))
+        return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1), contrast.mean(dim=(1, 2)).to(self.mu))
 
-    def _follow(self, contrasts: Tensor) -> None:
-        """mu, with the (V,) contrasts between the nearest word and the mean one; over all processes."""
+    @torch.no_grad()
+    def follow(self, contrasts: Tensor) -> None:
+        """Move mu towards the contrasts (V,) of all processes, once for each view."""
         world = current_world()
         if world.size > 1:
             distributed.all_reduce(contrasts)
@@ -90,17 +96,23 @@ class Codebook(nn.Module):
         return self.within(shares.unflatten(2, self.grid)).mean(dim=(2, 3))
 
     @torch.no_grad()
-    def update(self, tokens: Tensor, choices: Tensor) -> None:
-        """Replace the k oldest words by tokens (V, B, L, D) of k images, all from one of two views.
+    def candidates(self, tokens: Tensor, choices: Tensor) -> Tensor:
+        """Tokens (V, B, L, D) -> k new words (k, D) of length one, of k images, all from one of two views.
 
         choices (B, 3) in [0, 1): which view, of which the first image's counts; the order of the images, of which the
-        first k are taken; which token of the image. Each process adds words of its own images, but the next forward
-        pass begins with the codebook of the first process, as DDP does in the source: k words count, whatever the
-        number of processes. ValueError for fewer than k images.
+        first k are taken; which token of the image. ValueError for fewer than k images.
         """
         if len(choices) < self.new_words:
             raise ValueError(f"new_words={self.new_words} is more than the {len(choices)} images of a forward pass")
-        words = l2_normalize(self._chosen(tokens, choices)).to(self.words)
+        return l2_normalize(self._chosen(tokens, choices)).to(self.words)
+
+    @torch.no_grad()
+    def replace_oldest(self, words: Tensor) -> None:
+        """Put new words (k, D) in the place of the k oldest.
+
+        Each process adds words of its own images, but the next forward pass begins with the codebook of the first
+        process, as DDP does in the source: k words count, whatever the number of processes.
+        """
         places = (self.oldest + torch.arange(self.new_words, device=words.device)) % len(self.words)
         self.words.index_copy_(0, places, words)
         self.oldest.add_(self.new_words).remainder_(len(self.words))
@@ -127,3 +139,34 @@ def farthest(candidates: Tensor, words: Tensor, count: int) -> Tensor:
         found.append(nearest.argmin())
         nearest = torch.maximum(nearest, candidates @ candidates[found[-1]])
     return torch.stack(found)
+
+
+class WeightGenerator(nn.Module):
+    """Words (K, D) -> prototypes (K, d) of length one. hidden: width of the layer between.
+
+    The batch norm goes over the K words, which are the same in every process. Where d is not D the skip connection is
+    a layer too, of which the paper says nothing.
+    """
+
+    def __init__(self, width_in: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width_in, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
+        )
+        self.skip = nn.Identity() if width == width_in else nn.Linear(width_in, width)
+        xavier_(self)
+
+    def forward(self, words: Tensor) -> Tensor:
+        words = l2_normalize(words)
+        return l2_normalize(self.layers(words) + self.skip(words))
+
+
+def divergences(tokens: Tensor, prototypes: Tensor, targets: Tensor, entropies: Tensor, kappa: float) -> Tensor:
+    """KL(q || softmax(kappa z W^T)) of each token, MOCA Eq. 2 and 5: the cross-entropy less the target's entropy.
+
+    tokens z (..., d), prototypes W (K, d), entropies (...) of the assignments q (..., K), of which only the targets
+    q W (..., d) are needed: the sum over k of q_k times a logit is kappa z (q W). So nobody gathers, keeps or goes back
+    through (..., K) assignments for each round of masks.
+    """
+    logits = to_float32(kappa * tokens @ prototypes.T)
+    return logits.logsumexp(dim=-1) - kappa * (to_float32(tokens) * to_float32(targets)).sum(dim=-1) - entropies

@@ -1,13 +1,20 @@
-"""Projectors and predictors: small networks behind an encoder's instance representation, dropped after pretraining.
+"""Networks behind an encoder that are dropped after pretraining: projectors, predictors and DINO's projection head.
 
-State-dict names count the layers as the sources' nn.Sequential do: linear 0, norm 1, activation 2, linear 3, ...
+State-dict names are the sources': an MLP counts its layers as nn.Sequential does (linear 0, norm 1, activation 2,
+linear 3, ...), DINO's head has mlp.N.*, last_layer.weight_g and last_layer.weight_v.
+Letters: B images, D width, d bottleneck, K prototypes.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.precision import l2_normalize
+from pretrain.parts.weights import truncated_
 
 Norm = Literal["bn", "ln", "none"]
 Activation = Literal["relu", "gelu"]
@@ -34,3 +41,39 @@ def mlp(
             layers.append(ACTIVATIONS[activation]())
         layers.append(nn.Linear(width_in, width_out, bias=bias))
     return nn.Sequential(*layers)
+
+
+class Prototypes(nn.Module):
+    """(..., d) -> (..., K), products with K rows g v / |v|. fixed: g stays 1, so that the rows have unit length."""
+
+    def __init__(self, width: int, count: int, fixed: bool = True) -> None:
+        super().__init__()
+        self.weight_g = nn.Parameter(torch.ones(count, 1), requires_grad=not fixed)
+        self.weight_v = nn.Parameter(nn.Linear(width, count, bias=False).weight.detach())
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        # The kernel of torch's weight_norm, without its module, which renames the two tensors.
+        return F.linear(vectors, torch._weight_norm(self.weight_v, self.weight_g, 0))
+
+
+class PrototypeHead(nn.Module):
+    """(B, D) -> (B, K) logits: `embed`, then `last_layer`, which other tokens may share.
+
+    layers: linear ones of the MLP. norm: after each of them but the last; with "bn" B counts as one batch.
+    fixed: see Prototypes (the source's norm_last_layer).
+    """
+
+    def __init__(
+        self, width: int, count: int, *, hidden: int, bottleneck: int, layers: int, norm: Norm, fixed: bool
+    ) -> None:
+        super().__init__()
+        dims = [width, *[hidden] * (layers - 1), bottleneck]
+        self.mlp = truncated_(mlp(dims, norm=norm))
+        self.last_layer = Prototypes(bottleneck, count, fixed)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, D) -> unit vectors (B, d)."""
+        return l2_normalize(self.mlp(tokens))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last_layer(self.embed(tokens))

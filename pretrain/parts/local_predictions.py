@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
+from engine.precision import l2_normalize
+from pretrain.parts.codebook import WeightGenerator, divergences
 from pretrain.parts.decoders import TokenDecoder
-from pretrain.parts.losses import l2_normalize
-from pretrain.parts.masking import take
-from pretrain.parts.pixels import normalised, patchify
-from pretrain.parts.weight_generators import WeightGenerator, divergences
+from pretrain.parts.masking import normalised, patchify, take
 from pretrain.parts.weights import xavier_
 
 LocalTarget = Literal["assignments", "pixels", "embeddings"]
 
 
-class Seen(NamedTuple):
+class StudentOutput(NamedTuple):
     """What the student makes of one round of masks. embedding: of the image, AVG or CLS token (B, D). early: patches
     (B, k, D) for each decoder. ids (B, m): the patches to decode, the k visible ones first."""
 
@@ -36,14 +35,16 @@ class Seen(NamedTuple):
         return self.early[0].shape[1]
 
 
-class Teaching(NamedTuple):
-    """What there is to predict: images (B, 3, H, W), the teacher's patches (B, L, D), their shares (B, L, K) of the
-    codebook's words (K, D) and the entropies (B, L) of these."""
+class TeacherTargets(NamedTuple):
+    """What there is to predict of V*B views: images (V*B, 3, H, W), the teacher's patches (V*B, L, D), their shares
+    (V*B, L, K) of the codebook's words (K, D) and the entropies (V*B, L) of these. reduced: y_T of each view (V, B, K).
+    """
 
     images: Tensor
     tokens: Tensor
     shares: Tensor
     entropies: Tensor
+    reduced: Tensor
     words: Tensor
 
 
@@ -54,13 +55,15 @@ class AssignmentTarget(nn.Module):
         super().__init__()
         self.generator, self.kappa = generator, kappa
 
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
-        prototypes = self.generator(teaching.words)  # W^d
-        targets = teaching.shares @ prototypes  # (B, L, d), for all rounds
+    def forward(
+        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
+    ) -> list[Tensor]:
+        prototypes = self.generator(targets.words)  # W^d
+        mixed = targets.shares @ prototypes  # q W (V*B, L, d), for all rounds
         losses = []
-        for tokens, seen in zip(decoded, rounds, strict=True):
-            entropies = teaching.entropies.gather(1, seen.ids)
-            losses.append(divergences(tokens, prototypes, take(targets, seen.ids), entropies, self.kappa).mean())
+        for tokens, student in zip(decoded, rounds, strict=True):
+            entropies = targets.entropies.gather(1, student.ids)
+            losses.append(divergences(tokens, prototypes, take(mixed, student.ids), entropies, self.kappa).mean())
         return losses
 
 
@@ -72,12 +75,14 @@ class PixelTarget(nn.Module):
         self.patch = patch
         self.pixels = xavier_(nn.Linear(width, patch**2 * 3))
 
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
-        patches = patchify(teaching.images, self.patch)
+    def forward(
+        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
+    ) -> list[Tensor]:
+        patches = patchify(targets.images, self.patch)
         losses = []
-        for tokens, seen in zip(decoded, rounds, strict=True):
-            masked = slice(seen.visible, None)
-            target = normalised(take(patches, seen.ids[:, masked]))
+        for tokens, student in zip(decoded, rounds, strict=True):
+            masked = slice(student.visible, None)
+            target = normalised(take(patches, student.ids[:, masked]))
             losses.append((self.pixels(tokens[:, masked]) - target).square().mean())
         return losses
 
@@ -90,10 +95,13 @@ class EmbeddingTarget(nn.Module):
         super().__init__()
         self.tokens = xavier_(nn.Linear(width, width_out))
 
-    def forward(self, decoded: Sequence[Tensor], rounds: Sequence[Seen], teaching: Teaching) -> list[Tensor]:
+    def forward(
+        self, decoded: Sequence[Tensor], rounds: Sequence[StudentOutput], targets: TeacherTargets
+    ) -> list[Tensor]:
         return [
-            1.0 - (l2_normalize(self.tokens(tokens)) * l2_normalize(take(teaching.tokens, seen.ids))).sum(dim=-1).mean()
-            for tokens, seen in zip(decoded, rounds, strict=True)
+            1.0
+            - (l2_normalize(self.tokens(tokens)) * l2_normalize(take(targets.tokens, student.ids))).sum(dim=-1).mean()
+            for tokens, student in zip(decoded, rounds, strict=True)
         ]
 
 
@@ -105,10 +113,10 @@ class LocalPrediction(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.decoder, self.target = decoder, target
 
-    def forward(self, rounds: Sequence[Seen], number: int, teaching: Teaching) -> Tensor:
+    def forward(self, rounds: Sequence[StudentOutput], number: int, targets: TeacherTargets) -> Tensor:
         """The loss of decoder `number`, a mean over the rounds."""
-        decoded = [self.decode(seen.embedding, seen.early[number], seen.ids) for seen in rounds]
-        return torch.stack(self.target(decoded, rounds, teaching)).mean()
+        decoded = [self.decode(student.embedding, student.early[number], student.ids) for student in rounds]
+        return torch.stack(self.target(decoded, rounds, targets)).mean()
 
     def decode(self, embedding: Tensor, patches: Tensor, ids: Tensor) -> Tensor:
         """Embedding (B, D), visible patches (B, k, D), ids (B, m) -> (B, m, d)."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
-from engine.contrastive import info_nce
 from engine.distributed import current_world
+from engine.precision import l2_normalize, to_float32
 
 
 def byol_loss(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def byol_loss(predictions: Tensor, targets: Tensor) -> Tensor:
     return difference.square().sum(dim=-1).mean()
 
 
-def contrast(predictions: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def info_nce(predictions: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """InfoNCE of (M, B, d) predictions: each finds its image's target among the (N, d) of all processes.
 
     As in MoCo-v3 builder.py:63-73, the other processes' targets come without gradient. The M predictions of an image
@@ -28,9 +28,20 @@ def contrast(predictions: Tensor, targets: Tensor, temperature: float) -> Tensor
     """
     masks, batch, _ = predictions.shape
     own = current_world().rank * batch + torch.arange(batch, device=predictions.device)
-    return info_nce(
-        to_float32(predictions).flatten(0, 1), gathered(to_float32(targets)), temperature, own.repeat(masks)
-    )
+    keys = gathered(to_float32(targets))
+    return contrastive(to_float32(predictions).flatten(0, 1), keys, temperature, own.repeat(masks))
+
+
+def contrastive(queries: Tensor, keys: Tensor, temperature: float, positives: Tensor) -> Tensor:
+    """(B, d) queries, (N, d) keys -> mean cross-entropy of finding its key for each query; cosine similarities.
+
+    positives: (B,) number of each query's key. The factor 2 * temperature of MoCo-v3's builder.py:63-73 keeps the
+    gradient's size independent of temperature. Autocast is off for the product: similarities of half precision are too
+    coarse once they are divided by the temperature.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        logits = F.normalize(queries, dim=1) @ F.normalize(keys, dim=1).T / temperature
+    return F.cross_entropy(logits, positives) * 2 * temperature
 
 
 def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
@@ -59,13 +70,3 @@ def gathered(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(world.size)]
     distributed.all_gather(parts, rows.contiguous())
     return torch.cat(parts)
-
-
-def l2_normalize(vectors: Tensor) -> Tensor:
-    """Vectors (..., d) of length one, in float32 at least."""
-    return F.normalize(to_float32(vectors), dim=-1)
-
-
-def to_float32(tensor: Tensor) -> Tensor:
-    """In float32, or in the wider type it has: autocast's half precision is too coarse for a loss."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

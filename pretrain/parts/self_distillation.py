@@ -14,12 +14,9 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.averaging import frozen_copy, move
-from pretrain.parts.centering import Centre, Temperature
-from pretrain.parts.crops import Crops
-from pretrain.parts.heads import Norm
-from pretrain.parts.prototype_head import PrototypeHead
-from pretrain.parts.views import Colours, crop, view
+from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
+from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.parts.weights import truncated_vit
 from pretrain.schedules import cosine
 
@@ -98,8 +95,8 @@ class Branch(nn.Module):
         return self.vit.normalise(tokens).view(*crops.shape[:2], -1)
 
     def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so that
-        its batch norms see all (utils.py:594-629)."""
+        """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so
+        that its batch norms see all (utils.py:594-629)."""
         tokens = {name: self.class_tokens(group) for name, group in crops.items()}
         rows = torch.cat([group.flatten(0, 1) for group in tokens.values()])
         logits = self.head(rows).split([group.shape[0] * group.shape[1] for group in tokens.values()])
@@ -123,8 +120,9 @@ class SelfDistillation(Method):
         self.temperature = Temperature(
             start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
         )
+        self.teacher_temperature = self.temperature.at(0)
 
-    def views(self) -> Crops:
+    def views(self) -> MultiCrop:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
         large = [
@@ -133,13 +131,19 @@ class SelfDistillation(Method):
             for blur, solarise in zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
         ]  # fmt: skip
         small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
-        return Crops(tuple(large), (small,) * s.local_crops)
+        return MultiCrop(tuple(large), (small,) * s.local_crops)
 
-    def targets(self, logits: Tensor, progress: TrainProgress) -> Tensor:
-        """The teacher's logits (B, G, K) -> probabilities; the centre will move towards them after the update."""
-        probabilities = self.centre.soften(logits, self.temperature.at(progress.epoch))
-        self.centre.see(logits, progress.part, progress.parts)
-        return probabilities
+    def before_forward(self, progress: TrainProgress) -> None:
+        self.teacher_temperature = self.temperature.at(progress.epoch)
+
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        """The centre will move towards the teacher's outputs, where there were any, after the update."""
+        if "center" in observed:
+            self.centre.add(observed["center"], progress.part, progress.parts)
+
+    def targets(self, logits: Tensor) -> Tensor:
+        """The teacher's logits (B, G, K) -> probabilities."""
+        return self.centre.soften(logits, self.teacher_temperature)
 
     def before_update(self, progress: TrainProgress) -> None:
         """No gradient at all for frozen prototypes: no decay, and no count in the optimiser (utils.py:144-149)."""

@@ -103,3 +103,15 @@ def view(steps: Sequence[Transform], preparation: Preparation) -> Callable[[Imag
 def noise(*shape: int) -> Tensor:
     """Uniform numbers in [0, 1) for masks and choices."""
     return torch.rand(shape)
+
+
+@dataclass(frozen=True)
+class MultiCrop:
+    """RGB image -> "global" (G, 3, S, S) and, where there are any, "local" (N, 3, s, s)."""
+
+    large: tuple[Callable[[Image.Image], Tensor], ...]
+    small: tuple[Callable[[Image.Image], Tensor], ...] = ()
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        groups = {"global": self.large, "local": self.small}
+        return {name: torch.stack([make(image) for make in group]) for name, group in groups.items() if group}

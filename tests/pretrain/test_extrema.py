@@ -18,7 +18,7 @@ from engine.seeding import AUGMENT, seeded
 from pretrain.loop.updates import Updates
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN, METHOD, RECIPES, Settings, visible
-from pretrain.parts.losses import byol_loss, contrast
+from pretrain.parts.losses import byol_loss, info_nce
 from pretrain.parts.sizes import VIT_SMOKE
 
 SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)
@@ -130,7 +130,7 @@ def test_losses_against_their_formulas():
     torch.testing.assert_close(byol_loss(predictions, targets), (2 - 2 * cosines).mean())
     logits = torch.cosine_similarity(predictions.unsqueeze(2), targets, dim=-1) / 0.2  # (M, B, B)
     own = torch.diagonal(logits, dim1=1, dim2=2) - logits.logsumexp(dim=2)
-    torch.testing.assert_close(contrast(predictions, targets, 0.2), -own.mean() * 2 * 0.2)
+    torch.testing.assert_close(info_nce(predictions, targets, 0.2), -own.mean() * 2 * 0.2)
 
 
 @pytest.mark.parametrize("loss", ["byol", "infonce"])

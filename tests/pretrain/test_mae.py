@@ -13,8 +13,7 @@ from engine.seeding import AUGMENT, seeded
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.mae import METHOD, RECIPES, Settings
-from pretrain.parts.masking import order_of
-from pretrain.parts.pixels import normalised, patchify
+from pretrain.parts.masking import normalised, order_of, patchify
 from pretrain.parts.sizes import SINCOS
 
 SPEC = replace(SMALL, **SINCOS)

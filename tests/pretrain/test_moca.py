@@ -13,11 +13,9 @@ from imagesets.sets import open_set
 from pretrain.loop.trainer import build
 from pretrain.method import TrainProgress
 from pretrain.methods.moca import METHOD, RECIPES
-from pretrain.parts.codebook import Codebook, farthest
-from pretrain.parts.mask_rounds import MaskRounds
-from pretrain.parts.pixels import normalised, patchify
+from pretrain.parts.codebook import Codebook, divergences, farthest
+from pretrain.parts.masking import MaskRounds, normalised, patchify
 from pretrain.parts.views import Blur
-from pretrain.parts.weight_generators import divergences
 
 SMOKE = RECIPES["smoke"]
 NOW = TrainProgress(step=0, steps_per_epoch=2, epochs=1)

@@ -13,8 +13,7 @@ from engine.extensions import load_extension
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
-from pretrain.parts.masking import mask_at, order_of
-from pretrain.parts.pixels import patchify
+from pretrain.parts.masking import mask_at, order_of, patchify
 from pretrain.parts.sizes import RELATIVE, SINCOS
 
 SPEC = replace(SMALL, **RELATIVE)

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.contrastive import info_nce
+from pretrain.parts.losses import contrastive
 
 GENERATOR = torch.Generator().manual_seed(0)
 QUERIES, KEYS = torch.randn(4, 8, generator=GENERATOR), torch.randn(6, 8, generator=GENERATOR)
@@ -18,15 +18,17 @@ def written_out(positives: list[int], keys: torch.Tensor) -> torch.Tensor:
 
 
 def test_keys_in_the_queries_order():
-    torch.testing.assert_close(info_nce(QUERIES, KEYS[:4], 0.2), written_out([0, 1, 2, 3], KEYS[:4]))
+    torch.testing.assert_close(
+        contrastive(QUERIES, KEYS[:4], 0.2, torch.arange(4)), written_out([0, 1, 2, 3], KEYS[:4])
+    )
 
 
 def test_given_keys_among_more():
-    found = info_nce(QUERIES, KEYS, 0.2, torch.tensor([2, 3, 2, 5]))
+    found = contrastive(QUERIES, KEYS, 0.2, torch.tensor([2, 3, 2, 5]))
     torch.testing.assert_close(found, written_out([2, 3, 2, 5], KEYS))
 
 
 def test_autocast_does_not_reach_the_similarities():
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = info_nce(QUERIES, KEYS[:4], 0.2)
-    assert torch.equal(rounded, info_nce(QUERIES, KEYS[:4], 0.2))
+        rounded = contrastive(QUERIES, KEYS[:4], 0.2, torch.arange(4))
+    assert torch.equal(rounded, contrastive(QUERIES, KEYS[:4], 0.2, torch.arange(4)))

@@ -1,0 +1,97 @@
+"""Teachers: weights that are a moving average of a student's, and what keeps their outputs from collapsing.
+
+The centre and the temperature are DINO's (Caron et al. 2021, Eq. 4; main_dino.py:363-416).
+Letters: B images of this process, K outputs.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, distributed, nn
+
+from engine.distributed import current_world
+from engine.precision import to_float32
+
+
+def frozen_copy(network: nn.Module) -> nn.Module:
+    """A copy of `network` that no optimiser moves and that drops no paths: no source's teacher does."""
+    teacher = copy.deepcopy(network).requires_grad_(False)
+    for module in teacher.modules():
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0
+    return teacher
+
+
+@torch.no_grad()
+def move(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool = False) -> None:
+    """teacher <- momentum * teacher + (1 - momentum) * student, over parameters by name.
+
+    buffers: those of floating point too (LUT). Whole numbers are never averaged: data2vec's code truncates them.
+    """
+    pairs = list(zip(_values(teacher, buffers), _values(student, buffers), strict=True))
+    torch._foreach_lerp_([old for old, _ in pairs], [new for _, new in pairs], 1.0 - momentum)
+
+
+def _values(network: nn.Module, buffers: bool) -> Iterable[Tensor]:
+    yield from network.parameters()
+    if buffers:
+        yield from (buffer for buffer in network.buffers() if buffer.is_floating_point())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature:
+    """From `start` to `end` in equal steps over `warmup` epochs, the first of which has `start` and the last `end`;
+    constant within an epoch (main_dino.py:374-378)."""
+
+    start: float
+    end: float
+    warmup: int
+
+    def at(self, epoch: int) -> float:
+        if epoch >= self.warmup:
+            return self.end
+        return self.start + (self.end - self.start) * epoch / max(1, self.warmup - 1)
+
+
+class Centre(nn.Module):
+    """The running mean c of the teacher's outputs: c <- m c + (1 - m) mean over the images of an update.
+
+    enabled: whether c is taken off (DINO, table 7); if not, it stays zero.
+    """
+
+    def __init__(self, outputs: int, momentum: float, enabled: bool = True) -> None:
+        super().__init__()
+        self.momentum, self.enabled = momentum, enabled
+        self.register_buffer("center", torch.zeros(outputs))
+        # Mean over this process's images so far in the update. No buffer: those are the first process's everywhere.
+        self.mean: Tensor | None = None
+
+    def soften(self, logits: Tensor, temperature: float) -> Tensor:
+        """Logits (..., K) -> probabilities softmax((logits - c) / temperature), in float32 at least."""
+        return ((to_float32(logits) - self.center) / temperature).softmax(dim=-1)
+
+    @torch.no_grad()
+    def add(self, mean: Tensor, part: int, parts: int) -> None:
+        """Take in the mean output (K,) over the images of one of the update's parts."""
+        if self.enabled:
+            self.mean = mean / parts if part == 0 else self.mean + mean / parts
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move towards the mean over the update's images of all processes."""
+        if self.mean is None:
+            return
+        world = current_world()
+        if world.size > 1:
+            distributed.all_reduce(self.mean)
+            self.mean /= world.size
+        self.center.lerp_(self.mean, 1.0 - self.momentum)
+        self.mean = None
+
+
+def mean_output(logits: Tensor) -> Tensor:
+    """Logits (..., K) -> their mean (K,) over all images and views, in float32 at least."""
+    return to_float32(logits).flatten(0, -2).mean(dim=0)
