@@ -104,7 +104,8 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
     method = updates(name, small_recipe(name)).method
     (views,) = batches(method, cut())
     before = torch.random.get_rng_state()
-    loss, logs = method(views, progress(cut()))
+    method.before_forward(progress(cut()))
+    loss, logs, _ = method(views)
     assert torch.equal(torch.random.get_rng_state(), before), "forward draws random numbers"
     assert loss.ndim == 0 and loss.dtype == torch.float64 and loss.isfinite()
     assert all(torch.as_tensor(value).numel() == 1 for value in logs.values())
