@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.files import locked_or_refused, write_atomic
-from pretrain.loop.checkpointing import states
+from engine.training.states import states
 
 # They decide nothing: the images may have moved, a source may have been worded anew.
 UNCOMPARED = ("data.url", "settings.source")

@@ -24,10 +24,10 @@ from checkpoints.export import ViTExport
 from engine.distributed import World
 from engine.progress import Progress
 from engine.seeding import START, seeded
+from engine.training.interruptions import Timer, listening
+from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
-from pretrain.loop.checkpointing import State, load_state, newest_whole, save_state
 from pretrain.loop.images import Part, Parts, cut_of, default_workers, piece_of, stream
-from pretrain.loop.interruptions import Timer, listening
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import claimed
 from pretrain.loop.updates import Precision, Updates
@@ -227,8 +227,7 @@ class Trainer:
     def state(self) -> State:
         """Everything that the next update depends on."""
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
-        for place, entry in self.updates.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in entry.items()}
+        tensors |= optimizer_tensors(self.updates.optimizer)
         facts = {
             "step": self.step,
             "losses": list(self.updates.losses),
@@ -245,12 +244,7 @@ class Trainer:
             return
         state = self.world.on_all_ranks(lambda: load_state(path))
         self.method.load_state_dict(state.under("method."))
-        entries: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.under("optimizer.").items():
-            place, _, kind = name.partition(".")
-            entries.setdefault(int(place), {})[kind] = tensor
-        optimizer = self.updates.optimizer
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+        load_optimizer(self.updates.optimizer, state)
         self.updates.scaler.load_state_dict(state.facts["scaler"])
         self.updates.losses.extend(state.facts["losses"])
         self.updates.norm = state.facts["norm"]

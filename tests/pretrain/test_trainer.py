@@ -14,8 +14,8 @@ import torch
 from elsewhere import CONTEXT, started
 from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, small_recipe, trainer
 
+from engine.training.states import states
 from imagesets.sets import open_set
-from pretrain.loop.checkpointing import states
 
 STEPS = EPOCHS * IMAGES // BATCH
 

@@ -10,8 +10,8 @@ import pytest
 from elsewhere import started
 from small_trainings import BATCH, IMAGES, same, trainer
 
-from pretrain.loop import interruptions
-from pretrain.loop.checkpointing import WRITING, states
+from engine.training import interruptions
+from engine.training.states import WRITING, states
 
 KILLS = {"mae": 20, "moca": 4}  # MOCA has a codebook, its mu and a teacher beside the weights
 EPOCHS = {"mae": 45, "moca": 12}

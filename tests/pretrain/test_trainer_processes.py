@@ -16,8 +16,8 @@ from torch import Tensor
 
 from engine.distributed import World
 from engine.extensions import source_files
+from engine.training.states import states
 from imagesets.sets import open_set
-from pretrain.loop.checkpointing import states
 from pretrain.loop.images import Part, cut_of
 
 METHODS = list(source_files("methods"))

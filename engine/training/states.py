@@ -1,13 +1,14 @@
 """Training states on disk: written whole or not at all, the newest good one found again, a broken one passed over.
 
-A file is safetensors, named step-NUMBER-DIGEST.safetensors after the first 16 digits of the SHA-256 of its bytes, so
-that a torn or altered file shows. The two newest are kept. No generator has a place in it: see engine/seeding.py.
+A file is named step-NUMBER-DIGEST after the first 16 digits of the SHA-256 of its bytes, so that a torn or altered file
+shows. The two newest are kept. Pretraining, fine-tuning and linear sweeps write safetensors; mmengine's Runner writes
+its own format under the same rules. No generator has a place in a state: see engine/seeding.py.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
 from engine.files import sha256_of_file
 from engine.printing import say
 
 KEPT = 2
+SUFFIX = ".safetensors"
+OPTIMIZER = "optimizer."  # prefix of an optimiser's tensors
 DIGITS = 16
 WRITING = ".writing-"  # prefix of a file that is not whole yet
 
@@ -36,22 +40,43 @@ class State:
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
-def save_state(folder: Path, step: int, state: State) -> Path:
-    """Write the state of `step` in one move, then delete all but the newest KEPT.
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What an optimiser keeps of each parameter (moments, counts), as `optimizer.PLACE.NAME`."""
+    entries = optimizer.state_dict()["state"].items()
+    return {f"{OPTIMIZER}{place}.{name}": tensor for place, entry in entries for name, tensor in entry.items()}
+
+
+def load_optimizer(optimizer: Optimizer, state: State) -> None:
+    """Give an optimiser over the same parameters what `optimizer_tensors` found. Its groups' settings stay."""
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in state.under(OPTIMIZER).items():
+        place, _, kind = name.partition(".")
+        entries.setdefault(int(place), {})[kind] = tensor
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})
+
+
+def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
+    """Write the state of `step` in one move, then delete all but the newest `kept`.
 
     One process at a time writes to `folder`. ValueError where the file cannot be written.
     """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+    metadata = {"facts": json.dumps(dict(state.facts))}
+    return keep_state(folder, step, lambda path: save_file(tensors, path, metadata=metadata), kept=kept)
+
+
+def keep_state(folder: Path, step: int, write: Callable[[str], None], suffix: str = SUFFIX, kept: int = KEPT) -> Path:
+    """As `save_state`, for a file that `write` makes at the path that it is given."""
     folder.mkdir(parents=True, exist_ok=True)
     for torn in folder.glob(f"{WRITING}*"):  # by a kill
         torn.unlink()
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=WRITING)
     os.close(handle)
     try:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        save_file(tensors, temporary, metadata={"facts": json.dumps(dict(state.facts))})
+        write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}.safetensors"
+        path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}{suffix}"
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except SafetensorError as error:
@@ -60,23 +85,23 @@ def save_state(folder: Path, step: int, state: State) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    for old in [other for other in states(folder) if other != path][KEPT - 1 :]:
+    for old in [other for other in states(folder, suffix) if other != path][kept - 1 :]:
         old.unlink(missing_ok=True)
     return path
 
 
-def states(folder: Path) -> list[Path]:
+def states(folder: Path, suffix: str = SUFFIX) -> list[Path]:
     """All state files, the newest step first."""
-    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+    return sorted(folder.glob(f"step-*{suffix}"), reverse=True)
 
 
-def newest_whole(folder: Path) -> Path | None:
+def newest_whole(folder: Path, suffix: str = SUFFIX) -> Path | None:
     """The newest state that is whole; None where there is none at all. Newer ones are deleted, and that is said.
 
     Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
     Raises OSError, and deletes nothing, where the disk cannot say: it may be able to later.
     """
-    found = states(folder)
+    found = states(folder, suffix)
     whole = next((path for path in found if is_whole(path)), None)
     if found and whole is None:
         raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from pretrain.loop import checkpointing
-from pretrain.loop.checkpointing import KEPT, WRITING, State, load_state, newest_whole, save_state, states
+from engine.training import states as state_files
+from engine.training.states import KEPT, WRITING, State, load_state, newest_whole, save_state, states
 
 STATE = State(
     tensors={
@@ -65,7 +65,7 @@ def test_a_disk_that_cannot_say_condemns_no_state(tmp_path, monkeypatch):
         monkeypatch.undo()
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(checkpointing, "sha256_of_file", fail_once)
+    monkeypatch.setattr(state_files, "sha256_of_file", fail_once)
     with pytest.raises(OSError, match="Input/output error"):
         newest_whole(tmp_path)
     assert states(tmp_path) == kept[::-1] and newest_whole(tmp_path) == kept[1]
@@ -86,7 +86,7 @@ def test_a_write_that_fails_leaves_nothing(error, tmp_path, monkeypatch):
     def fail(tensors, path, metadata):
         raise error
 
-    monkeypatch.setattr(checkpointing, "save_file", fail)
+    monkeypatch.setattr(state_files, "save_file", fail)
     with pytest.raises((ValueError, OSError), match="No space"):
         save_state(tmp_path, 2, STATE)
     assert list(tmp_path.iterdir()) == [kept]
