@@ -4,8 +4,10 @@ An iteration is one forward and backward pass; `accumulation` of them make an op
 """
 
 import json
-import math
+import os
+from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +21,10 @@ from downstream.loop.optimisation import Rates
 from engine.files import write_atomic
 from engine.progress import Progress
 from engine.seeding import DROP, stream
+from engine.training.divergence import SHOWN, check_finite
+from engine.training.states import keep_state
 
-SHOWN = 5  # losses before a bad one, for its message
+STATE_SUFFIX = ".pth"  # of mmengine's own format
 
 
 class SetRates(Hook):
@@ -52,7 +56,7 @@ class StopOnNonsense(Hook):
     """ValueError at the first loss that is not finite."""
 
     def __init__(self) -> None:
-        self.before: list[float] = []
+        self.before: deque[float] = deque(maxlen=SHOWN)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
@@ -60,13 +64,9 @@ class StopOnNonsense(Hook):
         mean = outputs["loss"].detach().clone()
         all_reduce(mean, "mean")  # so that all processes stop, not the one alone that met it
         loss = mean.item()
-        if not math.isfinite(loss):
-            before = ", ".join(f"{value:.4g}" for value in self.before[-SHOWN:]) or "none"
-            raise ValueError(
-                f"the loss is {loss} in iteration {batch_idx} of {runner.max_iters} (losses before: {before}); "
-                "lower lr, or use float32 if this was bfloat16"
-            )
-        self.before = [*self.before[-SHOWN:], loss]
+        where, advice = f"iteration {batch_idx} of {runner.max_iters}", "lower lr, or use float32 if this was bfloat16"
+        check_finite(loss, "loss", where, self.before, advice)
+        self.before.append(loss)
 
 
 class ShowProgress(Hook):
@@ -85,22 +85,29 @@ class ShowProgress(Hook):
 
 
 class KeepState(Hook):
-    """All that the next iteration depends on, in one file that is replaced whole, every `interval` iterations.
+    """All that the next iteration depends on, every `interval` iterations: the two newest states, as in all trainings.
 
     Weights that are not finite are not kept: a broken update shows in the next loss only.
     """
 
     priority = "LOWEST"
 
-    def __init__(self, file: Path, interval: int) -> None:
-        self.file, self.interval = file, interval
+    def __init__(self, folder: Path, interval: int) -> None:
+        self.folder, self.interval = folder, interval
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         due = self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner)
-        if due and all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
-            runner.save_checkpoint(str(self.file.parent), self.file.name, by_epoch=False, save_param_scheduler=False)
+        if runner.rank or not due:
+            return
+        if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
+            keep_state(self.folder, runner.iter + 1, partial(self.write, runner), STATE_SUFFIX)
+
+    @staticmethod
+    def write(runner: Runner, path: str) -> None:
+        folder, name = os.path.split(path)
+        runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
 
 
 class Metric(Protocol):

@@ -7,7 +7,7 @@ own resuming draws other augmentations.
 
 import contextlib
 import logging
-import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from downstream.loop.hooks import (
+    STATE_SUFFIX,
     KeepJudgements,
     KeepState,
     Metric,
@@ -43,6 +44,7 @@ from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.precision import autocast
 from engine.progress import Progress
+from engine.training.states import newest_whole
 
 STATES = 20  # states saved over a training, at least
 LONGEST = 1000  # iterations between two of them
@@ -84,7 +86,7 @@ class Judged:
 
 
 class QuietRunner(Runner):
-    """mmengine's Runner with whole-file states, logs in files alone, and the device that it is told."""
+    """mmengine's Runner with logs in files alone, and the device that it is told."""
 
     def __init__(self, device: str, **settings: Any) -> None:
         self.device = device
@@ -112,11 +114,6 @@ class QuietRunner(Runner):
     def load_checkpoint(self, filename: str, map_location: Any = "cpu", **settings: Any) -> dict[str, Any]:
         with quiet_libraries():  # which print that they load
             return super().load_checkpoint(filename, map_location, **settings | {"strict": True})
-
-    def save_checkpoint(self, out_dir: str, filename: str, **settings: Any) -> None:
-        super().save_checkpoint(out_dir, f"{filename}.part", **settings)
-        if self.rank == 0:
-            os.replace(Path(out_dir, f"{filename}.part"), Path(out_dir, filename))
 
 
 class AgreedLoader(DataLoader):
@@ -193,7 +190,7 @@ def train(
             SeedIterations(course.seed),
             StopOnNonsense(),
             ShowProgress(bar),
-            KeepState(course.folder / "state.pth", save_interval(course.rates.steps) * accumulation),
+            KeepState(course.folder / "states", save_interval(course.rates.steps) * accumulation),
         ]
         stream = Stream(train_images, course.seed)
         runner = runner_of(model, optimiser, stream, val_images, hooks, judgements, course, world)
@@ -209,7 +206,7 @@ def train(
         world.barrier()
         if world.is_rank0:
             (course.folder / "finished").touch()
-            (course.folder / "state.pth").unlink(missing_ok=True)
+            shutil.rmtree(course.folder / "states", ignore_errors=True)
     return world.on_rank0(lambda: _judged(course, judgements, accumulation))
 
 
@@ -229,7 +226,8 @@ def runner_of(
     world: World,
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
-    accumulation, state = course.accumulation(world), course.folder / "state.pth"
+    accumulation = course.accumulation(world)
+    state = world.on_rank0(lambda: newest_whole(course.folder / "states", STATE_SUFFIX))
     loading = {"num_workers": course.workers, "persistent_workers": course.workers > 0}
     in_order = DefaultSampler(val_images, shuffle=False)
     positions = Positions(course.at_once, course.rates.steps * accumulation, world.rank, world.size)
@@ -254,8 +252,8 @@ def runner_of(
             val_evaluator=Evaluator([judgements.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
             custom_hooks=[*hooks, judgements],
-            load_from=str(state) if state.exists() else None,
-            resume=state.exists(),
+            load_from=str(state) if state else None,
+            resume=state is not None,
             launcher="pytorch" if world.size > 1 else "none",
             randomness={"seed": course.seed},
             log_processor={"by_epoch": False},

@@ -18,11 +18,11 @@ from engine.distributed import World
 from engine.lars import Lars
 from engine.precision import autocast, fit_attention
 from engine.seeding import DROP, seeded
+from engine.training.divergence import SHOWN, check_finite
 from pretrain.method import Group, Method, TrainProgress
 from pretrain.recipe import Recipe
 
 Precision = Literal["float32", "bfloat16", "float16"]
-LOGS = 5  # losses that a message about a divergence shows
 EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's clip_grad_norm_ adds the same
 
 
@@ -49,7 +49,7 @@ class Updates:
         if self.world.size > 1:
             # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
             self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
-        self.losses: deque[float] = deque(maxlen=LOGS)
+        self.losses: deque[float] = deque(maxlen=SHOWN)
         self.norm = math.nan  # of the last gradient, before clipping
 
     def run(
@@ -120,16 +120,15 @@ class Updates:
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:
         """ValueError, in every process, for a value that is not finite; it is the same in all of them."""
-        if not math.isfinite(value):
-            self.world.on_all_ranks(lambda: self.refuse(what, value, progress))
-
-    def refuse(self, what: str, value: float, progress: TrainProgress) -> None:
-        before = ", ".join(f"{loss:.4g}" for loss in self.losses) or "none"
-        raise ValueError(
-            f"the {what} is {value} in step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, "
-            f"learning rate {self.rates(progress)[0]:.3g}, last gradient norm {self.norm:.3g}, losses before: {before}); lower lr, "
-            "or use --precision float32 if this was another"
+        if math.isfinite(value):
+            return
+        rate = self.rates(progress)[0]
+        where = (
+            f"step {progress.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate {rate:.3g}, "
+            f"last gradient norm {self.norm:.3g})"
         )
+        advice = "lower lr, or use --precision float32 if this was another"
+        self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
     def clipped(self) -> float:
         """Clip as the recipe says; the 2-norm of the whole gradient before."""

@@ -1,15 +1,12 @@
 """Train a classifier end to end; go on after a kill at any step as if nothing had happened.
 
-The state (weights, both moments of AdamW, the averaged weights, what was judged) is one file, replaced in one step.
-Generators need no place in it: see engine/seeding.py. A batch is back-propagated in parts that fit the device, over as
+A state holds the weights, both moments of AdamW, the averaged weights and what was judged (engine/training/states.py).
+A batch is back-propagated in parts that fit the device, over as
 many processes as there are, and always has the recipe's size.
 """
 
-import json
-import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,25 +15,32 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.distributed import World
-from engine.files import locked, write_atomic
+from engine.files import locked
 from engine.layer_decay import layer_groups
 from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.step_rates import StepRates
+from engine.training.divergence import SHOWN, check_finite
+from engine.training.interruptions import Timer
+from engine.training.states import (
+    KEPT,
+    State,
+    load_optimizer,
+    load_state,
+    newest_whole,
+    optimizer_tensors,
+    save_state,
+)
 from probes.finetune.classifier import Classifier
 from probes.finetune.training_groups import Group
 
-SAVE_EVERY = 60.0  # seconds of work that a kill may cost,
-SAVE_SHARE = 0.02  # or more, where saving would take more than this share of the time
-LOGS = 5  # losses that a message about a divergence shows
+SAVE_EVERY = 60.0  # seconds of work that a kill may cost, or more where saving is slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class Course:
     device: str
     precision: Literal["float32", "bfloat16"]
     seed: int
-    path: Path
+    folder: Path
 
 
 @dataclass(kw_only=True)
@@ -90,7 +94,7 @@ class Training:
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step = 0
         self.standing = Standing()
-        self.losses: deque[float] = deque(maxlen=LOGS)
+        self.losses: deque[float] = deque(maxlen=SHOWN)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.course.device, self.course.precision)
@@ -113,22 +117,23 @@ class Training:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait while another run does the same training, then keep others from it for the length of a block."""
-        lock = locked(self.course.path.with_suffix(".lock"), "it does the same training")
+        lock = locked(self.course.folder.with_suffix(".lock"), "it does the same training")
         with ExitStack() as held:
             self.world.on_rank0(lambda: held.enter_context(lock))
             yield
 
     def resume(self) -> None:
-        """Go on from the saved state, where there is one."""
-        if self.world.gather_objects(self.course.path.exists())[0]:
-            self.load()
+        """Go on from the newest state, where there is one."""
+        path = self.world.on_rank0(lambda: newest_whole(self.course.folder))
+        if path is not None:
+            self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[Group], judge: Callable[["Training"], None], label: str) -> None:
         """Train to the end. `batches`: this process's groups, from `step` on. `judge` may write to `standing`.
 
         Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays.
         """
-        rates, saved, cost = self.course.rates, time.monotonic(), 0.0
+        rates, saving = self.course.rates, Timer(SAVE_EVERY)
         self.network.train()
         with Progress(label, rates.steps - self.step, "steps", quiet=not self.world.is_rank0) as progress:
             while self.step < rates.steps:
@@ -138,11 +143,9 @@ class Training:
                     self.network.eval()
                     judge(self)
                     self.network.train()
-                if time.monotonic() - saved >= max(SAVE_EVERY, cost / SAVE_SHARE) or self.step == rates.steps:
-                    started = time.monotonic()
-                    self.save()
-                    saved = time.monotonic()
-                    cost = saved - started
+                if saving.is_due() or self.step == rates.steps:
+                    with saving:
+                        self.save()
                 progress.advance(1)
 
     def is_due(self) -> bool:
@@ -203,17 +206,14 @@ class Training:
 
     def check(self, loss: float) -> None:
         """ValueError for a loss that is not finite."""
-        if not math.isfinite(loss):
-            rates, before = self.course.rates, ", ".join(f"{value:.4g}" for value in self.losses) or "none"
-            raise ValueError(
-                f"the loss is {loss} in step {self.step} of {rates.steps} (epoch "
-                f"{self.step / rates.steps_per_epoch:.2f}, rate {rates.at(self.step):.3g}, losses before: {before}); "
-                "lower lr, or use float32 if this was bfloat16"
-            )
+        rates = self.course.rates
+        epoch = self.step / rates.steps_per_epoch
+        where = f"step {self.step} of {rates.steps} (epoch {epoch:.2f}, learning rate {rates.at(self.step):.3g})"
+        check_finite(loss, "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
         self.losses.append(loss)
 
     def save(self) -> None:
-        """Replace the state on disk; once the training is over, by what judging found alone."""
+        """Save the state; once the training is over, what the evaluations found is all that is kept."""
         over = self.step == self.course.rates.steps
         if not self.world.is_rank0 or not (over or self.is_finite()):
             return
@@ -225,8 +225,7 @@ class Training:
             "history": self.standing.history,
             "skipped": self.standing.skipped,
         }
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-        write_atomic(self.course.path, save(tensors, metadata={"facts": json.dumps(facts)}))
+        save_state(self.course.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
     def is_finite(self) -> bool:
         """Whether the weights are worth keeping; a broken gradient shows in the next step's loss only."""
@@ -237,30 +236,23 @@ class Training:
         found = {f"network.{name}": tensor for name, tensor in self.classifier.state_dict().items()}
         if self.averaged is not None:
             found |= {f"averaged.{name}": tensor for name, tensor in self.averaged.module.state_dict().items()}
-        for place, moments in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{place}.{name}": tensor for name, tensor in moments.items()}
-        return found
+        return found | optimizer_tensors(self.optimizer)
 
-    def load(self) -> None:
-        """Take up the state on disk."""
-        with safe_open(self.course.path, "pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    def load(self, path: Path) -> None:
+        """Take up a state."""
+        state = load_state(path)
+        facts = state.facts
         self.step = facts["step"]
         self.losses.extend(facts["losses"])
         self.standing.history = facts["history"]
         self.standing.skipped = facts["skipped"]
-        self.standing.arrays = {name: tensor.numpy() for name, tensor in part(tensors, "standing.").items()}
+        self.standing.arrays = {name: tensor.numpy() for name, tensor in state.under("standing.").items()}
         if self.step == self.course.rates.steps:
             return
-        self.classifier.load_state_dict(part(tensors, "network."))
+        self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:
-            self.averaged.module.load_state_dict(part(tensors, "averaged."))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in part(tensors, "optimizer.").items():
-            place, _, kind = name.partition(".")
-            moments.setdefault(int(place), {})[kind] = tensor
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+            self.averaged.module.load_state_dict(state.under("averaged."))
+        load_optimizer(self.optimizer, state)
 
 
 class Share(NamedTuple):
@@ -268,8 +260,3 @@ class Share(NamedTuple):
 
     loss: float
     unreadable: dict[str, str]
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, under the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

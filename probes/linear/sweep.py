@@ -1,10 +1,8 @@
 """Train heads together for some epochs, judge each one after every epoch, keep the best; go on after a kill.
 
-The state of a training is one file, replaced in one step at the end of an epoch. H heads, E epochs, V rows.
+The state of a training is saved at the end of an epoch (engine/training/states.py). H heads, E epochs, V rows.
 """
 
-import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from engine.files import locked, write_atomic
+from engine.files import locked
 from engine.progress import Progress
 from engine.schedules import Pace, rate
+from engine.training.interruptions import Timer
+from engine.training.states import State, load_state, newest_whole, save_state, states
 from probes.linear.batches import Batches, Table
 from probes.linear.heads import Head, Heads
 
@@ -30,12 +28,12 @@ Judge = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How long a training takes and how its rate falls. warmup: epochs. path: of the file that it goes on from."""
+    """How long a training takes and how its rate falls. warmup: epochs. folder: of the states that it goes on from."""
 
     epochs: int
     warmup: float
     pace: Pace
-    path: Path
+    folder: Path
 
 
 @dataclass(kw_only=True)
@@ -64,14 +62,14 @@ class Sweep:
 
         While another process does the same training, wait; then there is little left to do.
         """
-        with locked(self.course.path.with_suffix(".lock"), "it trains the same heads"):
-            if self.course.path.exists():
-                self.load()
+        with locked(self.course.folder.with_suffix(".lock"), "it trains the same heads"):
+            if (path := newest_whole(self.course.folder)) is not None:
+                self.load(path)
             self.train(label)
 
     def train(self, label: str) -> None:
         """All epochs that are left."""
-        saved = time.monotonic()
+        saving = Timer(SAVE_EVERY)
         left = (self.course.epochs - self.epoch) * self.batches.cut.count
         with Progress(label, left, "steps") as progress:
             while self.epoch < self.course.epochs:
@@ -79,9 +77,9 @@ class Sweep:
                 self.judge_epoch()
                 self.epoch += 1
                 over = self.epoch == self.course.epochs
-                if time.monotonic() - saved >= SAVE_EVERY or (over and self.course.path.exists()):
-                    self.save()
-                    saved = time.monotonic()
+                if saving.is_due() or (over and states(self.course.folder)):
+                    with saving:
+                        self.save()
 
     def train_epoch(self, progress: Progress) -> None:
         """One pass over the training set."""
@@ -164,20 +162,22 @@ class Sweep:
         tensors = {f"heads.{name}": value for name, value in self.heads.state().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.state().items()}
         tensors["history"] = torch.from_numpy(self.history)
-        tensors["progress"] = torch.tensor([self.epoch, self.best_place, self.best_epoch])
-        tensors = {name: value.contiguous().cpu() for name, value in tensors.items()}
-        write_atomic(self.course.path, save(tensors, {"skipped": json.dumps(self.batches.skipped)}))
+        facts = {
+            "best_place": self.best_place,
+            "best_epoch": self.best_epoch,
+            "skipped": {str(index): reason for index, reason in self.batches.skipped.items()},
+        }
+        save_state(self.course.folder, self.epoch, State(tensors=tensors, facts={"epoch": self.epoch, **facts}))
 
-    def load(self) -> None:
-        with safe_open(self.course.path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            skipped = json.loads(file.metadata()["skipped"])
-        self.heads.load(part(tensors, "heads."))
-        self.epoch, self.best_place, self.best_epoch = tensors["progress"].tolist()
-        self.batches.skipped.update({int(index): reason for index, reason in skipped.items()})
+    def load(self, path: Path) -> None:
+        state = load_state(path)
+        facts = state.facts
+        self.heads.load(state.under("heads."))
+        self.epoch, self.best_place, self.best_epoch = facts["epoch"], facts["best_place"], facts["best_epoch"]
+        self.batches.skipped.update({int(index): reason for index, reason in facts["skipped"].items()})
         self.best = self.heads.alone(self.best_place)
-        self.best.load(part(tensors, "best."))
-        self.history = tensors["history"].numpy().copy()
+        self.best.load(state.under("best."))
+        self.history = state.tensors["history"].numpy().copy()
 
 
 def ranked(head: Heads, table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -189,8 +189,3 @@ def ranked(head: Heads, table: Table) -> tuple[np.ndarray, np.ndarray]:
         first.append(found[:, 0])
         five.append(found.any(dim=1))
     return torch.cat(first).cpu().numpy(), torch.cat(five).cpu().numpy()
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, under the rest of their names."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -254,7 +254,7 @@ class Finetune:
             device=space.device,
             precision=space.precision,
             seed=space.seed,
-            path=space.cache / "finetune" / f"{digest(key)[:32]}.safetensors",
+            folder=space.cache / "finetune" / digest(key)[:32],
         )
 
     def key(

@@ -160,7 +160,7 @@ class Linear:
                 epochs=self.epochs,
                 warmup=self.warmup_epochs,
                 pace=self.pace,
-                path=space.cache / "linear" / f"{digest(key)[:32]}.safetensors",
+                folder=space.cache / "linear" / digest(key)[:32],
             ),
         )
         sweep.run(f"linear heads on {train.url} {train.split}")

@@ -91,7 +91,7 @@ def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeyp
     monkeypatch.setattr(running, "runner_of", lambda *values: pytest.fail("trained again"))
     second = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert first.facts == second.facts and np.array_equal(first.per_image["areas"], second.per_image["areas"])
-    assert not list(tmp_path.rglob("state.pth*"))
+    assert not list(tmp_path.rglob("states"))
 
 
 def test_a_run_is_quiet_and_keeps_a_log(tmp_path, capfd):

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import timm.data  # noqa: F401 (before any fork: importing it takes longer than a run)
-from safetensors import safe_open
 from toy_exports import export_of_size, workspace
 
 from engine.tasks import Outcome
-from probes.finetune import trainer as tuning
+from engine.training import interruptions
+from probes.finetune import trainer
 from probes.tasks.finetune import Finetune
 
 TASK = Finetune(
@@ -61,16 +61,13 @@ def killed_once(folder: Path, step: int) -> None:
 
 def steps_done(folder: Path) -> int:
     """Of the saved state; 0 without any."""
-    for path in folder.rglob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["facts"])["step"]
-    return 0
+    return max((int(path.name.split("-")[1]) for path in folder.rglob("step-*.safetensors")), default=0)
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if len(sys.argv) > 2:
-        tuning.SAVE_EVERY, tuning.SAVE_SHARE = 0.0, 1.0
+        trainer.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
         for step in map(int, sys.argv[2:]):
             killed_once(folder, step)
         sys.stdout.write(f"{steps_done(folder)}\n")

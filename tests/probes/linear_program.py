@@ -17,6 +17,7 @@ import torch
 from toy_exports import export_of_size, workspace
 
 from engine.tasks import Outcome
+from engine.training import interruptions
 from probes.linear import sweep
 from probes.tasks.linear import PROTOCOLS
 
@@ -34,7 +35,7 @@ def numbers(outcome: Outcome) -> str:
 
 
 def saved_at(folder: Path) -> list[int]:
-    return [path.stat().st_mtime_ns for path in (folder / "cache" / "linear").glob("*.safetensors")]
+    return [path.stat().st_mtime_ns for path in (folder / "cache" / "linear").rglob("*.safetensors")]
 
 
 def killed_once(folder: Path, protocol: str) -> None:
@@ -58,7 +59,7 @@ def killed_once(folder: Path, protocol: str) -> None:
 
 
 if __name__ == "__main__":
-    sweep.SAVE_EVERY = 0.0
+    sweep.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
     place, name = Path(sys.argv[1]), sys.argv[2]
     if len(sys.argv) > 3:
         for _ in range(int(sys.argv[3])):

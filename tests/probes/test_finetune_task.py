@@ -16,9 +16,10 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import World
+from engine.training import interruptions
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
-from probes.finetune import trainer as tuning
+from probes.finetune import trainer
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
 from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, posterized
@@ -239,8 +240,8 @@ def test_another_image_size_resizes_the_positions(export, tmp_path):
 
 
 def test_a_divergence_stops_with_step_and_losses_and_keeps_the_state(export, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(tuning, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr(trainer, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(interruptions, "SAVE_SHARE", 1e9)
     forward = Classifier.forward
     steps = iter(range(100))
     monkeypatch.setattr(

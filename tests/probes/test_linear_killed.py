@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from linear_program import EPOCHS, evaluated, numbers
-from safetensors.torch import load_file
+
+from engine.training.states import load_state, states
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
@@ -30,8 +31,8 @@ def quiet(tmp_path_factory):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet):
     ended(tmp_path, protocol, 2)
-    (state,) = (tmp_path / "cache" / "linear").glob("*.safetensors")
-    epoch = int(load_file(state)["progress"][0])
+    (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
+    epoch = load_state(states(folder)[0]).facts["epoch"]
     assert 0 < epoch < EPOCHS, "no run was killed in the middle: the test shows nothing"
     assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
 
