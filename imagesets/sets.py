@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from imagesets.decoding import decode_rgb, read_bytes
+from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import spread
 
@@ -125,6 +125,16 @@ class ImageSet:
     def encoded(self, index: int) -> bytes | None:
         """The bytes of the image's file, None for an image in memory. Raises UnreadableImage."""
         return self.images.encoded(index)
+
+    def next_readable(self, index: int, unreadable: dict[int, str]) -> tuple[Image.Image, int]:
+        """Image `index`, or the next one that can be read, and its place; places before it go to `unreadable`, with
+        the reason. ValueError where no image of the set can be read."""
+        for place in (number % len(self) for number in range(index, index + len(self))):
+            try:
+                return self.image(place), place
+            except UnreadableImage as error:
+                unreadable[place] = error.reason
+        raise ValueError(f"{self.url}: none of the {len(self)} images of {self.split} can be read")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -15,6 +15,7 @@ from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.files import digest
 from engine.tasks import Workspace
+from engine.training.micro_batches import micro_batch_size, share_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +66,7 @@ class Place:
         with quiet_libraries():
             from downstream.loop.running import Course, train
 
-        share = share_of(plan.batch, self.world)
-        at_once = largest_part(share, self.space.batch_size or self.most)
+        at_once = micro_batch_size(share_of(plan.batch, self.world.size), self.space.batch_size or self.most)
         course = Course(
             folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
             rates=plan.rates,
@@ -135,20 +135,6 @@ def check_space(space: Workspace, layout: str) -> None:
             f"{space.data}: dense tasks read images by OpenCV, as their sources do; run them without --decode "
             f"{space.decode}"
         )
-
-
-def share_of(batch: int, world: World) -> int:
-    """Images of a batch that each process works on."""
-    if batch % world.size:
-        raise ValueError(f"a batch of {batch} cannot be shared by {world.size} processes; start a divisor of it")
-    return batch // world.size
-
-
-def largest_part(share: int, most: int) -> int:
-    """The largest divisor of `share` up to `most`."""
-    if most < 1:
-        raise ValueError(f"batch size {most}: give 1 or more")
-    return max(part for part in range(1, min(share, most) + 1) if share % part == 0)
 
 
 def loaders(space: Workspace, images: int) -> int:

@@ -5,7 +5,7 @@ def share_of(batch: int, processes: int) -> int:
     """Images of a batch that each process works on. ValueError where they cannot be shared equally."""
     if batch % processes:
         near = batch // processes * processes or processes
-        raise ValueError(f"batch={batch} cannot be shared by {processes} processes; use batch={near}")
+        raise ValueError(f"batch={batch} cannot be shared by {processes} processes; set batch={near}")
     return batch // processes
 
 

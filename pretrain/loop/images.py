@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from engine.seeding import AUGMENT, kept, seed, shuffled
+from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from pretrain.method import Views
@@ -61,11 +62,8 @@ def cut_of(count: int, batch: int, world: int, most: int | None, seed: int, url:
     """The cut with the fewest parts of at most `most` images. ValueError where batch, set and processes do not fit."""
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
-    if batch % world:
-        near = batch // world * world or world
-        raise ValueError(f"batch={batch} cannot be shared by {world} processes; use --set batch={near}")
-    share = batch // world
-    parts = next(parts for parts in range(1, share + 1) if share % parts == 0 and share // parts <= (most or share))
+    share = share_of(batch, world)
+    parts = share // micro_batch_size(share, most or share)
     return Cut(count=count, batch=batch, world=world, parts=parts, seed=seed)
 
 
@@ -119,15 +117,9 @@ class Parts(Dataset):
 
     def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next one that can be read."""
-        for other in range(place, place + len(self.image_set)):
-            try:
-                image = self.image_set.image(other % len(self.image_set))
-            except UnreadableImage as error:
-                unreadable[other % len(self.image_set)] = error.reason
-                continue
-            seed(AUGMENT, self.cut.seed, epoch, place)
-            return self.views(image)
-        raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images can be read")
+        image, _ = self.image_set.next_readable(place, unreadable)
+        seed(AUGMENT, self.cut.seed, epoch, place)
+        return self.views(image)
 
 
 def piece_of(side: int, part_size: int) -> int:

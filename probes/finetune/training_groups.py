@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
+from engine.training.micro_batches import micro_batch_size
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 
@@ -123,13 +124,12 @@ class Cut:
 
 def group_size(share: int, most: int, even: bool) -> int:
     """The largest size up to `most` that divides `share` images; even where asked. ValueError where there is none."""
-    sizes = [size for size in range(1, min(share, most) + 1) if share % size == 0 and not (even and size % 2)]
-    if not sizes:
-        raise ValueError(
-            f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, "
-            "or set mixup=0 and cutmix=0"
-        )
-    return sizes[-1]
+    if size := micro_batch_size(share, most, even):
+        return size
+    raise ValueError(
+        f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, or "
+        "set mixup=0 and cutmix=0"
+    )
 
 
 class Group(NamedTuple):
@@ -157,26 +157,16 @@ class Groups(Dataset):
     def __getitem__(self, item: int) -> Group:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
         epoch, seed, classes = step // self.cut.steps_per_epoch, self.cut.seed, len(self.image_set.classes)
-        unreadable: dict[str, str] = {}
+        unreadable: dict[int, str] = {}
         images, labels = [], []
         for index, repeat in self.cut.images(step, group):
-            image, place = self.readable(index, unreadable)
+            image, place = self.image_set.next_readable(index, unreadable)
             with seeded(AUGMENT, seed, epoch, index, repeat):
                 images.append(self.transform(image))
             labels.append(int(self.image_set.labels[place]))
         with seeded(MIX, seed, step, group):
             mixed, targets = self.augmentation.mixed(torch.stack(images), torch.tensor(labels), classes)
-        return Group(mixed, targets, unreadable)
-
-    def readable(self, index: int, unreadable: dict[str, str]) -> tuple[Image.Image, int]:
-        """Image `index`, or the next one that can be read, and its place."""
-        count = len(self.image_set)
-        for place in (number % count for number in range(index, index + count)):
-            try:
-                return self.image_set.image(place), place
-            except UnreadableImage as error:
-                unreadable[self.image_set.path(place)] = error.reason
-        raise ValueError(f"{self.image_set.url}: none of the {len(self.image_set)} images of train can be read")
+        return Group(mixed, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
 
 
 def loaders(space: Workspace) -> int:

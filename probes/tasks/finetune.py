@@ -17,6 +17,7 @@ from engine.distributed import World, start_world
 from engine.files import digest
 from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, Workspace
+from engine.training.micro_batches import share_of
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
@@ -205,13 +206,10 @@ class Finetune:
 
     def cut(self, images: int, space: Workspace, world: World) -> tuple[Cut, int]:
         """How batches are cut into groups, and how many images of a group are worked on at once."""
-        if self.batch % world.size:
-            raise ValueError(
-                f"a batch of {self.batch} cannot be shared by {world.size} processes; start a divisor of it"
-            )
+        share = share_of(self.batch, world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
-        group = group_size(self.batch // world.size, self.mixed_together, even=self.augmentation.mixes)
+        group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
         most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
         return Cut(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats), group_size(
             group, most, even=False

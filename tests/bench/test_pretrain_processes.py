@@ -93,5 +93,5 @@ def test_a_request_that_cannot_be_met_is_one_line_of_one_process(start, tmp_path
     _, err = process.communicate(timeout=240)
     assert process.returncode != 0
     ours = [line for line in err.splitlines() if "bench: error" in line]
-    assert len(ours) == 1 and ours[0].endswith("batch=15 cannot be shared by 2 processes; use --set batch=14")
+    assert len(ours) == 1 and ours[0].endswith("batch=15 cannot be shared by 2 processes; set batch=14")
     assert not (tmp_path / "run").exists()

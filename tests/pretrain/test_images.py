@@ -157,7 +157,7 @@ def test_an_unreadable_image_may_be_skipped(size, tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_image_can_be_read(workers, tmp_path):
     images = saved(tmp_path, b"", b"")
-    with pytest.raises(ValueError, match="none of the 2 images can be read") as refused:
+    with pytest.raises(ValueError, match="none of the 2 images of train can be read") as refused:
         list(stream(parts_of(images, range(1), cut_of(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True))
     assert "\n" not in str(refused.value)
 
