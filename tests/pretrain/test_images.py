@@ -76,7 +76,7 @@ def test_a_batch_is_the_same_however_it_is_cut(world, most):
 
 @pytest.mark.parametrize(
     ("batch", "world", "told"),
-    [(51, 1, "more than the 50 images of the set"), (10, 4, "set batch=8"), (2, 4, "use --set batch=4")],
+    [(51, 1, "more than the 50 images of the set"), (10, 4, "set batch=8"), (2, 4, "set batch=4")],
 )
 def test_what_cannot_be_cut(batch, world, told):
     with pytest.raises(ValueError, match=told):
