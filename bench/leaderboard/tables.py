@@ -12,7 +12,7 @@ INTRODUCTION = """# Leaderboard
 
 Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
 Bold: the best of a column and all that a paired test on the same images cannot tell from it (5 %, Holm over the
-column; `bench compare` has the numbers). Without per-image results the best alone is bold.
+column; `bench compare` has the numbers). Without per-image results the best alone is bold. Floor: raw pixels.
 """
 
 

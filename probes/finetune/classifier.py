@@ -109,7 +109,7 @@ def projector_layer(export: ViTExport) -> nn.Sequential:
             return nn.Sequential(*layers, nn.GELU())
     raise ValueError(
         "the export carries no projector, whose first layer the head is to read: import a full ExtreMA or iBOT "
-        "training checkpoint, or set projector=false"
+        "training checkpoint, or add --set semi.projector=false"
     )
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from toy_scenes import PLAIN, SPECS, export_of
 
+from checkpoints.resolve import load
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
@@ -47,6 +48,14 @@ def test_an_unusual_grid_reads_a_resized_table(name):
     late = backbone_of(name, image_size=32)(images_of(56, 56))
     early = backbone_of(name, image_size=56)(images_of(56, 56))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(late, early, strict=True))
+
+
+def test_raw_pixels_are_maps_without_weights():
+    backbone = DenseBackbone(dense_network(load("pixels:8"), 48, 0.1), usual_taps(1))
+    images = images_of(24, 40)
+    maps = backbone(images)
+    assert len(maps) == 4 and not list(backbone.parameters())
+    assert torch.equal(maps[0][:, :, 1, 3], images[:, :, 8:16, 24:32].flatten(1))
 
 
 def test_rows_and_columns_are_not_exchanged():

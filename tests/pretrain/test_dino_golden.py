@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pretrain.method import TrainProgress
 from pretrain.methods.dino import METHOD
-from pretrain.parts.centering import Temperature
-from pretrain.parts.prototype_head import PrototypeHead
+from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.self_distillation import DistillationSettings as Settings
+from pretrain.parts.teachers import Temperature
 from pretrain.schedules import CosineTo, TableCosine, cosine
 
 FLOAT32 = 1e-5

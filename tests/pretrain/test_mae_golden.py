@@ -14,8 +14,7 @@ from checkpoints.positions import sincos_positions
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
 from pretrain.methods.mae import METHOD, Settings
-from pretrain.parts.masking import mask_at
-from pretrain.parts.pixels import patchify
+from pretrain.parts.masking import mask_at, patchify
 from pretrain.parts.sizes import SINCOS, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine

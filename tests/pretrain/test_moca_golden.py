@@ -30,7 +30,7 @@ from engine.distributed import World
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
 from pretrain.methods.moca import RECIPES
-from pretrain.parts.mask_rounds import MaskRounds
+from pretrain.parts.masking import MaskRounds
 
 ONE = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 TEACHER, _ = recording("moca/teacher_common.safetensors")

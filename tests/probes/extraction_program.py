@@ -16,7 +16,8 @@ from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
-from probes.features.extract import extract, store
+from probes.features import store
+from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
 
 KINDS = (FeatureKind("cls"), FeatureKind("avg", layer=-2))
