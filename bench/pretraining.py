@@ -13,7 +13,8 @@ import torch
 from bench.messages import in_one_line, millions
 from bench.online_knn import OnlineKnn
 from bench.plan import example
-from bench.recipes import Chosen, choose, names_by_path, text_of, values_by_path
+from bench.recipes import Chosen, choose, names_by_path, values_by_path
+from bench.settings import text_of
 from engine.distributed import World, start_world
 from imagesets.sets import ImageSet, open_set
 from pretrain.trainer import Run, Trainer

@@ -10,11 +10,12 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_type_hints
 
 from bench.messages import in_one_line
-from bench.settings import changed, meant, settings_of, split_change
+from bench.settings import Change, changed, meant, read_changes, settings_of
 from engine.extensions import load_extension, source_files
 from engine.tasks import Protocol, Task
 
 KINDS = ("probes", "downstream")
+LISTED_BY = "`bench list --protocols`"
 Select = Literal["holdout", "val"]
 
 
@@ -89,9 +90,9 @@ def choose(text: str, found: Catalogue) -> list[Chosen]:
         elif word in found.broken:
             raise ValueError(f"task {word!r} cannot be imported: {found.broken[word]}")
         else:
-            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names())}")
+            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names(), LISTED_BY)}")
     if not wanted:
-        raise ValueError(f"--suite is empty; there are: {', '.join(found.names()) or 'none'}")
+        raise ValueError(f"--suite is empty{meant('', found.names(), LISTED_BY)}")
     if unknown := wanted - found.protocols.keys():
         raise ValueError(f"a suite names the protocol {min(unknown)!r}, which no task file defines")
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
@@ -104,20 +105,30 @@ def warn_of_broken(found: Catalogue) -> None:
 
 
 def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:
-    """Apply `select` to all, then every `task.field=value`, in order, to the protocols whose name or file it names."""
-    tasks = [selecting(chosen.task, select) for chosen in selected]
-    for text in texts:
-        target, name, value = split_change(text)
-        hit = [i for i, chosen in enumerate(selected) if target in (chosen.key, chosen.name)]
-        if not hit:
-            known = dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name))
-            raise ValueError(f"--set {text}: {target!r} is not part of this run{meant(target, list(known))}")
-        try:
-            for i in hit:
-                tasks[i] = changed(tasks[i], name, value)
-        except ValueError as error:
-            raise ValueError(f"--set {text}: {error}") from error
-    return [_with_task(chosen, task) for chosen, task in zip(selected, tasks, strict=True)]
+    """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.
+
+    All changes of a protocol apply together. Where both the file and the protocol itself are named, the protocol wins.
+    """
+    changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
+    known = list(dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name)))
+    fields = {change: _target_and_field(change, known) for change in changes}
+    found = []
+    for chosen in selected:
+        given = {}
+        for named in (chosen.key, chosen.name):
+            given |= {field: change for change, (target, field) in fields.items() if target == named}
+        task = changed(selecting(chosen.task, select), given, f"{chosen.name}: ")
+        found.append(_with_task(chosen, task))
+    return found
+
+
+def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
+    target, dot, field = change.name.rpartition(".")
+    if not (dot and target and field):
+        raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
+    if target not in known:
+        raise ValueError(f"--set {change}: {target!r} is not part of this run{meant(target, known, LISTED_BY)}")
+    return target, field
 
 
 def selecting(task: Task, select: Select) -> Task:

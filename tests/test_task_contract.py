@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.settings import changed, settings_of
+from bench.settings import Change, changed, settings_of, text_of
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -82,9 +82,8 @@ def test_a_changed_protocol_has_a_new_version():
 def test_settings_go_through_text_and_back(name):
     task = PROTOCOLS[name].task
     for field in fields(task):
-        value = getattr(task, field.name)
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert changed(task, field.name, text) == task, field.name
+        change = Change(name=field.name, value=text_of(getattr(task, field.name)))
+        assert changed(task, {field.name: change}) == task, field.name
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -228,12 +228,13 @@ def test_the_leaderboard_command_rebuilds_and_prints(run, bench, out):
 
 
 WRONG = [
-    (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; there are: "),
-    (["--suite", "toy@on"], "did you mean 'toy@one'?"),
+    (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; `bench list --protocols` lists them all"),
+    (["--suite", "toy@on"], "protocol 'toy@on'; did you mean 'toy@one'? `bench list --protocols` lists them all"),
     (["--suite", ","], "--suite is empty"),
     (["--suite", "broken"], "task 'broken' cannot be imported: No module named 'no_such_library'"),
     (["--suite", "toy", "--set", "toy.kk=1"], "--set toy.kk=1: Toy has no setting 'kk'; did you mean 'k'?"),
-    (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: k='x': expected comma-separated values"),
+    (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: expected comma-separated values, each a whole number"),
+    (["--suite", "toy", "--set", "toy.k=1", "toy.k=2"], "--set toy.k: given twice, toy.k=1 and toy.k=2"),
     (["--suite", "toy", "--set", "dear.k=1"], "--set dear.k=1: 'dear' is not part of this run"),
     (["--suite", "toy", "--set", "toy.mode=fast"], "choose one of plain, nan"),
     (["--suite", "toy", "--data", "digits"], "--data digits: write NAME=URL, for example digits=digits:"),
