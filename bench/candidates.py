@@ -61,6 +61,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         architecture=export.spec.label,
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
+        plugin=str(facts.get("plugin") or ""),
     )
 
 

@@ -16,6 +16,7 @@ from bench.plan import example
 from bench.recipes import Chosen, choose, names_by_path, values_by_path
 from bench.settings import text_of
 from engine.distributed import World, start_world
+from engine.extensions import extension_of
 from imagesets.sets import ImageSet, open_set
 from pretrain.trainer import Run, Trainer
 from pretrain.updates import Precision
@@ -93,6 +94,8 @@ def _without_labels(url: str) -> str:
 def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:
     """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
     facts = {"name": f"{chosen.method}-{chosen.name}", "recipe": chosen.label}
+    if plugin := extension_of("methods", chosen.module).plugin:
+        facts["plugin"] = plugin
     try:
         return Trainer(chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts), world)
     except ValueError as error:

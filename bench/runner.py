@@ -35,11 +35,12 @@ from bench.results import (
     resampled_name,
     validation_images,
 )
-from bench.suites import Chosen, Select, catalogue, choose, warn_of_broken, with_changes
+from bench.suites import Chosen, Select, catalogue, choose, with_changes
 from bench.tables import to_terminal
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from engine.distributed import World, start_world
+from engine.extensions import warn_of
 from engine.tasks import Outcome, Workspace
 
 MAIN_METRICS = 3  # how many a line of output shows
@@ -63,11 +64,11 @@ class Request:
 
 @dataclass(kw_only=True)
 class Tally:
-    """How many jobs ended how."""
+    """How the jobs ended."""
 
     done: int = 0
     skipped: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)  # what failed and why, a line each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def run(request: Request) -> int:
 def _selected(request: Request, world: World) -> list[Chosen]:
     found = catalogue()
     if world.is_first:
-        warn_of_broken(found)
+        warn_of(found.broken)
     return with_changes(choose(request.suite, found), request.changes, request.select)
 
 
@@ -135,12 +136,16 @@ def _run_all(
         if world.is_first:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_first:
-        print(
-            f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}"
-        )
-        if tally.failed:
-            print("tracebacks are in the .log files beside the failed results; the same command tries them again")
+        _say_ending(request.out, tally)
     return 1 if tally.failed else 0
+
+
+def _say_ending(out: Path, tally: Tally) -> None:
+    for line in tally.failed:
+        print(f"failed: {line}")
+    print(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
+    if tally.failed:
+        print("tracebacks are in the .log files beside the failed results; the same command tries them again")
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
@@ -168,7 +173,8 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             print(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}", flush=True)
         tally.done += attempt.error is None
-        tally.failed += attempt.error is not None
+        if attempt.error:
+            tally.failed.append(f"{candidate.used.name}: {job.title}: {in_one_line(attempt.error)}")
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:

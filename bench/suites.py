@@ -3,7 +3,6 @@
 A task file may state `COST`, its price in passes over the image set (1 when it says nothing); cheap tasks run first.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -11,7 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from bench.messages import in_one_line
 from bench.settings import Change, changed, meant, read_changes, settings_of
-from engine.extensions import load_extension, source_files
+from engine.extensions import Extension, extensions, loaded, refused
 from engine.tasks import Protocol, Task
 
 KINDS = ("probes", "downstream")
@@ -27,6 +26,7 @@ class Chosen:
     name: str  # the protocol
     protocol: Protocol
     cost: float = 1.0
+    plugin: str = ""  # package that brings the task, `benchtoys 1.0`; "" for ours
     layout: str = ""  # of the labelled scenes that a dense task evaluates on; "" for tasks on image sets
     changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
 
@@ -41,7 +41,7 @@ class Catalogue:
 
     protocols: Mapping[str, Chosen]  # protocol name -> itself, unchanged, cheap ones first
     suites: Mapping[str, tuple[str, ...]]  # suite -> protocol names
-    broken: Mapping[str, str]  # task file that cannot be imported -> why
+    broken: Mapping[Extension, str]  # task file that is left out -> why
 
     def names(self) -> list[str]:
         """All words that `--suite` knows."""
@@ -53,27 +53,43 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
     """Import every task file. One that cannot be imported is left out, with its reason in `broken`."""
     protocols: dict[str, Chosen] = {}
     suites: dict[str, tuple[str, ...]] = {}
-    broken: dict[str, str] = {}
-    for kind in kinds:
-        for key in source_files(kind):
-            try:
-                module = load_extension(kind, key)
-                found, files_suites = _protocols(key, module), dict(module.SUITES)
-            except Exception as error:  # a stranger's file: whatever it does must not take the others with it
-                broken[key] = in_one_line(error)
-                continue
-            if twice := protocols.keys() & found.keys():
-                raise ValueError(f"protocol {min(twice)!r} is defined by both {protocols[min(twice)].key} and {key}")
-            protocols |= found
-            for suite, names in files_suites.items():
-                suites[suite] = suites.get(suite, ()) + tuple(names)
+    broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
+    found = [extension for kind in kinds for extension in extensions(kind).values()]
+    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
+        try:
+            module = loaded(extension)
+            added, files_suites = _protocols(extension, module), dict(module.SUITES)
+            _check_names(extension, added, files_suites, protocols)
+        except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+            broken[extension] = in_one_line(error)
+            continue
+        protocols |= added
+        for suite, names in files_suites.items():
+            suites[suite] = suites.get(suite, ()) + tuple(names)
     ordered = dict(sorted(protocols.items(), key=lambda item: item[1].cost))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
 
 
-def _protocols(key: str, module: ModuleType) -> dict[str, Chosen]:
-    shared = {"key": key, "cost": float(getattr(module, "COST", 1.0)), "layout": getattr(module, "LAYOUT", "")}
+def _protocols(extension: Extension, module: ModuleType) -> dict[str, Chosen]:
+    shared = {
+        "key": extension.key,
+        "plugin": extension.plugin,
+        "cost": float(getattr(module, "COST", 1.0)),
+        "layout": getattr(module, "LAYOUT", ""),
+    }
     return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
+
+
+def _check_names(
+    extension: Extension, added: Mapping[str, Chosen], suites: Mapping[str, Sequence[str]], known: Mapping[str, Chosen]
+) -> None:
+    """ValueError for names of another task file, which a later one does not take over, and for names of nothing."""
+    if twice := sorted(added.keys() & known.keys()):
+        raise ValueError(f"the protocol {twice[0]!r} is one of {known[twice[0]].key!r} already")
+    if any(chosen.key == extension.key for chosen in known.values()):
+        raise ValueError(f"there is another task {extension.key!r} already")
+    if unknown := sorted({name for names in suites.values() for name in names} - added.keys()):
+        raise ValueError(f"its SUITES name {unknown[0]!r}, which its PROTOCOLS lack")
 
 
 def choose(text: str, found: Catalogue) -> list[Chosen]:
@@ -87,21 +103,13 @@ def choose(text: str, found: Catalogue) -> list[Chosen]:
             wanted.add(word)
         elif keyed:
             wanted |= keyed
-        elif word in found.broken:
-            raise ValueError(f"task {word!r} cannot be imported: {found.broken[word]}")
+        elif reasons := [f"{each.title} {why}" for each, why in found.broken.items() if each.key == word]:
+            raise ValueError(f"--suite: {reasons[0]}")
         else:
             raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names(), LISTED_BY)}")
     if not wanted:
         raise ValueError(f"--suite is empty{meant('', found.names(), LISTED_BY)}")
-    if unknown := wanted - found.protocols.keys():
-        raise ValueError(f"a suite names the protocol {min(unknown)!r}, which no task file defines")
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
-
-
-def warn_of_broken(found: Catalogue) -> None:
-    """Say which task files were left out; a suite without them is smaller than it looks."""
-    for key, reason in found.broken.items():
-        print(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", file=sys.stderr)
 
 
 def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:

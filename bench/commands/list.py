@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from engine.extensions import one_line, source_files
+from engine.extensions import extensions, one_line, refused, source_files, warn_of
 
 SECTIONS = {"tasks": "probes", "downstream": "downstream", "importers": "importers", "methods": "methods"}
 
@@ -24,21 +24,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipes:
         return _list_recipes(arguments.kind)
     for title in [arguments.kind] if arguments.kind else SECTIONS:
-        files = source_files(SECTIONS[title])
-        print(f"{title}:" if files else f"{title}: none yet")
-        width = max(map(len, files), default=0)
-        for name, path in sorted(files.items()):
-            print(f"  {name:{width}}  {one_line(path)}".rstrip())
+        found = extensions(SECTIONS[title])
+        print(f"{title}:" if found else f"{title}: none yet")
+        width = max(map(len, found), default=0)
+        for name, extension in sorted(found.items()):
+            plugin = f"  [plugin: {extension.plugin}]" if extension.plugin else ""
+            print(f"  {name:{width}}  {one_line(extension.path)}{plugin}".rstrip())
+        warn_of(refused(SECTIONS[title]))
     return 0
 
 
 def _list_protocols(kind: str | None) -> int:
-    from bench.suites import KINDS, catalogue, warn_of_broken
+    from bench.suites import KINDS, catalogue
 
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
     found = catalogue([SECTIONS[kind]] if kind else KINDS)
-    warn_of_broken(found)
+    warn_of(found.broken)
     width = max(map(len, found.protocols), default=0)
     for name, chosen in sorted(found.protocols.items()):
         suites = ", ".join(suite for suite, names in found.suites.items() if name in names)

@@ -164,7 +164,7 @@ def test_list_protocols_shows_version_source_and_suites(bench, toys):
     assert code == 0
     assert "toy@two " in out and "version 2  suites: all_toys" in out
     assert "another paper" in out
-    assert "task 'broken' is left out, it cannot be imported: No module named 'no_such_library'" in err
+    assert "task 'broken' of benchtoys 1.0 is left out: cannot be imported: ModuleNotFoundError: No module" in err
 
 
 def test_list_recipes_shows_cost_and_source(bench):

@@ -231,7 +231,7 @@ WRONG = [
     (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; `bench list --protocols` lists them all"),
     (["--suite", "toy@on"], "protocol 'toy@on'; did you mean 'toy@one'? `bench list --protocols` lists them all"),
     (["--suite", ","], "--suite is empty"),
-    (["--suite", "broken"], "task 'broken' cannot be imported: No module named 'no_such_library'"),
+    (["--suite", "broken"], "task 'broken' of benchtoys 1.0 cannot be imported: ModuleNotFoundError: No module named"),
     (["--suite", "toy", "--set", "toy.kk=1"], "--set toy.kk=1: Toy has no setting 'kk'; did you mean 'k'?"),
     (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: expected comma-separated values, each a whole number"),
     (["--suite", "toy", "--set", "toy.k=1", "toy.k=2"], "--set toy.k: given twice, toy.k=1 and toy.k=2"),
@@ -268,7 +268,9 @@ def test_wrong_requests_are_one_line_and_write_nothing(words, message, run, out)
 def test_a_task_file_that_cannot_be_imported_is_left_out_and_said(run):
     code, _, err = run("--suite", "toys")
     assert code == 0
-    assert err.startswith("bench: warning: task 'broken' is left out, it cannot be imported: No module named")
+    assert err.startswith(
+        "bench: warning: task 'broken' of benchtoys 1.0 is left out: cannot be imported: ModuleNotFound"
+    )
 
 
 def test_out_that_is_a_file_is_one_line(bench, exports, tmp_path):
@@ -342,10 +344,20 @@ def test_the_end_of_a_run_shows_its_own_tables(run, out):
     assert "\n1 more table in leaderboard.md\n" in said
 
 
-def test_a_damaged_result_is_said_once(run, out):
-    run("--suite", "toy@one")
+def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports, out):
+    flag = out / "cache" / "fail toy"
+    flag.parent.mkdir(parents=True)
+    flag.touch()
+    said = run("--suite", "toy@one,dear@one")[1]
+    failure = "first: toy@one on tiny: RuntimeError: the toy was told to fail and says so in two lines"
+    assert said.count(f"\nfailed: {failure}\n1 done, 0 skipped, 1 failed;") == 1 and said.count("\nfailed: ") == 1
+    flag.unlink()
     (out / "results" / "broken.json").write_text("{")
-    assert run("--suite", "toy@one")[1].count("broken.json") == 1
+    code, said, err = run("--suite", "toy@one", checkpoint=exports[1])
+    assert code == 0 and "1 done, 0 skipped, 0 failed" in said
+    assert "first: " not in said + err and "told to fail" not in said + err and "broken.json" not in said + err
+    said = bench("leaderboard", "--out", out)[1]
+    assert said.count("failed: first: tiny/toy@one seed 0: RuntimeError") == 1 and said.count("broken.json") == 1
 
 
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
