@@ -20,6 +20,7 @@ import numpy as np
 from bench import leaderboard, resampled
 from bench.board import group_of
 from bench.candidates import Candidate, prepare
+from bench.dry_run import Planned, planned, settings_lines
 from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
@@ -85,16 +86,15 @@ def run(request: Request) -> int:
     with start_world(request.space.device) as world:
         selected = world.each(lambda: _selected(request, world))
         # The first process imports, proves and saves; the others load what it saved.
-        data, candidates = world.first(lambda: _prepared(request))
-        lacking = world.each(lambda: without_data(data, selected))
+        found = world.first(lambda: _prepared(request))
+        lacking = world.each(lambda: without_data(found.data, selected))
         if lacking and world.is_first:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
             print(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
-            if world.is_first:
-                _show_plan(request, candidates, data, selected)
-            return 0
-        return _run_all(request, world, candidates, data, selected)
+            there = [chosen for chosen in selected if chosen not in lacking]
+            return world.first(lambda: _show_plan(request, found, there))
+        return _run_all(request, world, found.candidates, found.data, selected)
 
 
 def _selected(request: Request, world: World) -> list[Chosen]:
@@ -104,7 +104,16 @@ def _selected(request: Request, world: World) -> list[Chosen]:
     return with_changes(choose(request.suite, found), request.changes, request.select)
 
 
-def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Image sets and checkpoints of a run; of a dry run also the checkpoints that cannot be had, and why."""
+
+    data: Sequence[DataUsed]
+    candidates: Sequence[Candidate]
+    unavailable: Sequence[str] = ()
+
+
+def _prepared(request: Request) -> Prepared:
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
     cache = request.space.cache
@@ -112,9 +121,16 @@ def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
-    pairs = dict.fromkeys(zip(request.checkpoints, names, strict=True))
-    found = [prepare(reference, name, request.out, save=not request.dry_run) for reference, name in pairs]
-    return data, list({(each.used.name, each.used.digest): each for each in found}.values())
+    found, unavailable = {}, []
+    for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
+        try:
+            candidate = prepare(reference, name, request.out, save=not request.dry_run)
+            found[candidate.used.name, candidate.used.digest] = candidate
+        except ValueError as error:
+            if not request.dry_run:
+                raise
+            unavailable.append(str(error))
+    return Prepared(data=data, candidates=list(found.values()), unavailable=unavailable)
 
 
 def _run_all(
@@ -181,7 +197,7 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
     """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
-        if job.state != "done" and hasattr(job.chosen.task, "features"):
+        if job.state != "done":
             for transform, kinds in job.chosen.task.features(export, space).items():
                 found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
@@ -287,18 +303,22 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(
-    request: Request, candidates: Sequence[Candidate], data: Sequence[DataUsed], selected: Sequence[Chosen]
-) -> None:
-    to_do: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
-    open_jobs = 0
-    for candidate in candidates:
-        print(title_of(candidate))
-        for job in plan(request.out, candidate.used, data, selected, request.space, request.rerun):
-            images = " + ".join(f"{min(n, request.space.limit or n)} {s}" for s, n in job.data.images.items())
-            print(f"  {job.title}: {images} images, {to_do[job.state]}")
-            open_jobs += job.state != "done"
-    print(f"{open_jobs} to do; nothing was run or written (--dry-run)")
+def _show_plan(request: Request, found: Prepared, selected: Sequence[Chosen]) -> int:
+    """Print what would be done; 1 where a checkpoint cannot be used, or a task would fail."""
+    width = get_terminal_size().columns
+    print("\n".join(settings_lines(selected, width)))
+    everything: list[Planned] = []
+    for candidate in found.candidates:
+        jobs = plan(request.out, candidate.used, found.data, selected, request.space, request.rerun)
+        entries = [planned(job, candidate.spec, request.space.limit) for job in jobs]
+        print("\n".join([title_of(candidate), *(line for entry in entries for line in entry.lines(width))]))
+        everything += entries
+    print(*(f"cannot be used: {reason}" for reason in found.unavailable), sep="\n", end="\n" * bool(found.unavailable))
+    to_do = sum(entry.job.state != "done" for entry in everything)
+    failing = sum(bool(entry.problem) for entry in everything)
+    would_fail = f", of which {failing} would fail" if failing else ""
+    print(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
+    return 1 if failing or found.unavailable else 0
 
 
 def _say_nothing(*words: object, flush: bool = False) -> None:

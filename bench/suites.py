@@ -77,6 +77,9 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, Chosen]:
         "cost": float(getattr(module, "COST", 1.0)),
         "layout": getattr(module, "LAYOUT", ""),
     }
+    for name, value in module.PROTOCOLS.items():
+        if not isinstance(getattr(value, "task", None), Task):
+            raise ValueError(f"the task of its protocol {name!r} is no engine.tasks.Task; derive it from that class")
     return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
 
 

@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from engine.tasks import Outcome, Protocol
+from engine.tasks import Outcome, Protocol, Task
 
 COST = {cost}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy:
+class Toy(Task):
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None
