@@ -25,6 +25,7 @@ from checkpoints.export import ViTExport
 from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
 from checkpoints.spec import HALF, PositionTable, Preparation, ViTSpec
+from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
 TRAINING_STATE = {
@@ -242,9 +243,10 @@ def named_vit(branch: Branch) -> ViTSpec:
 
 def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions) -> ViTExport:
     """Run one importer over a file and prove that nothing was lost. ValueError names what does not add up."""
-    key = importer.__name__.rpartition(".")[2].rstrip("_")
+    extension = extension_of("importers", importer)
+    key = extension.key
     branch = _branch(key, importer, file, options)
-    conversion = importer.convert(branch)
+    conversion = _converted(importer, extension, branch)
     dropped = _account(key, branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
     facts = {
         "method": key,
@@ -262,6 +264,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         "data": file.facts.get("data"),
         "licence": file.facts.get("licence"),
     }
+    facts |= {"plugin": extension.plugin} if extension.plugin else {}
     try:
         preparation = conversion.preparation or options.preparation
         export = ViTExport.make(conversion.spec, preparation, conversion.tensors, conversion.extra, facts)
@@ -271,6 +274,16 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         importer.check(export, file)
     size = options.image_size
     return export if size in (None, conversion.spec.image_size) else export.at_size(size)
+
+
+def _converted(importer: ModuleType, extension: Extension, branch: Branch) -> Conversion:
+    """What the importer makes of the branch. ValueError for whatever a plugin fails with."""
+    try:
+        return importer.convert(branch)
+    except Exception as error:
+        if not extension.plugin or isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{branch.file.path}: {extension.title} fails: {type(error).__name__}: {error}") from error
 
 
 def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> Branch:

@@ -9,12 +9,13 @@ pixels:SIDE       no network: the image itself, resized to SIDE pixels
 
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 
 from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
-from engine.extensions import load_extension, load_extensions, source_files
+from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 
@@ -50,7 +51,7 @@ def file_importers() -> list[str]:
 
 def detect(file: ForeignFile) -> str:
     """Key of the one importer that recognises the file. ValueError if none does or several do."""
-    found = [key for key, importer in load_extensions("importers").items() if importer.recognise(file)]
+    found = [key for key, importer in load_extensions("importers").items() if _recognises(importer, file)]
     if not found and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
         trained = file.path.parent.parent / "export"
         raise ValueError(f"{file.path} is a state to go on training with; at the end the encoder is in {trained}")
@@ -64,6 +65,18 @@ def detect(file: ForeignFile) -> str:
         choices = " or ".join(f"{key}:{file.path}" for key in found)
         raise ValueError(f"{file.path} could come from {' or '.join(found)}: say {choices}")
     return found[0]
+
+
+def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
+    """Whether an importer recognises the file. A plugin that fails at that is warned of, and does not."""
+    extension = extension_of("importers", importer)
+    try:
+        return bool(importer.recognise(file))
+    except Exception as error:
+        if not extension.plugin:
+            raise
+        warn_of({extension: f"recognise() fails: {type(error).__name__}: {error}"})
+        return False
 
 
 def _own(folder: Path, options: ImportOptions) -> ViTExport:

@@ -1,11 +1,13 @@
 """Object detection and instance segmentation on COCO's layout: settings, training and outcome of both tasks."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import Rates, check_rates, layer_groups
 from downstream.loop.training import Place, Plan, open_both, warnings
@@ -13,7 +15,7 @@ from downstream.metrics.average_precision import reweighted
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.distributed import start_world
 from engine.resampling import resampled
-from engine.tasks import Outcome, Workspace
+from engine.tasks import Outcome, Task, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,57 +61,50 @@ SMOKE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detection:
-    """Settings of one training.
-
-    lr: peak, of the heads; layer_decay: engine/layer_decay.py. epochs, and the `milestones` from which on the rate is a
-    tenth; warmup: optimiser steps from `start` times the rate; batch images a step. augment, short, long, crop_short,
-    crop, jitter, flip, val: downstream/data/detection_data.py. norm: the final norm on every tap. train_positions,
-    decay_tokens: see upernet_ade20k. channels: of the pyramid and the heads' convolutions; hidden: of the box head's
-    linear layer. anchor: sides in strides. proposals: of an image, in training and testing; regions: of these that
-    train a head. box_loss: "giou" of decoded boxes, or "l1" of offsets. least_score, detections: of what is reported of
-    an image. judge_every: epochs; 0: at the end. recompute: save memory, see downstream/models/backbone.py. size,
-    branch: what the recipe is for; another is warned of.
-    """
+class Detection(Task):
+    """Settings of one training."""
 
     KEY: ClassVar[str]
     CASCADE: ClassVar[bool]
 
-    lr: float = 1e-4
-    layer_decay: float = 0.75
-    weight_decay: float = 0.05
-    epochs: int = 12
-    milestones: tuple[int, ...] = (8, 11)
-    warmup: int = 500
-    start: float = 0.001
-    batch: int = 16
+    lr: float = 1e-4  # peak learning rate, of the heads
+    layer_decay: float = 0.75  # factor on the rate for every block further from the heads
+    weight_decay: float = 0.05  # of matrices; biases and norms have none
+    epochs: int = 12  # passes over the training images
+    milestones: tuple[int, ...] = (8, 11)  # epochs from which on the rate is a tenth of what it was
+    warmup: int = 500  # steps over which the rate rises
+    start: float = 0.001  # factor on the rate at the first of these steps
+    batch: int = 16  # images in a step
+    # Of training images. scales: fitted into one of `short` by `long`. crops: half of them so; of the others, fitted
+    # into one of `crop_short` by `long`, a window with sides from `crop` is fitted so. jitter: fitted into `long`
+    # squared times a factor from `jitter`, and cut to `long` squared.
     augment: Literal["scales", "crops", "jitter"] = "crops"
-    short: tuple[int, ...] = tuple(range(480, 801, 32))
-    long: int = 1333
-    crop_short: tuple[int, ...] = (400, 500, 600)
-    crop: tuple[int, int] = (384, 600)
-    jitter: tuple[float, float] = (0.1, 2.0)
-    flip: float = 0.5
-    val: tuple[int, int] = (1333, 800)
-    drop_path: float = 0.2
-    norm: bool = False
-    train_positions: bool = True
-    decay_tokens: bool = True
-    channels: int = 256
-    hidden: int = 1024
-    anchor: int = 8
-    rpn_convs: int = 1
-    box_convs: int = 4
-    mask_convs: int = 4
-    proposals: tuple[int, int] = (1000, 1000)
-    regions: int = 512
-    box_loss: Literal["giou", "l1"] = "giou"
-    least_score: float = 0.05
-    detections: int = 100
-    judge_every: int = 0
-    recompute: bool = False
-    size: str = ""
-    branch: str = ""
+    short: tuple[int, ...] = tuple(range(480, 801, 32))  # shorter sides in pixels, one of which is drawn
+    long: int = 1333  # longest side in pixels
+    crop_short: tuple[int, ...] = (400, 500, 600)  # shorter sides in pixels before a window is cut
+    crop: tuple[int, int] = (384, 600)  # least and largest side of such a window in pixels
+    jitter: tuple[float, float] = (0.1, 2.0)  # range of the random factor
+    flip: float = 0.5  # chance of a mirror image
+    val: tuple[int, int] = (1333, 800)  # longer and shorter side that validation images are fitted into, in pixels
+    drop_path: float = 0.2  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    norm: bool = False  # read all four blocks behind the network's final norm
+    train_positions: bool = True  # train the position table
+    decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
+    channels: int = 256  # of the pyramid and of the heads' convolutions
+    hidden: int = 1024  # of the box head's linear layer
+    anchor: int = 8  # side of the anchors in strides
+    rpn_convs: int = 1  # convolutions of the proposal network
+    box_convs: int = 4  # convolutions of the box head
+    mask_convs: int = 4  # convolutions of the mask head
+    proposals: tuple[int, int] = (1000, 1000)  # of an image, in training and in evaluation
+    regions: int = 512  # proposals of an image that train a head
+    box_loss: Literal["giou", "l1"] = "giou"  # generalised IoU of decoded boxes, or distance of offsets
+    least_score: float = 0.05  # of a detection that is reported
+    detections: int = 100  # of an image that are reported, at most
+    judge_every: int = 0  # epochs between evaluations; 0: at the end alone
+    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
+    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
+    branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.layer_decay, self.weight_decay, self.drop_path)
@@ -134,8 +129,18 @@ class Detection:
                 "chance from 0 to 1, a score from 0 to below 1"
             )
 
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        check_patches(spec)
+        return {
+            "longest side": self.long,
+            "epochs": self.epochs,
+            "steps": f"up to {self.epochs * -(-images['train'] // self.batch)}",  # images without objects are left out
+            "batch": self.batch,
+            "evaluations": -(-self.epochs // (self.judge_every or self.epochs)),
+        }
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        check_patches(export)
+        check_patches(export.spec)
         with start_world(space.device) as world:
             train, val = open_both(space, LAYOUT, world)
             train = learnable(train, val)
@@ -201,11 +206,11 @@ def parts(train: SceneSet, val: SceneSet, sizes: "Sizes", most: int) -> tuple[An
         return training_images(train, sizes), validation_images(val, sizes), metric
 
 
-def check_patches(export: ViTExport) -> None:
+def check_patches(spec: ViTSpec) -> None:
     """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made."""
-    if export.spec.patch_size not in (4, 8, 16, 32):
+    if spec.patch_size not in (4, 8, 16, 32):
         raise ValueError(
-            f"patches of {export.spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
+            f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
         )
 
 

@@ -1,15 +1,22 @@
 """Extension folders: every file in one is an extension, its name is the key, and the folder is the registry.
 
-Third parties add one by an entry point of the group named here. Listing reads the files' first docstring line with
-`ast` and imports nothing, so that `bench list` does not wait for torch.
+Other packages add extensions, called plugins, by entry points of the groups `bench.methods`, `bench.probes`,
+`bench.downstream` and `bench.importers`. No plugin takes the place of one of ours or of another plugin. Listing reads
+the files' first docstring line with `ast` and imports nothing, so that `bench list` does not wait for torch.
 """
 
 import ast
 import importlib
 import importlib.util
-from importlib.metadata import entry_points
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+
+from engine.printing import say
 
 FOLDERS = {
     "methods": "pretrain.methods",
@@ -17,43 +24,141 @@ FOLDERS = {
     "downstream": "downstream.tasks",
     "importers": "checkpoints.importers",
 }
+WORDS = {"methods": "method", "probes": "task", "downstream": "task", "importers": "importer"}
+# What a file of each kind must define; docs/architecture.md says what it is.
+DEFINED = {
+    "methods": ("METHOD", "RECIPES"),
+    "probes": ("PROTOCOLS", "SUITES"),
+    "downstream": ("LAYOUT", "PROTOCOLS", "SUITES"),
+    "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise", "convert"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """One file. plugin: the installed package that brings it, `benchtoys 1.0`; empty for ours."""
+
+    kind: str
+    key: str
+    module: str
+    path: Path
+    plugin: str = ""
+
+    @property
+    def title(self) -> str:
+        """`importer 'dino'`, `task 'toy' of benchtoys 1.0`"""
+        return f"{WORDS[self.kind]} {self.key!r}" + (f" of {self.plugin}" if self.plugin else "")
+
+
+def extensions(kind: str) -> dict[str, Extension]:
+    """Key -> every extension of `kind` that can be asked for, ours first; none of them is imported."""
+    clashes = refused(kind)
+    return _ours(kind) | {each.key: each for each in _plugins(kind) if each not in clashes}
+
+
+def refused(kind: str) -> dict[Extension, str]:
+    """Plugins that cannot be asked for because their key is taken, and what to do about it."""
+    ours, plugins = _ours(kind), _plugins(kind)
+    count = Counter(each.key for each in plugins)
+    found = {}
+    for each in plugins:
+        others = ", ".join(other.plugin for other in plugins if other.key == each.key and other != each)
+        if each.key in ours:
+            found[each] = f"bench has one of that name; it needs another name in the entry points of {each.plugin}"
+        elif count[each.key] > 1:
+            found[each] = f"{others} has one of that name too; uninstall one of the packages"
+    return found
+
+
+def _ours(kind: str) -> dict[str, Extension]:
+    folders = importlib.util.find_spec(FOLDERS[kind]).submodule_search_locations
+    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    return {
+        path.stem.rstrip("_"): Extension(
+            kind=kind, key=path.stem.rstrip("_"), module=f"{FOLDERS[kind]}.{path.stem}", path=path
+        )
+        for path in paths
+    }
+
+
+def _plugins(kind: str) -> list[Extension]:
+    points = sorted(entry_points(group=f"bench.{kind}"), key=lambda point: (point.name, point.module))
+    return [
+        Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
+        for point in points
+    ]
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+
+
+def _path(module: str) -> Path:
+    parent, _, leaf = module.rpartition(".")
+    try:  # finding a package imports the packages around it, which may do anything
+        package = importlib.util.find_spec(parent) if parent else None
+    except Exception:
+        return Path(module)
+    folders = package.submodule_search_locations if package else sys.path
+    return next((path for folder in folders or () if (path := Path(folder) / f"{leaf}.py").exists()), Path(module))
 
 
 def source_files(kind: str) -> dict[str, Path]:
     """Key -> path of every extension of `kind`, without importing any of them."""
-    found = {}
-    package = importlib.util.find_spec(FOLDERS[kind])
-    for folder in package.submodule_search_locations if package else ():
-        for path in sorted(Path(folder).glob("*.py")):
-            if path.stem != "__init__":
-                found[path.stem.rstrip("_")] = path
-    for point in entry_points(group=f"bench.{kind}"):
-        parent, _, leaf = point.module.rpartition(".")
-        package = importlib.util.find_spec(parent) if parent else None
-        folders = package.submodule_search_locations if package else [""]
-        found[point.name] = next((p for f in folders if (p := Path(f) / f"{leaf}.py").exists()), Path(point.module))
-    return found
+    return {key: extension.path for key, extension in extensions(kind).items()}
 
 
 def one_line(path: Path) -> str:
     """First line of a file's docstring; empty when the file cannot be read as Python source."""
     try:
         return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
-    except (OSError, SyntaxError):
+    except (OSError, SyntaxError, ValueError):
         return ""
 
 
 def load_extension(kind: str, key: str) -> ModuleType:
-    """Import one extension. Raises ValueError, with the choices, for an unknown key."""
-    for point in entry_points(group=f"bench.{kind}"):
-        if point.name == key:
-            return importlib.import_module(point.module)
-    files = source_files(kind)
-    if key not in files:
-        raise ValueError(f"no {kind.rstrip('s')} called {key!r}; there are: {', '.join(files) or 'none'}")
-    return importlib.import_module(f"{FOLDERS[kind]}.{files[key].stem}")
+    """Import one extension. ValueError, with the choices, for an unknown key; and for a plugin that is no extension."""
+    found = extensions(kind)
+    if key not in found:
+        why = [f"{each.title} is left out: {reason}" for each, reason in refused(kind).items() if each.key == key]
+        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}; there are: {', '.join(found) or 'none'}")
+    try:
+        return loaded(found[key])
+    except ValueError as error:
+        raise ValueError(f"{found[key].title} {error}") from error
+
+
+def loaded(extension: Extension) -> ModuleType:
+    """Its module. ValueError, without the title, for a plugin that cannot be imported or a file that lacks a name."""
+    try:
+        module = importlib.import_module(extension.module)
+    except (Exception, SystemExit) as error:
+        if not extension.plugin:
+            raise
+        raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
+    if lacking := [name for name in DEFINED[extension.kind] if not hasattr(module, name)]:
+        raise ValueError(f"does not define {', '.join(lacking)}")
+    return module
 
 
 def load_extensions(kind: str) -> dict[str, ModuleType]:
-    """Import all extensions of `kind`."""
-    return {key: load_extension(kind, key) for key in source_files(kind)}
+    """Import all extensions of `kind`. A plugin that is none, or whose key is taken, is left out with a warning."""
+    found, left_out = {}, refused(kind)
+    for key, extension in extensions(kind).items():
+        try:
+            found[key] = loaded(extension)
+        except ValueError as error:
+            left_out[extension] = str(error)
+    warn_of(left_out)
+    return found
+
+
+def warn_of(left_out: Mapping[Extension, str]) -> None:
+    """A line for each extension that is left out: what is found without it may be less than it looks."""
+    for extension, reason in left_out.items():
+        say(f"bench: warning: {extension.title} is left out: {' '.join(reason.split())}", errors=True)
+
+
+def extension_of(kind: str, module: ModuleType) -> Extension:
+    """The extension that a module is."""
+    return next(each for each in extensions(kind).values() if each.module == module.__name__)

@@ -1,14 +1,13 @@
 """What every evaluation task takes and gives back: Workspace in, Outcome out, and the named recipes (Protocol).
 
-A task is a frozen, keyword-only dataclass of its settings with one method, `run(export, space) -> Outcome`. The file
-it lives in also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
+A task is a frozen, keyword-only dataclass of its settings with `run(export, space) -> Outcome`. The file it lives in
+also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from typing import Protocol as Structural
 
 import numpy as np
 
@@ -56,10 +55,27 @@ class Outcome:
     random: bool = True
 
 
-class Task(Structural):
-    """A frozen dataclass of settings that can evaluate one export."""
+class Task:
+    """Base of every task: a frozen, keyword-only dataclass of settings that can evaluate one export.
 
-    def run(self, export: Any, space: Workspace) -> Outcome: ...
+    A setting is one line, and what it means is the comment on that line, or above it: `bench list` shows them.
+    """
+
+    def run(self, export: Any, space: Workspace) -> Outcome:
+        """Evaluate. ValueError for what a user can cause."""
+        raise NotImplementedError
+
+    def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
+        """Transform name -> kinds of frozen features that `run` will ask for, so that one pass serves several tasks."""
+        return {}
+
+    def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
+        """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
+
+        spec: the export's ViTSpec. images: how many there are of each split; shares of them are approximate, as drawing
+        goes by classes. ValueError where the settings do not fit these.
+        """
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.cli.settings import changed, settings_of
+from bench.cli.meanings import meanings
+from bench.cli.settings import Change, changed, settings_of, text_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
@@ -80,12 +81,19 @@ def test_a_changed_protocol_has_a_new_version():
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_setting_has_a_meaning(name):
+    """The comment beside the field, or above it; `bench list` shows it."""
+    task = PROTOCOLS[name].task
+    found = meanings(type(task))
+    assert all(len(found.get(field.name, "")) > 3 for field in fields(task)), fields(task)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
 def test_settings_go_through_text_and_back(name):
     task = PROTOCOLS[name].task
     for field in fields(task):
-        value = getattr(task, field.name)
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert changed(task, field.name, text) == task, field.name
+        change = Change(name=field.name, value=text_of(getattr(task, field.name)))
+        assert changed(task, {field.name: change}) == task, field.name
 
 
 @pytest.mark.parametrize("name", SMOKE)
@@ -97,6 +105,20 @@ def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
     assert all(np.array_equal(first.per_image[key], second.per_image[key]) for key in first.per_image)
     again = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     assert again == before, "the task changed the export's tensors"
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_task_does_what_its_sizes_say(name, export, tmp_path):
+    """Image sets of equal classes, where shares are exact: forward passes, or the training's steps and images."""
+    sizes = PROTOCOLS[name].task.sizes(export.spec, {"train": 240, "val": 120})
+    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    assert sizes["image size"] == export.spec.image_size
+    if "forwards" in outcome.cost:
+        assert sizes["forward passes"] == outcome.cost["forwards"]
+    else:
+        assert sizes["steps"] == outcome.facts["steps"] and sizes["batch"] == outcome.facts["batch"]["images"]
+        assert sizes["training images"] == outcome.facts["train"]["images"]
+        assert sizes["evaluations"] == len(outcome.facts["history"])
 
 
 @pytest.mark.parametrize("name", SMOKE)

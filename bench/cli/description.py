@@ -26,6 +26,7 @@ def described(export: ViTExport) -> Iterator[str]:
         branch=str(facts.get("branch") or ""),
         source=" ".join(source[:1]) + (f", sha256 {facts['source_sha256'][:12]}" if facts.get("source_sha256") else ""),
         importer=" ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key)),
+        plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
         epochs=str(facts.get("epochs") or ""),
         licence=str(facts.get("licence") or "unknown"),

@@ -20,6 +20,7 @@ from typing import Literal
 
 from bench.cli.messages import in_one_line
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
+from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.memory import SWITCH
 from probes.knn import blas_kernel
 
@@ -47,18 +48,8 @@ def examine() -> list[Check]:
     """All checks, in the order of the report."""
     found: list[Check] = []
     for check in (
-        _python,
-        _torch,
-        _devices,
-        _libraries,
-        _faiss,
-        _openblas,
-        _cyanure,
-        _mmcv,
-        _dense,
-        _machine,
-        _disk,
-        _glibc,
+        *(_python, _torch, _devices, _libraries, _faiss, _openblas, _cyanure, _mmcv, _dense),
+        *(_plugins, _machine, _disk, _glibc),
     ):
         try:
             found += check()
@@ -235,6 +226,26 @@ def _dense() -> Iterator[Check]:
             yield Check(name=package, mark="missing", text=text, fix=EVERYTHING, needed=False)
         else:
             yield Check(name=package, mark="ok", text=installed(package) or f"{name}, from another package")
+
+
+def _plugins() -> Iterator[Check]:
+    # Imported, as a plugin can fail at that; of tasks the names are compared as well.
+    from bench.run.suites import catalogue
+
+    left_out = dict(catalogue().broken)
+    for kind in FOLDERS:
+        left_out |= refused(kind)
+        for plugin in (each for each in extensions(kind).values() if each.plugin and each not in left_out):
+            try:
+                loaded(plugin)
+                yield Check(name="plugin", mark="ok", text=plugin.title)
+            except ValueError as error:
+                left_out[plugin] = in_one_line(error)
+    for plugin, reason in left_out.items():
+        if plugin.plugin:
+            fix = f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
+            text = f"{plugin.title} is left out: {reason}"
+            yield Check(name="plugin", mark="note", text=text, fix=fix, needed=False)
 
 
 def _machine() -> Iterator[Check]:

@@ -1,8 +1,12 @@
-"""`--set task.field=value`: texts into the types that a task's dataclass declares, and a task's settings as JSON."""
+"""`--set NAME=VALUE`: texts into the types that a dataclass of settings declares, all changes of a call together.
+
+One syntax: TASK.FIELD=VALUE for the tasks of a run (bench/run/suites.py), FIELD=VALUE for a pretraining recipe
+(bench/pretraining/recipes.py). Which of them is meant is found there; what a text means is found here.
+"""
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,6 +15,18 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from engine.tasks import Task
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+MAX_LISTED = 20  # choices that a message names itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """One `NAME=VALUE` as it was written: `knn@dino.k=10,20`, `schedule.warmup=5`."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
 
 
 def settings_of(task: Task) -> dict[str, Any]:
@@ -18,30 +34,80 @@ def settings_of(task: Task) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(task), default=str))
 
 
-def split_change(text: str) -> tuple[str, str, str]:
-    """`knn@dino.k=10,20` -> ("knn@dino", "k", "10,20")."""
-    target, equals, value = text.partition("=")
-    task, dot, field = target.rpartition(".")
-    if not (equals and dot and task and field):
-        raise ValueError(f"--set {text}: write task.field=value, for example knn.k=10,20")
-    return task.strip(), field.strip(), value.strip()
+def read_changes(texts: Sequence[str], form: str, example: str) -> list[Change]:
+    """`NAME=VALUE ...`. ValueError, with the `form` and an `example`, for another text, and for a name given twice."""
+    found: dict[str, Change] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (equals and name):
+            raise ValueError(f"--set {text}: write {form}, for example {example}")
+        if name in found:
+            raise ValueError(f"--set {name}: given twice, {found[name]} and {name}={value}; leave one out")
+        found[name] = Change(name=name, value=value)
+    return list(found.values())
 
 
-def changed(task: Task, field: str, text: str) -> Task:
-    """`task` with one field set from text. ValueError names the choices."""
-    hints = {f.name: get_type_hints(type(task))[f.name] for f in dataclasses.fields(task)}
-    if field not in hints:
-        raise ValueError(f"{type(task).__name__} has no setting {field!r}{meant(field, hints)}")
+def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
+    """A dataclass with the settings at some paths (`k`, `schedule.warmup`) set from text, all at once.
+
+    ValueError names the change that is wrong by itself; or says what is wrong with all together, `whose` first.
+    """
+    types, new = types_of(value), {}
+    for path, change in changes.items():
+        if path not in types:
+            raise ValueError(
+                f"--set {change}: {type(value).__name__} has no setting {path!r}{meant(path, list(types))}"
+            )
+        try:
+            new[path] = parsed(change.value, types[path])
+        except ValueError as error:
+            raise ValueError(f"--set {change}: {error}") from error
     try:
-        return dataclasses.replace(task, **{field: parsed(text, hints[field])})
+        return replaced(value, new)
     except ValueError as error:
-        raise ValueError(f"{field}={text!r}: {error}") from error
+        raise ValueError(f"--set: {whose}{error}") from error
 
 
-def meant(word: str, choices: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the likely one, and all choices."""
+def types_of(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Path -> annotated type of every setting of a dataclass and of the dataclasses in it, in their order."""
+    found: dict[str, Any] = {}
+    hints = get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            found |= types_of(inner, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = hints[field.name]
+    return found
+
+
+def replaced(value: Any, changes: Mapping[str, Any]) -> Any:
+    """A dataclass with the values at some paths changed, inner dataclasses first."""
+    own: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, new in changes.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            nested.setdefault(name, {})[rest] = new
+        else:
+            own[name] = new
+    inner = {name: replaced(getattr(value, name), parts) for name, parts in nested.items()}
+    return dataclasses.replace(value, **own, **inner)
+
+
+def setting_text(value: Any) -> str:
+    """A value as `--set` reads it: `0.2,1.0`."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def meant(word: str, choices: Sequence[str], listed_by: str = "") -> str:
+    """The end of a message about an unknown word: the likely one; and all choices, or who lists them where they are
+    many."""
     close = get_close_matches(word, list(choices), n=1)
-    return (f"; did you mean {close[0]!r}?" if close else ";") + f" there are: {', '.join(choices) or 'none'}"
+    likely = f"; did you mean {close[0]!r}?" if close else ";"
+    if listed_by and len(choices) > MAX_LISTED:
+        return f"{likely} {listed_by} lists them all"
+    return f"{likely} there are: {', '.join(choices) or 'none'}"
 
 
 def parsed(text: str, hint: Any) -> Any:

@@ -1,44 +1,79 @@
-"""List tasks, importers and methods."""
+"""List tasks, importers, methods and suites, or tell what one of them is: bench list NAME."""
 
 import argparse
 
-from engine.extensions import one_line, source_files
+from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 
 SECTIONS = {"tasks": "probes", "downstream": "downstream", "importers": "importers", "methods": "methods"}
+EPILOG = """examples:
+  bench list                          tasks, importers and methods, a line each
+  bench list knn@dino                 a protocol: where it is from, its settings, their values and what they mean
+  bench list suites                   suites and their protocols
+  bench list --protocols              every protocol with its version and source
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench list`."""
-    parser.add_argument("kind", nargs="?", choices=tuple(SECTIONS), help="list only these")
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("name", nargs="?", metavar="NAME",
+        help=f"{', '.join(SECTIONS)} or suites; or a suite, protocol, task, importer or method")  # fmt: skip
     parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
     parser.add_argument("--recipes", action="store_true", help="list the methods' recipes with cost and source")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Names and one line each, read without importing the files; --protocols and --recipes import them."""
+    """Names and one line each, read without importing the files; all else imports them."""
+    name = arguments.name
     if arguments.protocols and arguments.recipes:
         raise ValueError("--protocols are of tasks, --recipes of methods: give one of them")
     if arguments.protocols:
-        return _list_protocols(arguments.kind)
+        return _list_protocols(name)
     if arguments.recipes:
-        return _list_recipes(arguments.kind)
-    for title in [arguments.kind] if arguments.kind else SECTIONS:
-        files = source_files(SECTIONS[title])
-        say(f"{title}:" if files else f"{title}: none yet")
-        width = max(map(len, files), default=0)
-        for name, path in sorted(files.items()):
-            say(f"  {name:{width}}  {one_line(path)}".rstrip())
+        return _list_recipes(name)
+    if name == "suites":
+        return _list_suites()
+    if name not in (None, *SECTIONS):
+        return _tell(name)
+    for title in [name] if name else SECTIONS:
+        found = extensions(SECTIONS[title])
+        say(f"{title}:" if found else f"{title}: none yet")
+        width = max(map(len, found), default=0)
+        for key, extension in sorted(found.items()):
+            plugin = f"  [plugin: {extension.plugin}]" if extension.plugin else ""
+            say(f"  {key:{width}}  {one_line(extension.path)}{plugin}".rstrip())
+        warn_of(refused(SECTIONS[title]))
+    return 0
+
+
+def _tell(name: str) -> int:
+    from bench.about import about
+
+    say(*about(name))
+    return 0
+
+
+def _list_suites() -> int:
+    from bench.run.suites import catalogue
+
+    found = catalogue()
+    warn_of(found.broken)
+    for suite, names in found.suites.items():
+        say(f"{suite}: {len(names)} protocols; bench list {suite} names them")
     return 0
 
 
 def _list_protocols(kind: str | None) -> int:
-    from bench.run.suites import KINDS, catalogue, warn_of_broken
+    from bench.run.suites import KINDS, catalogue
 
+    if kind and kind not in SECTIONS:
+        raise ValueError(f"--protocols are of tasks or downstream; for those of {kind} alone: bench list {kind}")
     if kind and SECTIONS[kind] not in KINDS:
         raise ValueError(f"{kind} have no protocols; use: bench list tasks --protocols")
     found = catalogue([SECTIONS[kind]] if kind else KINDS)
-    warn_of_broken(found)
+    warn_of(found.broken)
+    say(f"suites: {', '.join(found.suites)}")
     width = max(map(len, found.protocols), default=0)
     for name, chosen in sorted(found.protocols.items()):
         suites = ", ".join(suite for suite, names in found.suites.items() if name in names)

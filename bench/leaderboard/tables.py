@@ -50,20 +50,21 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
 def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) -> str:
     """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
 
-    All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone.
+    All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone, and no
+    failures, which may be of other checkpoints and runs.
     """
     lines = []
-    shown = board.groups if shown is None else shown
+    groups = board.groups if shown is None else shown
     for group, metrics in board.groups.items():
-        if group not in shown:
+        if group not in groups:
             continue
         header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
         if _width(header, body) > width:
             body = _body(board, group, with_interval=1)
         lines += [group, *fitted(header, body, width), *board.caveats[group], ""]
-    if others := len(board.groups.keys() - set(shown)):
+    if others := len(board.groups.keys() - set(groups)):
         lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
-    lines += troubles(board)
+    lines += troubles(board) if shown is None else []
     return text_of(lines).rstrip() or "no results yet"
 
 

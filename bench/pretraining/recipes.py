@@ -4,18 +4,18 @@ A recipe's values have paths: lr, schedule.warmup, spec.width, settings.mask_rat
 are the names that people write; a name that two paths share has to be written in full, the recipe's own as recipe.NAME.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
-from bench.cli.settings import meant, parsed
+from bench.cli.settings import Change, changed, meant, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from pretrain.recipe import Recipe
 
+LISTED_BY = "`bench list METHOD`"
 FIXED = ("source",)  # what a change cannot make true
 ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
 
@@ -33,7 +33,7 @@ class Chosen:
     @property
     def label(self) -> str:
         """`smoke`, `smoke with epochs=1 width=32`"""
-        changes = " ".join(f"{name}={text_of(value)}" for name, value in self.changes.items())
+        changes = " ".join(f"{name}={setting_text(value)}" for name, value in self.changes.items())
         return f"{self.name} with {changes}" if changes else self.name
 
 
@@ -64,20 +64,13 @@ def costs(recipe: Recipe) -> str:
 
 def with_changes(recipe: Recipe, texts: Sequence[str]) -> Recipe:
     """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
-    changes: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (equals and name):
-            raise ValueError(f"--set {text}: write field=value, for example epochs=10")
-        path = path_of(name.strip(), recipe)
-        try:
-            changes[path] = parsed(value.strip(), types_by_path(recipe)[path])
-        except ValueError as error:
-            raise ValueError(f"--set {text}: {error}") from error
-    try:
-        return replaced(recipe, changes)
-    except ValueError as error:
-        raise ValueError(f"--set: {error}") from error
+    changes: dict[str, Change] = {}
+    for change in read_changes(texts, "FIELD=VALUE", "epochs=10"):
+        path = path_of(change.name, recipe)
+        if path in changes:
+            raise ValueError(f"--set {change}: {changes[path]} sets the same; leave one out")
+        changes[path] = change
+    return changed(recipe, changes)
 
 
 def path_of(name: str, recipe: Recipe) -> str:
@@ -91,7 +84,7 @@ def path_of(name: str, recipe: Recipe) -> str:
     if parts := [written for written in names.values() if written.startswith(f"{name}.")]:
         raise ValueError(f"--set {name}: it has parts, set them: {', '.join(parts)}")
     if not same:
-        raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()))}")
+        raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()), LISTED_BY)}")
     return same[0]
 
 
@@ -109,42 +102,10 @@ def bare(path: str) -> str:
 
 def types_by_path(recipe: Recipe) -> dict[str, Any]:
     """Path -> annotated type of everything that can be set: the recipe's own, the method's, the encoder's."""
-    found = types_of(recipe)
+    found = {path: hint for path, hint in types_of(recipe).items() if path not in FIXED}
     return {path: found[path] for path in sorted(found, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
-
-
-def types_of(value: Any, prefix: str = "") -> dict[str, Any]:
-    """The same of any dataclass and the dataclasses in it, in the order of their fields."""
-    found: dict[str, Any] = {}
-    hints = get_type_hints(type(value))
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if dataclasses.is_dataclass(inner):
-            found |= types_of(inner, f"{prefix}{field.name}.")
-        elif field.name not in FIXED:
-            found[prefix + field.name] = hints[field.name]
-    return found
 
 
 def values_by_path(recipe: Recipe) -> dict[str, Any]:
     """Path -> value of the same, in the same order."""
     return {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
-
-
-def text_of(value: Any) -> str:
-    """A value as `--set` reads it: `0.2,1.0`."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def replaced(value: Any, changes: Mapping[str, Any]) -> Any:
-    """A dataclass with the values at some paths changed, inner dataclasses first."""
-    own: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {}
-    for path, new in changes.items():
-        name, dot, rest = path.partition(".")
-        if dot:
-            nested.setdefault(name, {})[rest] = new
-        else:
-            own[name] = new
-    inner = {name: replaced(getattr(value, name), parts) for name, parts in nested.items()}
-    return dataclasses.replace(value, **own, **inner)

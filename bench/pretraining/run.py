@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 
 from bench.cli.messages import in_one_line, millions
+from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
-from bench.pretraining.recipes import Chosen, choose, names_by_path, text_of, values_by_path
+from bench.pretraining.recipes import Chosen, choose, names_by_path, values_by_path
 from bench.run.plan import example
 from engine.distributed import World, start_world
+from engine.extensions import extension_of
 from engine.printing import say
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.trainer import Run, Trainer
@@ -92,6 +94,8 @@ def _without_labels(url: str) -> str:
 def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:
     """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
     facts = {"name": f"{chosen.method}-{chosen.name}", "recipe": chosen.label}
+    if plugin := extension_of("methods", chosen.module).plugin:
+        facts["plugin"] = plugin
     try:
         return Trainer(chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts), world)
     except ValueError as error:
@@ -104,7 +108,7 @@ def described(chosen: Chosen, trainer: Trainer, settings: bool) -> Iterator[str]
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
     if settings:
         names = names_by_path(recipe)
-        yield from (f"    {names[path]} = {text_of(value)}" for path, value in values_by_path(recipe).items())
+        yield from (f"    {names[path]} = {setting_text(value)}" for path, value in values_by_path(recipe).items())
     encoders = trainer.method.encoders()
     spec, vit = recipe.spec, next(iter(encoders.values())).vit
     sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, trainer.method)]

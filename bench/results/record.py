@@ -38,6 +38,7 @@ class CheckpointUsed:
     architecture: str = ""
     source: str = ""
     parameters: int = 0
+    plugin: str = ""  # package whose importer or method made it, `benchtoys 1.0`
 
     @property
     def is_floor(self) -> bool:
@@ -52,6 +53,7 @@ class ProtocolUsed:
     name: str
     version: int
     source: str = ""
+    plugin: str = ""  # package that brings the task, `benchtoys 1.0`
     modified: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.resolve import load
+from checkpoints.spec import ViTSpec
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
@@ -18,6 +19,7 @@ class Candidate:
     """A checkpoint that has been loaded once and proved; `reference` loads it again without another import."""
 
     used: CheckpointUsed
+    spec: ViTSpec
     reference: str
 
 
@@ -34,11 +36,11 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidat
         raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
     if is_export(reference):
-        return Candidate(used=used, reference=reference)
+        return Candidate(used=used, spec=export.spec, reference=reference)
     folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
     if save and not folder.exists():
         _save(export, folder)
-    return Candidate(used=used, reference=str(folder) if folder.exists() else reference)
+    return Candidate(used=used, spec=export.spec, reference=str(folder) if folder.exists() else reference)
 
 
 def _save(export: ViTExport, folder: Path) -> None:
@@ -61,6 +63,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         architecture=export.spec.label,
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
+        plugin=str(facts.get("plugin") or ""),
     )
 
 

@@ -124,6 +124,7 @@ def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, 
         name=chosen.name,
         version=chosen.protocol.version,
         source=chosen.protocol.source,
+        plugin=chosen.plugin,
         modified=bool(chosen.changes),
         changes=chosen.changes,
     )

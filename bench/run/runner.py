@@ -33,13 +33,15 @@ from bench.results.record import (
     validation_images,
 )
 from bench.run.checkpoints import Candidate, prepare
+from bench.run.dry_run import Planned, planned, settings_lines
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
-from bench.run.suites import Chosen, Select, catalogue, choose, warn_of_broken, with_changes
+from bench.run.suites import Chosen, Select, catalogue, choose, with_changes
 from bench.statistics import resampled
 from bench.statistics.intervals import METHOD, intervals_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from engine.distributed import World, start_world
+from engine.extensions import warn_of
 from engine.printing import say, text_of
 from engine.tasks import Outcome, Workspace
 
@@ -64,11 +66,11 @@ class Request:
 
 @dataclass(kw_only=True)
 class Tally:
-    """How many jobs ended how."""
+    """How the jobs ended."""
 
     done: int = 0
     skipped: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)  # what failed and why, a line each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +87,34 @@ def run(request: Request) -> int:
     with start_world(request.space.device) as world:
         selected = world.on_all_ranks(lambda: _selected(request, world))
         # The first process imports, proves and saves; the others load what it saved.
-        data, candidates = world.on_rank0(lambda: _prepared(request))
-        lacking = world.on_all_ranks(lambda: without_data(data, selected))
+        found = world.on_rank0(lambda: _prepared(request))
+        lacking = world.on_all_ranks(lambda: without_data(found.data, selected))
         if lacking and world.is_rank0:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
-            if world.is_rank0:
-                _show_plan(request, candidates, data, selected)
-            return 0
-        return _run_all(request, world, candidates, data, selected)
+            there = [chosen for chosen in selected if chosen not in lacking]
+            return world.on_rank0(lambda: _show_plan(request, found, there))
+        return _run_all(request, world, found.candidates, found.data, selected)
 
 
 def _selected(request: Request, world: World) -> list[Chosen]:
     found = catalogue()
     if world.is_rank0:
-        warn_of_broken(found)
+        warn_of(found.broken)
     return with_changes(choose(request.suite, found), request.changes, request.select)
 
 
-def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Image sets and checkpoints of a run; of a dry run also the checkpoints that cannot be had, and why."""
+
+    data: Sequence[DataUsed]
+    candidates: Sequence[Candidate]
+    unavailable: Sequence[str] = ()
+
+
+def _prepared(request: Request) -> Prepared:
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
     cache = request.space.cache
@@ -112,9 +122,16 @@ def _prepared(request: Request) -> tuple[list[DataUsed], list[Candidate]]:
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
-    pairs = dict.fromkeys(zip(request.checkpoints, names, strict=True))
-    found = [prepare(reference, name, request.out, save=not request.dry_run) for reference, name in pairs]
-    return data, list({(each.used.name, each.used.digest): each for each in found}.values())
+    found, unavailable = {}, []
+    for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
+        try:
+            candidate = prepare(reference, name, request.out, save=not request.dry_run)
+            found[candidate.used.name, candidate.used.digest] = candidate
+        except ValueError as error:
+            if not request.dry_run:
+                raise
+            unavailable.append(str(error))
+    return Prepared(data=data, candidates=list(found.values()), unavailable=unavailable)
 
 
 def _run_all(
@@ -136,10 +153,16 @@ def _run_all(
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_rank0:
-        say(f"{tally.done} done, {tally.skipped} skipped, {tally.failed} failed; see {request.out / 'leaderboard.md'}")
-        if tally.failed:
-            say("tracebacks are in the .log files beside the failed results; the same command tries them again")
+        _say_ending(request.out, tally)
     return 1 if tally.failed else 0
+
+
+def _say_ending(out: Path, tally: Tally) -> None:
+    for line in tally.failed:
+        say(f"failed: {line}")
+    say(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
+    if tally.failed:
+        say("tracebacks are in the .log files beside the failed results; the same command tries them again")
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
@@ -169,14 +192,15 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
         tally.done += attempt.error is None
-        tally.failed += attempt.error is not None
+        if attempt.error:
+            tally.failed.append(f"{candidate.used.name}: {job.title}: {in_one_line(attempt.error)}")
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
     """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
-        if job.state != "done" and hasattr(job.chosen.task, "features"):
+        if job.state != "done":
             for transform, kinds in job.chosen.task.features(export, space).items():
                 found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
@@ -282,18 +306,23 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(
-    request: Request, candidates: Sequence[Candidate], data: Sequence[DataUsed], selected: Sequence[Chosen]
-) -> None:
-    to_do: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
-    open_jobs = 0
-    for candidate in candidates:
-        say(title_of(candidate))
-        for job in plan(request.out, candidate.used, data, selected, request.space, request.rerun):
-            images = " + ".join(f"{min(n, request.space.limit or n)} {s}" for s, n in job.data.images.items())
-            say(f"  {job.title}: {images} images, {to_do[job.state]}")
-            open_jobs += job.state != "done"
-    say(f"{open_jobs} to do; nothing was run or written (--dry-run)")
+def _show_plan(request: Request, found: Prepared, selected: Sequence[Chosen]) -> int:
+    """Print what would be done; 1 where a checkpoint cannot be used, or a task would fail."""
+    width = get_terminal_size().columns
+    say(*settings_lines(selected, width))
+    everything: list[Planned] = []
+    for candidate in found.candidates:
+        jobs = plan(request.out, candidate.used, found.data, selected, request.space, request.rerun)
+        entries = [planned(job, candidate.spec, request.space.limit) for job in jobs]
+        say(title_of(candidate), *(line for entry in entries for line in entry.lines(width)))
+        everything += entries
+    for reason in found.unavailable:
+        say(f"cannot be used: {reason}")
+    to_do = sum(entry.job.state != "done" for entry in everything)
+    failing = sum(bool(entry.problem) for entry in everything)
+    would_fail = f", of which {failing} would fail" if failing else ""
+    say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
+    return 1 if failing or found.unavailable else 0
 
 
 def _say_nothing(*lines: object) -> None:

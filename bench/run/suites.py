@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_type_hints
 
 from bench.cli.messages import in_one_line
-from bench.cli.settings import changed, meant, settings_of, split_change
-from engine.extensions import load_extension, source_files
-from engine.printing import say
+from bench.cli.settings import Change, changed, meant, read_changes, settings_of
+from engine.extensions import Extension, extensions, loaded, refused
 from engine.tasks import Protocol, Task
 
 KINDS = ("probes", "downstream")
+LISTED_BY = "`bench list --protocols`"
 Select = Literal["holdout", "val"]
 
 
@@ -26,6 +26,7 @@ class Chosen:
     name: str  # the protocol
     protocol: Protocol
     cost: float = 1.0
+    plugin: str = ""  # package that brings the task, `benchtoys 1.0`; "" for ours
     layout: str = ""  # of the labelled scenes that a dense task evaluates on; "" for tasks on image sets
     changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
 
@@ -40,7 +41,7 @@ class Catalogue:
 
     protocols: Mapping[str, Chosen]  # protocol name -> itself, unchanged, cheap ones first
     suites: Mapping[str, tuple[str, ...]]  # suite -> protocol names
-    broken: Mapping[str, str]  # task file that cannot be imported -> why
+    broken: Mapping[Extension, str]  # task file that is left out -> why
 
     def names(self) -> list[str]:
         """All words that `--suite` knows."""
@@ -52,27 +53,46 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
     """Import every task file. One that cannot be imported is left out, with its reason in `broken`."""
     protocols: dict[str, Chosen] = {}
     suites: dict[str, tuple[str, ...]] = {}
-    broken: dict[str, str] = {}
-    for kind in kinds:
-        for key in source_files(kind):
-            try:
-                module = load_extension(kind, key)
-                found, files_suites = _protocols(key, module), dict(module.SUITES)
-            except Exception as error:  # a stranger's file: whatever it does must not take the others with it
-                broken[key] = in_one_line(error)
-                continue
-            if twice := protocols.keys() & found.keys():
-                raise ValueError(f"protocol {min(twice)!r} is defined by both {protocols[min(twice)].key} and {key}")
-            protocols |= found
-            for suite, names in files_suites.items():
-                suites[suite] = suites.get(suite, ()) + tuple(names)
+    broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
+    found = [extension for kind in kinds for extension in extensions(kind).values()]
+    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
+        try:
+            module = loaded(extension)
+            added, files_suites = _protocols(extension, module), dict(module.SUITES)
+            _check_names(extension, added, files_suites, protocols)
+        except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+            broken[extension] = in_one_line(error)
+            continue
+        protocols |= added
+        for suite, names in files_suites.items():
+            suites[suite] = suites.get(suite, ()) + tuple(names)
     ordered = dict(sorted(protocols.items(), key=lambda item: item[1].cost))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
 
 
-def _protocols(key: str, module: ModuleType) -> dict[str, Chosen]:
-    shared = {"key": key, "cost": float(getattr(module, "COST", 1.0)), "layout": getattr(module, "LAYOUT", "")}
+def _protocols(extension: Extension, module: ModuleType) -> dict[str, Chosen]:
+    shared = {
+        "key": extension.key,
+        "plugin": extension.plugin,
+        "cost": float(getattr(module, "COST", 1.0)),
+        "layout": getattr(module, "LAYOUT", ""),
+    }
+    for name, value in module.PROTOCOLS.items():
+        if not isinstance(getattr(value, "task", None), Task):
+            raise ValueError(f"the task of its protocol {name!r} is no engine.tasks.Task; derive it from that class")
     return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
+
+
+def _check_names(
+    extension: Extension, added: Mapping[str, Chosen], suites: Mapping[str, Sequence[str]], known: Mapping[str, Chosen]
+) -> None:
+    """ValueError for names of another task file, which a later one does not take over, and for names of nothing."""
+    if twice := sorted(added.keys() & known.keys()):
+        raise ValueError(f"the protocol {twice[0]!r} is one of {known[twice[0]].key!r} already")
+    if any(chosen.key == extension.key for chosen in known.values()):
+        raise ValueError(f"there is another task {extension.key!r} already")
+    if unknown := sorted({name for names in suites.values() for name in names} - added.keys()):
+        raise ValueError(f"its SUITES name {unknown[0]!r}, which its PROTOCOLS lack")
 
 
 def choose(text: str, found: Catalogue) -> list[Chosen]:
@@ -86,38 +106,40 @@ def choose(text: str, found: Catalogue) -> list[Chosen]:
             wanted.add(word)
         elif keyed:
             wanted |= keyed
-        elif word in found.broken:
-            raise ValueError(f"task {word!r} cannot be imported: {found.broken[word]}")
+        elif reasons := [f"{each.title} {why}" for each, why in found.broken.items() if each.key == word]:
+            raise ValueError(f"--suite: {reasons[0]}")
         else:
-            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names())}")
+            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names(), LISTED_BY)}")
     if not wanted:
-        raise ValueError(f"--suite is empty; there are: {', '.join(found.names()) or 'none'}")
-    if unknown := wanted - found.protocols.keys():
-        raise ValueError(f"a suite names the protocol {min(unknown)!r}, which no task file defines")
+        raise ValueError(f"--suite is empty{meant('', found.names(), LISTED_BY)}")
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
 
 
-def warn_of_broken(found: Catalogue) -> None:
-    """Say which task files were left out; a suite without them is smaller than it looks."""
-    for key, reason in found.broken.items():
-        say(f"bench: warning: task {key!r} is left out, it cannot be imported: {reason}", errors=True)
-
-
 def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:
-    """Apply `select` to all, then every `task.field=value`, in order, to the protocols whose name or file it names."""
-    tasks = [selecting(chosen.task, select) for chosen in selected]
-    for text in texts:
-        target, name, value = split_change(text)
-        hit = [i for i, chosen in enumerate(selected) if target in (chosen.key, chosen.name)]
-        if not hit:
-            known = dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name))
-            raise ValueError(f"--set {text}: {target!r} is not part of this run{meant(target, list(known))}")
-        try:
-            for i in hit:
-                tasks[i] = changed(tasks[i], name, value)
-        except ValueError as error:
-            raise ValueError(f"--set {text}: {error}") from error
-    return [_with_task(chosen, task) for chosen, task in zip(selected, tasks, strict=True)]
+    """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.
+
+    All changes of a protocol apply together. Where both the file and the protocol itself are named, the protocol wins.
+    """
+    changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
+    known = list(dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name)))
+    fields = {change: _target_and_field(change, known) for change in changes}
+    found = []
+    for chosen in selected:
+        given = {}
+        for named in (chosen.key, chosen.name):
+            given |= {field: change for change, (target, field) in fields.items() if target == named}
+        task = changed(selecting(chosen.task, select), given, f"{chosen.name}: ")
+        found.append(_with_task(chosen, task))
+    return found
+
+
+def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
+    target, dot, field = change.name.rpartition(".")
+    if not (dot and target and field):
+        raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
+    if target not in known:
+        raise ValueError(f"--set {change}: {target!r} is not part of this run{meant(target, known, LISTED_BY)}")
+    return target, field
 
 
 def selecting(task: Task, select: Select) -> Task:

@@ -4,12 +4,14 @@ MOCA's protocol: 100, 372 or all 2975 training images, three splits of French et
 searched on the first split and kept for the others, the mean over splits of mIoU on the 500 validation images.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from downstream.data.cityscapes import SEEDS, few
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import Rates, layer_groups
@@ -17,7 +19,7 @@ from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
 from engine.distributed import start_world
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,36 +34,28 @@ STD = 0.02  # of Segmenter's initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmenter:
-    """Settings of one evaluation.
+class Segmenter(Task):
+    """Settings of one evaluation: a training for every split, and for every rate that is tried on the first."""
 
-    decoder: "linear" on the frozen network, or "mask", a transformer of `layers` blocks trained with it.
-    images: of each split; 0: all training images, in one training. splits: seeds of the permutations.
-    lr: rates to try; with several, that of the best mIoU on the first split's validation. epochs: passes; the rate
-    falls by (1 - step / steps)^0.9 to `floor`. crop, stride, scale: downstream/data/segmentation_data.py.
-    judge_every: epochs; report: the best evaluation on the validation images, as the sources do, or the last.
-    recompute: save memory, see downstream/models/backbone.py. size, branch: what the recipe is for; another is warned
-    of.
-    """
-
-    decoder: Literal["linear", "mask"] = "linear"
-    images: int = 100
-    splits: tuple[int, ...] = SEEDS[:3]
+    decoder: Literal["linear", "mask"] = "linear"  # on the frozen network, or a transformer that is trained with it
+    images: int = 100  # training images of each split; 0: all, in one training
+    splits: tuple[int, ...] = SEEDS[:3]  # seeds of the splits
+    # Learning rates to try; of several, that of the best mIoU on the validation images, after the first split.
     lr: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
-    floor: float = 1e-5
-    epochs: int = 100
-    batch: int = 8
-    layers: int = 1
-    crop: int = 768
-    stride: int = 512
-    scale: tuple[int, int] = (2048, 1024)
-    ratios: tuple[float, float] = (0.5, 2.0)
-    drop_path: float = 0.1
-    judge_every: int = 4
-    report: Literal["best", "last"] = "best"
-    recompute: bool = False
-    size: str = ""
-    branch: str = ""
+    floor: float = 1e-5  # what the rate falls to, by (1 - step / steps)^0.9
+    epochs: int = 100  # passes over the training images
+    batch: int = 8  # images in a step
+    layers: int = 1  # blocks of the mask transformer
+    crop: int = 768  # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    stride: int = 512  # pixels from one evaluation window to the next
+    scale: tuple[int, int] = (2048, 1024)  # longer and shorter side that training images are fitted into, in pixels
+    ratios: tuple[float, float] = (0.5, 2.0)  # range of the random factor on that
+    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    judge_every: int = 4  # epochs between evaluations
+    report: Literal["best", "last"] = "best"  # evaluation to report: the best on the validation images, or the last
+    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
+    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
+    branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
         if not self.lr or min(self.lr) <= 0 or not 0 <= self.floor <= min(self.lr) or len(set(self.lr)) < len(self.lr):
@@ -82,6 +76,24 @@ class Segmenter:
                 f"ratios={self.ratios}, drop_path={self.drop_path}: give a range above 0, a chance from 0 to below 1"
             )
 
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_count(images["train"])
+        count = self.images or images["train"]
+        return {
+            "crop": fitted(self.crop, spec.patch_size),
+            "trainings": len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images),
+            "training images": count,
+            "epochs": self.epochs,
+            "steps of each": self.epochs * -(-count // self.batch),
+            "batch": self.batch,
+            "evaluations of each": -(-self.epochs // self.judge_every),
+        }
+
+    def check_count(self, images: int, where: str = "") -> None:
+        """ValueError for fewer training images than a split takes."""
+        if self.images > images:
+            raise ValueError(f"{where}there are {images} training images, not {self.images}")
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         with start_world(space.device) as world:
             everything, val = open_both(space, LAYOUT, world)
@@ -99,9 +111,8 @@ class Segmenter:
         """The scenes of each split."""
         if not self.images:
             return [everything]
-        if self.images > len(everything):
-            raise ValueError(f"{everything.url}: it has {len(everything)} training images, not {self.images}")
         count = len(everything)
+        self.check_count(count, f"{everything.url}: ")
         return [everything.subset(few(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
 
     def facts(self, tried: dict[float, "Judged"], best: float) -> dict[str, Any]:

@@ -4,19 +4,21 @@ mmseg's UPerHead with an auxiliary FCNHead on four scales of four blocks' patche
 rate decay, mIoU over the 2000 validation images in sliding windows.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import Rates, check_rates, layer_groups
 from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
 from engine.distributed import start_world
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,38 +32,29 @@ MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut 
 
 
 @dataclass(frozen=True, kw_only=True)
-class UperNet:
-    """Settings of one training.
+class UperNet(Task):
+    """Settings of one training."""
 
-    head: "upernet", or "linear" on the four maps side by side with the network frozen. lr: peak, of the heads;
-    layer_decay: engine/layer_decay.py. steps, warmup: of the optimiser, `batch` images each. crop, stride, scale,
-    ratios: downstream/data/segmentation_data.py. norm: the final norm on every tap. channels: of UPerHead; none: the
-    network's width. train_positions: whether the position table, resized for `crop`, is trained.
-    decay_tokens: weight decay on it and the class token, as in the mm codebases. judge_every: steps; 0: at the end.
-    recompute: save memory, see downstream/models/backbone.py. size, branch: what the recipe is for; another is warned
-    of.
-    """
-
-    head: Literal["upernet", "linear"] = "upernet"
-    lr: float = 1e-4
-    layer_decay: float = 0.65
-    weight_decay: float = 0.05
-    steps: int = 160000
-    warmup: int = 1500
-    batch: int = 16
-    crop: int = 512
-    stride: int = 341
-    scale: tuple[int, int] = (2048, 512)
-    ratios: tuple[float, float] = (0.5, 2.0)
-    drop_path: float = 0.1
-    norm: bool = False
-    channels: int | None = None
-    train_positions: bool = True
-    decay_tokens: bool = True
-    judge_every: int = 0
-    recompute: bool = False
-    size: str = ""
-    branch: str = ""
+    head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
+    lr: float = 1e-4  # peak learning rate, of the heads
+    layer_decay: float = 0.65  # factor on the rate for every block further from the heads
+    weight_decay: float = 0.05  # of matrices; biases and norms have none
+    steps: int = 160000  # of the optimizer
+    warmup: int = 1500  # steps over which the rate rises
+    batch: int = 16  # images in a step
+    crop: int = 512  # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    stride: int = 341  # pixels from one evaluation window to the next
+    scale: tuple[int, int] = (2048, 512)  # longer and shorter side that images are fitted into, in pixels
+    ratios: tuple[float, float] = (0.5, 2.0)  # range of the random factor on that in training
+    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    norm: bool = False  # read all four blocks behind the network's final norm
+    channels: int | None = None  # of UPerHead; none: the network's width
+    train_positions: bool = True  # train the position table, resized for the crop
+    decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
+    judge_every: int = 0  # steps between evaluations; 0: at the end alone
+    recompute: bool = False  # compute activations again in the backward pass, which takes less memory
+    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
+    branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.layer_decay, self.weight_decay, self.drop_path)
@@ -74,6 +67,15 @@ class UperNet:
             raise ValueError(
                 f"warmup={self.warmup}, ratios={self.ratios}: give no more warm-up than steps, and a range above 0"
             )
+
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        return {
+            "crop": fitted(self.crop, spec.patch_size),
+            "epochs": f"{self.steps * self.batch / images['train']:.1f}",
+            "steps": self.steps,
+            "batch": self.batch,
+            "evaluations": -(-self.steps // (self.judge_every or self.steps)),
+        }
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         with start_world(space.device) as world:

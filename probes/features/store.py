@@ -113,7 +113,7 @@ class Store:
         if lacking > free:
             raise ValueError(
                 f"features of {self.count} images need {lacking / 2**30:.2f} GiB in {self.folder}, where "
-                f"{free / 2**30:.2f} GiB are free; make room, or choose another cache folder"
+                f"{free / 2**30:.2f} GiB are free; make room, or give --out a folder on a larger disk"
             )
         for kind in kinds:
             if not self._is_whole(kind):

@@ -4,6 +4,7 @@ The recipes differ in what the head reads (probes/finetune/classifier.py), in ho
 and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import Any, Literal
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
-from checkpoints.spec import SIZES
+from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World, start_world
 from engine.files import digest
 from engine.step_rates import Family, StepRates
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.training.micro_batches import share_of
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -43,56 +44,46 @@ RULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune:
-    """Settings of one training.
+class Finetune(Task):
+    """Settings of one training."""
 
-    lr: peak, times `lr_rule` of the batch. schedule, floor, start: engine/step_rates.py. clip: of the gradient's norm.
-    average: decay of averaged weights, which are then judged. pool to projector: probes/finetune/classifier.py.
-    policy to interpolation: probes/finetune/training_groups.py; interpolation and crop also of the evaluation
-    transform. mixed_together: images of one mix, in the source those of one GPU. repeats: of an image in an epoch.
-    fraction: share of the training images, drawn by the seed, or listed in the folder `lists`
-    (probes/lowshot/shots.py). image_size: another one than the export's own. judge_every: epochs.
-    select: which epoch is reported (probes/finetune/model_selection.py); holdout: share of the training images that may
-    choose it. size, branch: the network that the recipe is for, and which of a checkpoint's; another one is warned of.
-    """
-
-    lr: float = 1e-3
-    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"
-    batch: int = 1024
-    epochs: int = 100
-    warmup_epochs: float = 5.0
-    schedule: Family = "mae"
-    floor: float = 1e-6
-    start: float = 0.0
-    layer_decay: float = 0.65
-    weight_decay: float = 0.05
-    drop_path: float = 0.1
-    clip: float = 0.0
-    average: float = 0.0
-    pool: Literal["avg", "cls"] = "avg"
-    head_std: float = 2e-5
-    head_scale: float = 1.0
-    tables: Literal["per_block", "shared"] = "per_block"
-    projector: bool = False
-    policy: str = "rand-m9-mstd0.5-inc1"
-    crop_scale: float = 0.08
-    flip: float = 0.5
-    erase: float = 0.25
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    smoothing: float = 0.1
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    mixed_together: int = 128
-    repeats: int = 1
-    fraction: float = 1.0
-    lists: str = ""
-    image_size: int | None = None
-    crop: float = 0.875
-    select: Select = "last"
-    holdout: float = 0.05
-    judge_every: int = 1
-    size: str = ""
-    branch: str = ""
+    lr: float = 1e-3  # peak learning rate, of the head; times lr_rule
+    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
+    batch: int = 1024  # images in an update, whatever the machine
+    epochs: int = 100  # passes over the training images
+    warmup_epochs: float = 5.0  # over which the rate rises
+    schedule: Family = "mae"  # whose warm-up and half cosine it is, see engine/step_rates.py
+    floor: float = 1e-6  # rate at the end
+    start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
+    layer_decay: float = 0.65  # factor on the rate for every block further from the head
+    weight_decay: float = 0.05  # of matrices; biases, norms and tokens have none
+    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    clip: float = 0.0  # largest norm of the gradient; 0: any
+    average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
+    pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
+    head_std: float = 2e-5  # standard deviation of the head's initial weights
+    head_scale: float = 1.0  # factor on these
+    tables: Literal["per_block", "shared"] = "per_block"  # whether blocks get copies of a shared relative table
+    projector: bool = False  # the head reads the first layer of the pretrained projector
+    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
+    crop_scale: float = 0.08  # least share of the image that a random crop takes
+    flip: float = 0.5  # chance of a mirror image
+    erase: float = 0.25  # chance of a rectangle of noise
+    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    cutmix: float = 1.0  # alpha; 0: none
+    smoothing: float = 0.1  # of the labels
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training and evaluation
+    mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
+    repeats: int = 1  # of an image in an epoch, which then shows fewer images
+    fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
+    lists: str = ""  # folder with MSN's lists of images, in place of the draw
+    image_size: int | None = None  # pixels; none: the export's own
+    crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
+    select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
+    holdout: float = 0.05  # share of the training images that is held out for this
+    judge_every: int = 1  # epochs between evaluations
+    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
+    branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
 
     def __post_init__(self) -> None:
         if not self.lr > 0 or self.floor < 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0:
@@ -120,6 +111,19 @@ class Finetune:
                 "and 1 to hold out, and a decay and a chance from 0 to below 1"
             )
 
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
+        self.check_fills(count)
+        steps = self.epochs * (count // self.batch)
+        found = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
+        found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
+        return found | {"evaluations": -(-self.epochs // self.judge_every)}
+
+    def check_fills(self, images: int, where: str = "") -> None:
+        """ValueError for fewer training images than a batch."""
+        if images < self.batch:
+            raise ValueError(f"{where}{images} images do not fill a batch of {self.batch}; set a smaller batch")
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_splits(space)
         train, held = part_of(train, self.fraction, space.seed, self.lists), None
@@ -128,10 +132,7 @@ class Finetune:
             held = train.subset(places, f"holdout-{name}")
             train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
         check_labels(train.labels, val.labels, train)
-        if len(train) < self.batch:
-            raise ValueError(
-                f"{train.url}: its {len(train)} images do not fill a batch of {self.batch}; set a smaller one"
-            )
+        self.check_fills(len(train), f"{train.url}: ")
         task = suited(self, export.spec)
         with start_world(space.device) as world:
             return noted(task.train(export, train, held, val, space, world), {self.pool: task.pool}, export.spec)

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
 from engine.progress import Progress
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
@@ -25,24 +26,20 @@ from probes.splits import open_splits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knn:
-    """Settings of one evaluation.
+class Knn(Task):
+    """Settings of one evaluation. Every k is evaluated with every temperature."""
 
-    k, temperature: every pair is evaluated. With several temperatures the best one on the validation images is
-    reported, under the name top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
-    pool, layer, norm: the feature. fraction: share of the training images in the gallery, class-balanced, drawn by the
-    workspace's seed. crop, interpolation: of the transform; the side of the crop is the export's image size.
-    """
-
-    k: tuple[int, ...] = (10, 20, 100, 200)
+    k: tuple[int, ...] = (10, 20, 100, 200)  # numbers of neighbours that vote
+    # T of a vote's weight exp(similarity / T). Of several the best on the validation images is reported, under the name
+    # top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
     temperature: tuple[float, ...] = (0.07,)
-    pool: Literal["cls", "avg"] = "cls"
-    layer: int = -1
-    norm: bool = True
-    fraction: float = 1.0
-    crop: float = 0.875
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
-    backend: Literal["faiss", "torch"] = "faiss"
+    pool: Literal["cls", "avg"] = "cls"  # feature: the class token, or the mean of the patches
+    layer: int = -1  # block that it is read from; -1 is the last
+    norm: bool = True  # read behind the network's final norm
+    fraction: float = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
+    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+    backend: Literal["faiss", "torch"] = "faiss"  # library that searches
 
     def __post_init__(self) -> None:
         if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
@@ -57,8 +54,12 @@ class Knn:
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        """Transform name -> kinds that `run` will ask for."""
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        gallery = round(self.fraction * images["train"])
+        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        return found | {"gallery": gallery, "queries": images["val"]}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""

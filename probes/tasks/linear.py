@@ -8,6 +8,7 @@ What chooses head and epoch: a slice of the training images that is then not tra
 head is not fitted again to all of them), or, as in the papers, the validation images that are reported (`select` val).
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
 from engine.files import digest
 from engine.schedules import Pace
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
@@ -39,38 +40,30 @@ VERSION = 1  # of a training's state on disk; raise it when the same settings wo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Settings of one evaluation.
+class Linear(Task):
+    """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
 
-    lrs: for 256 images; the rate is this times batch / 256. batch: the whole training set where that is smaller.
-    readouts: what heads read, see probes/features/readouts.py; norm: after the final norm. weight_decays: each with
-    each rate. optimizer, momentum, entry, eps: see probes/linear/heads.py. warmup_epochs: linear, from 0. pace: how
-    often the cosine is asked. drop_last: leave out what does not fill a batch.
-    augment: train on random crops and mirror images, drawn by crop_rule and resized by train_interpolation.
-    select, holdout: what chooses head and epoch; the share of the training images that is held out for it.
-    crop, interpolation: of the evaluation transform; the side of the crop is the export's image size.
-    """
-
-    lrs: tuple[float, ...] = (0.001,)
+    lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
+    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both.
     readouts: tuple[str, ...] = ("cls1",)
-    weight_decays: tuple[float, ...] = (0.0,)
-    norm: bool = True
-    optimizer: Optimizer = "sgd"
-    momentum: float = 0.9
-    entry: Entry = "plain"
-    eps: float = 1e-5
-    augment: bool = True
-    crop_rule: Rule = "torchvision"
-    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    batch: int = 1024
-    epochs: int = 100
-    warmup_epochs: int = 0
-    pace: Pace = "epoch"
-    drop_last: bool = False
-    select: Literal["holdout", "val"] = "holdout"
-    holdout: float = 0.1
-    crop: float = 0.875
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    weight_decays: tuple[float, ...] = (0.0,)  # of the heads
+    norm: bool = True  # read behind the network's final norm
+    optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, or MSN's own SGD
+    momentum: float = 0.9  # of the optimizer
+    entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
+    eps: float = 1e-5  # of that norm
+    augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
+    crop_rule: Rule = "torchvision"  # whose random crop it is
+    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
+    batch: int = 1024  # images in a step; all training images where they are fewer
+    epochs: int = 100  # passes over the training images
+    warmup_epochs: int = 0  # over which the rate rises from 0
+    pace: Pace = "epoch"  # how often the rate moves on along its half cosine
+    drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
+    select: Literal["holdout", "val"] = "holdout"  # images that choose head and epoch: held-out ones, or validation's
+    holdout: float = 0.1  # share of the training images that is held out for this
+    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 
     def __post_init__(self) -> None:
         for name in ("lrs", "readouts", "weight_decays"):
@@ -99,7 +92,6 @@ class Linear:
         return tuple(dict.fromkeys(kind for readout in self.readouts for kind in kinds_of(readout, self.norm)))
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        """Transform name -> kinds that `run` will ask for of all images."""
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
@@ -107,6 +99,15 @@ class Linear:
         read for each readout. Those that come to the same are read once."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
+
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        readouts = self.suited(spec)[0].readouts
+        held = round(self.holdout * images["train"]) if self.select == "holdout" else 0
+        cut = Cut(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
+        trained = self.epochs * min(cut.rows, cut.count * cut.size) + held if self.augment else images["train"]
+        heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
+        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": self.epochs * cut.count}
+        return found | {"batch": cut.size, "forward passes": trained + images["val"]}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How images are prepared that are judged, and those to train on where they are not augmented."""

@@ -5,17 +5,18 @@ iBOT and DINOv2 on all images. Objective and solver: probes/lowshot/logistic.py;
 probes/lowshot/fitting.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
 from engine.distributed import World, start_world
 from engine.progress import Progress
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
@@ -32,35 +33,30 @@ SMALL = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowShot:
-    """Settings of one evaluation.
+class LowShot(Task):
+    """Settings of one evaluation: a logistic regression for every subset and lambda."""
 
-    shots: images per class, over `splits` draws by the workspace's seed, or over the lists of MSN in the folder
-    `lists`. fractions: shares of all training images, class-balanced, one draw of each.
-    lambdas: as the source writes them; lambda_convention: how they become the coefficient of 0.5 ||W||^2 against the
-    mean loss. Several are reported one by one, unless `holdout`, a share of the training images, chooses among them;
-    the chosen one is then fitted to all.
-    pool, layer, norm: the feature; preprocess: of each row, "centre" subtracts the mean over its own D values.
-    tolerance: certified relative gap; max_iterations: of a fit, epochs for cyanure; the solver's own when none.
-    crop, interpolation: of the transform; the side of the crop is the export's image size.
-    """
-
-    shots: tuple[int, ...] = (1, 2, 5)
-    splits: int = 3
-    fractions: tuple[float, ...] = (0.01,)
-    lists: str = ""
-    lambdas: tuple[float, ...] = (0.1,)
+    shots: tuple[int, ...] = (1, 2, 5)  # training images of each class
+    splits: int = 3  # draws of each number of shots, whose mean is reported
+    fractions: tuple[float, ...] = (0.01,)  # shares of all training images, class-balanced, one draw of each
+    lists: str = ""  # folder with MSN's lists of images, in place of draws by the seed
+    lambdas: tuple[float, ...] = (0.1,)  # weights of the penalty, as the source writes them
+    # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
+    # images, or as it is.
     lambda_convention: Convention = "divided by n"
+    # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
+    # reported; 0: every lambda is reported.
     holdout: float = 0.0
+    # Of each feature: its own mean over D values subtracted and scaled to unit length, scaled alone, or left as it is.
     preprocess: Preprocess = "centre_and_normalise"
-    pool: Literal["cls", "avg"] = "avg"
-    layer: int = -1
-    norm: bool = False
-    crop: float = 0.875
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"
-    solver: Solver = "lbfgs"
-    tolerance: float | None = None
-    max_iterations: int | None = None
+    pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
+    layer: int = -1  # block that it is read from; -1 is the last
+    norm: bool = False  # read behind the network's final norm
+    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of that resizing
+    solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
+    tolerance: float | None = None  # certified relative gap to stop at; none: the solver's own
+    max_iterations: int | None = None  # of a fit, epochs for cyanure; none: the solver's own
 
     def __post_init__(self) -> None:
         if not (self.shots or self.fractions) or min(self.shots, default=1) < 1 or twice(self.shots):
@@ -90,8 +86,14 @@ class LowShot:
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        """Transform name -> kinds that `run` will ask for."""
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+
+    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        forwards = images["train"] + images["val"]
+        passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
+        subsets = len(self.shots) * self.splits + len(self.fractions)
+        fits = subsets * (len(self.lambdas) + bool(self.holdout))
+        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""

@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from engine.tasks import Outcome, Protocol
+from engine.tasks import Outcome, Protocol, Task
 
 COST = {cost}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy:
+class Toy(Task):
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None
@@ -54,30 +54,47 @@ SUITES = {{"smoke": ("{key}@one",), "toys": ("{key}@one",), "all_toys": ("{key}@
 '''
 
 
+def install(root: Path, package: str, version: str, files: dict[str, str], points: dict[str, dict[str, str]]) -> None:
+    """An installed package in `root`: its files, and its entry points, group -> key -> module."""
+    folder, info = root / package, root / f"{package}-{version}.dist-info"
+    folder.mkdir()
+    info.mkdir()
+    for name, text in ({"__init__": ""} | files).items():
+        (folder / f"{name}.py").write_text(text)
+    groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in keys.items()) for group, keys in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def use_packages(monkeypatch):
+    """Put a folder of installed packages on the path, for this test alone."""
+    packages = []
+
+    def call(root: Path) -> Path:
+        monkeypatch.syspath_prepend(str(root))
+        packages.extend(path.name for path in root.iterdir() if not path.suffix)
+        return root
+
+    yield call
+    for name in [name for name in sys.modules if name.split(".")[0] in packages]:
+        del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def toy_packages(tmp_path_factory) -> Path:
     """A folder to put on the path: the installed package `benchtoys` with the tasks `toy`, `dear` and `broken`."""
     root = tmp_path_factory.mktemp("site")
-    package, info = root / "benchtoys", root / "benchtoys-1.0.dist-info"
-    package.mkdir()
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "toy.py").write_text(TOYS.format(key="toy", cost=2))
-    (package / "dear.py").write_text(TOYS.format(key="dear", cost=9))
-    (package / "broken.py").write_text('"""A task whose library is not there."""\nimport no_such_library\n')
-    points = "".join(f"{key} = benchtoys.{key}\n" for key in ("dear", "toy", "broken"))
-    (info / "entry_points.txt").write_text(f"[bench.probes]\n{points}")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: benchtoys\nVersion: 1.0\n")
+    files = {key: TOYS.format(key=key, cost=cost) for key, cost in (("toy", 2), ("dear", 9))}
+    files["broken"] = '"""A task whose library is not there."""\nimport no_such_library\n'
+    install(root, "benchtoys", "1.0", files, {"bench.probes": {key: f"benchtoys.{key}" for key in files}})
     return root
 
 
 @pytest.fixture
-def toys(toy_packages, monkeypatch) -> Path:
+def toys(toy_packages, use_packages) -> Path:
     """The toy tasks, installed for this test alone."""
-    monkeypatch.syspath_prepend(str(toy_packages))
-    yield toy_packages
-    for name in [name for name in sys.modules if name.startswith("benchtoys")]:
-        del sys.modules[name]
+    return use_packages(toy_packages)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,9 @@ WRONG = [
     ([], "the following arguments are required: COMMAND"),
     (["rnu"], "invalid choice: 'rnu'"),
     (["run"], "the following arguments are required: --checkpoint, --suite, --out"),
-    (["list", "models"], "invalid choice: 'models' (choose from"),
+    (["list", "models"], "nothing is called 'models'; `bench list` or `bench list --protocols` lists them all"),
+    (["list", "knn@din"], "nothing is called 'knn@din'; did you mean 'knn@dino'? `bench list` or"),
+    (["list", "knn", "--protocols"], "--protocols are of tasks or downstream; for those of knn alone: bench list knn"),
     (["list", "--colour"], "no option --colour (see bench list --help)"),
     (["run", "--chec", "x"], "no option --chec; did you mean --checkpoint?"),
     (["run", "--chekpoint=x"], "no option --chekpoint; did you mean --checkpoint? (see bench run --help)"),
@@ -164,7 +166,7 @@ def test_list_protocols_shows_version_source_and_suites(bench, toys):
     assert code == 0
     assert "toy@two " in out and "version 2  suites: all_toys" in out
     assert "another paper" in out
-    assert "task 'broken' is left out, it cannot be imported: No module named 'no_such_library'" in err
+    assert "task 'broken' of benchtoys 1.0 is left out: cannot be imported: ModuleNotFoundError: No module" in err
 
 
 def test_list_recipes_shows_cost_and_source(bench):

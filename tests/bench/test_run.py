@@ -158,6 +158,35 @@ def test_a_limited_run_does_not_stand_for_the_full_one(run, out):
     assert "tiny/toy@one[limit=8]:top1_k1" in row and "tiny/toy@one:top1_k1" in row
 
 
+def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
+    words = ("--suite", "knn@dino,linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
+    code, said, _ = bench("run", "--checkpoint", exports[0], *words, *DATA, "--out", out, "--dry-run", "--limit", "40")
+    assert code == 0 and not out.exists()
+    assert "  knn@dino, version 1\n      k=10,20,100,200 temperature=0.07 " in said
+    assert "  linear_sgd@mst, version 1 (modified)\n      lrs=0.00024 " in said and " epochs=3 " in said
+    assert "image size 32, forward passes 72, gallery 40, queries 32\n" in said
+    sizes = "image size 32, heads 1, epochs 3, steps 9, batch 16, forward passes 144"
+    assert " ".join(said.split()).count(sizes) == 1  # three epochs of 36, 4 that choose, 32 of validation
+    many = bench("run", "--checkpoint", exports[0], "--suite", "full", *DATA, "--out", out, "--dry-run")[1]
+    assert "protocols: bench list PROTOCOL\n" in many and "temperature=" not in many
+
+
+def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(bench, exports, out):
+    words = ("--suite", "knn@dino,linear@dino,finetune@mae", *DATA, "--out", out)
+    checkpoints = (exports[0], "/nowhere.pth", exports[1])
+    code, said, _ = bench("run", "--checkpoint", *checkpoints, *words, "--dry-run")
+    assert code == 1 and not out.exists()
+    assert "first: random" in said and "second: random" in said
+    assert said.count("would fail: 64 images do not fill a batch of 1024; set a smaller batch\n") == 2
+    assert " ".join(said.split()).count("would fail: readouts=('cls4',): the model has 2 blocks, not 4;") == 2
+    assert "\ncannot be used: --checkpoint /nowhere.pth: no checkpoint '/nowhere.pth'" in said
+    assert "6 to do, of which 4 would fail; nothing was run or written (--dry-run)" in said
+    code, said, err = bench("run", "--checkpoint", *checkpoints, *words)
+    assert (
+        code == 2 and not said and "--checkpoint /nowhere.pth: no checkpoint" in err and not list(out.rglob("*.json"))
+    )
+
+
 def test_a_dry_run_does_nothing(run, out):
     code, said, _ = run("--suite", "toy", "--dry-run", "--limit", "8")
     assert code == 0
@@ -228,12 +257,13 @@ def test_the_leaderboard_command_rebuilds_and_prints(run, bench, out):
 
 
 WRONG = [
-    (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; there are: "),
-    (["--suite", "toy@on"], "did you mean 'toy@one'?"),
+    (["--suite", "nope"], "--suite: no suite, task or protocol 'nope'; `bench list --protocols` lists them all"),
+    (["--suite", "toy@on"], "protocol 'toy@on'; did you mean 'toy@one'? `bench list --protocols` lists them all"),
     (["--suite", ","], "--suite is empty"),
-    (["--suite", "broken"], "task 'broken' cannot be imported: No module named 'no_such_library'"),
+    (["--suite", "broken"], "task 'broken' of benchtoys 1.0 cannot be imported: ModuleNotFoundError: No module named"),
     (["--suite", "toy", "--set", "toy.kk=1"], "--set toy.kk=1: Toy has no setting 'kk'; did you mean 'k'?"),
-    (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: k='x': expected comma-separated values"),
+    (["--suite", "toy", "--set", "toy.k=x"], "--set toy.k=x: expected comma-separated values, each a whole number"),
+    (["--suite", "toy", "--set", "toy.k=1", "toy.k=2"], "--set toy.k: given twice, toy.k=1 and toy.k=2"),
     (["--suite", "toy", "--set", "dear.k=1"], "--set dear.k=1: 'dear' is not part of this run"),
     (["--suite", "toy", "--set", "toy.mode=fast"], "choose one of plain, nan"),
     (["--suite", "toy", "--data", "digits"], "--data digits: write NAME=URL, for example digits=digits:"),
@@ -267,7 +297,9 @@ def test_wrong_requests_are_one_line_and_write_nothing(words, message, run, out)
 def test_a_task_file_that_cannot_be_imported_is_left_out_and_said(run):
     code, _, err = run("--suite", "toys")
     assert code == 0
-    assert err.startswith("bench: warning: task 'broken' is left out, it cannot be imported: No module named")
+    assert err.startswith(
+        "bench: warning: task 'broken' of benchtoys 1.0 is left out: cannot be imported: ModuleNotFound"
+    )
 
 
 def test_out_that_is_a_file_is_one_line(bench, exports, tmp_path):
@@ -341,10 +373,20 @@ def test_the_end_of_a_run_shows_its_own_tables(run, out):
     assert "\n1 more table in leaderboard.md\n" in said
 
 
-def test_a_damaged_result_is_said_once(run, out):
-    run("--suite", "toy@one")
+def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports, out):
+    flag = out / "cache" / "fail toy"
+    flag.parent.mkdir(parents=True)
+    flag.touch()
+    said = run("--suite", "toy@one,dear@one")[1]
+    failure = "first: toy@one on tiny: RuntimeError: the toy was told to fail and says so in two lines"
+    assert said.count(f"\nfailed: {failure}\n1 done, 0 skipped, 1 failed;") == 1 and said.count("\nfailed: ") == 1
+    flag.unlink()
     (out / "results" / "broken.json").write_text("{")
-    assert run("--suite", "toy@one")[1].count("broken.json") == 1
+    code, said, err = run("--suite", "toy@one", checkpoint=exports[1])
+    assert code == 0 and "1 done, 0 skipped, 0 failed" in said
+    assert "first: " not in said + err and "told to fail" not in said + err and "broken.json" not in said + err
+    said = bench("leaderboard", "--out", out)[1]
+    assert said.count("failed: first: tiny/toy@one seed 0: RuntimeError") == 1 and said.count("broken.json") == 1
 
 
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):

@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 
-from bench.cli.settings import changed, settings_of, split_change
+from bench.cli.settings import MAX_LISTED, Change, changed, meant, read_changes, settings_of
+from bench.run.suites import Chosen, with_changes
+from engine.tasks import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Toy:
     def __post_init__(self):
         if self.layers < 1:
             raise ValueError("layers must be 1 or more")
+        if self.layers > 8 and not self.label:
+            raise ValueError(f"layers={self.layers} and label={self.label}: label many layers")
 
 
 GOOD = [
@@ -51,7 +55,7 @@ GOOD = [
     ("folder", "there/x", Path("there/x")),
 ]
 BAD = [
-    ("layers", "1.5", "layers='1.5': expected a whole number"),
+    ("layers", "1.5", "--set layers=1.5: expected a whole number"),
     ("rate", "fast", "expected a number"),
     ("centre", "maybe", "expected true or false"),
     ("pool", "max", "choose one of cls, avg"),
@@ -59,14 +63,18 @@ BAD = [
     ("pair", "1", "expected 2 comma-separated values"),
     ("depth", "deep", "expected a whole number or none"),
     ("table", "{}", "expected dict or none"),
-    ("layers", "0", "layers must be 1 or more"),
+    ("layers", "0", "--set: toy: layers must be 1 or more"),
     ("layer", "1", "did you mean 'layers'? there are: k, pair, layers"),
 ]
 
 
+def set_to(toy: Toy, **texts: str) -> Toy:
+    return changed(toy, {name: Change(name=name, value=text) for name, text in texts.items()}, "toy: ")
+
+
 @pytest.mark.parametrize(("field", "text", "expected"), GOOD)
 def test_a_text_becomes_the_declared_type(field, text, expected):
-    value = getattr(changed(Toy(), field, text), field)
+    value = getattr(set_to(Toy(), **{field: text}), field)
     assert value == expected
     assert type(value) is type(expected)
 
@@ -74,23 +82,60 @@ def test_a_text_becomes_the_declared_type(field, text, expected):
 @pytest.mark.parametrize(("field", "text", "message"), BAD)
 def test_a_wrong_text_is_one_line(field, text, message):
     with pytest.raises(ValueError) as error:
-        changed(Toy(), field, text)
+        set_to(Toy(), **{field: text})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_the_other_settings_stay():
-    assert changed(Toy(rate=0.25), "k", "3") == Toy(rate=0.25, k=(3,))
+    assert set_to(Toy(rate=0.25), k="3") == Toy(rate=0.25, k=(3,))
 
 
-@pytest.mark.parametrize("text", ["k=1", "knn.k", "knn.=1", ".k=1", ""])
-def test_a_change_names_task_field_and_value(text):
-    with pytest.raises(ValueError, match=r"write task\.field=value"):
-        split_change(text)
+@pytest.mark.parametrize("text", ["knn.k", "=1", ""])
+def test_a_change_has_a_name_and_a_value(text):
+    with pytest.raises(ValueError, match=r"--set .*: write TASK\.FIELD=VALUE, for example knn\.k=10,20"):
+        read_changes([text], "TASK.FIELD=VALUE", "knn.k=10,20")
 
 
-def test_a_protocol_and_values_with_signs_can_be_named():
-    assert split_change("knn@dino.k=a=b.c") == ("knn@dino", "k", "a=b.c")
+def test_values_with_signs_can_be_given():
+    assert read_changes(["knn@dino.k = a=b.c"], "", "") == [Change(name="knn@dino.k", value="a=b.c")]
+
+
+CHOSEN = Chosen(key="toy", name="toy@one", protocol=Protocol(task=Toy(), version=1, source="a paper"))
+
+
+@pytest.mark.parametrize("text", ["k=1", "toy.=1", ".k=1"])
+def test_a_change_of_a_task_names_task_and_field(text):
+    with pytest.raises(ValueError, match=r"write TASK\.FIELD=VALUE"):
+        with_changes([CHOSEN], [text])
+
+
+@pytest.mark.parametrize("texts", [["toy.layers=9", "toy.label=nine"], ["toy.label=nine", "toy.layers=9"]])
+def test_changes_that_need_each_other_come_in_any_order(texts):
+    (found,) = with_changes([CHOSEN], texts)
+    assert found.changes == {"layers": 9, "label": "nine"}
+
+
+def test_all_changes_of_a_protocol_together_are_checked_and_named():
+    with pytest.raises(ValueError, match=r"^--set: toy@one: layers=9 and label=None: label many layers$"):
+        with_changes([CHOSEN], ["toy.rate=1", "toy.layers=9"])
+
+
+@pytest.mark.parametrize("texts", [["toy.k=1", "toy@one.k=2"], ["toy@one.k=2", "toy.k=1"]])
+def test_a_protocol_goes_before_its_task_in_any_order(texts):
+    assert with_changes([CHOSEN], texts)[0].changes == {"k": [2]}
+
+
+def test_a_name_given_twice_is_refused():
+    with pytest.raises(ValueError, match=r"--set toy\.k: given twice, toy\.k=1 and toy\.k=2; leave one out"):
+        with_changes([CHOSEN], ["toy.k=1", "toy.rate=1", "toy.k=2"])
+
+
+def test_many_choices_are_not_listed_in_a_message():
+    words = [f"word{number}" for number in range(MAX_LISTED + 1)]
+    assert meant("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
+    assert meant("nothing", words, "`bench list`") == "; `bench list` lists them all"
+    assert meant("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
 
 
 def test_settings_are_json():

@@ -97,6 +97,9 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
     assert set(outcome.resampled) == set(outcome.metrics)
     model, course = trained[0]
     assert (course.rates.steps, course.rates.milestones) == (4, (2,))
+    sizes = TASKS[task].sizes(export.spec, {"train": 8, "val": 8})
+    assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
+    assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}
     still = {name for name, tensor in trunk.items() if torch.equal(tensor, export.tensors[name])}
     assert still == {"norm.weight", "norm.bias"}

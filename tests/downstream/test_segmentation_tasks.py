@@ -84,6 +84,8 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     assert (whole["at_once"], whole["accumulated"]) == (4, 1) and (cut["at_once"], cut["accumulated"]) == (2, 2)
     first, second = (course for _, course in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
+    sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
+    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.rates.steps, "batch": 4, "evaluations": 1}
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
@@ -120,6 +122,9 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert outcome.metrics["mIoU"] == pytest.approx(np.mean([scores(each)["mIoU"] for each in areas]))
     assert [len(history) for history in outcome.facts["evaluations"]] == [2, 2]
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
+    sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
+    assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
+    assert {sizes["steps of each"]} == {course.rates.steps for _, course in trained}
 
 
 def test_label_ids_give_the_same_numbers(tmp_path):
@@ -200,7 +205,7 @@ def test_options_of_classified_images_are_refused(tmp_path):
 
 def test_sets_of_another_kind_are_refused(tmp_path):
     assert "this task needs ade20k:ROOT" in failing(UPERNET, "tiny-cityscapes:", tmp_path)
-    assert "it has 8 training images, not 100" in failing(replace(LINEAR, images=100), "tiny-cityscapes:", tmp_path)
+    assert "there are 8 training images, not 100" in failing(replace(LINEAR, images=100), "tiny-cityscapes:", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""`bench list NAME`: what a suite, a protocol, a task, an importer or a method is, with all its settings and what they
+mean. A name may be several of these; all are told."""
+
+import ast
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from textwrap import fill
+from typing import Literal, get_args, get_origin
+
+from bench.cli.meanings import meanings
+from bench.cli.settings import meant, setting_text, types_of
+from bench.pretraining.recipes import costs, names_by_path, values_by_path
+from bench.run.suites import Catalogue, Chosen, catalogue
+from engine.extensions import Extension, extensions, load_extension, warn_of
+from engine.tasks import Task
+from pretrain.recipe import Recipe
+
+WIDTH = 120
+LISTED_BY = "`bench list` or `bench list --protocols`"
+MAX_VALUE = 40  # characters of values beside which a meaning stands; it goes below longer ones
+
+
+def about(name: str) -> Iterator[str]:
+    """Lines on everything that bears the name. ValueError, with the likely one, for a name of nothing."""
+    found = catalogue()
+    warn_of(found.broken)
+    importers, methods = extensions("importers"), extensions("methods")
+    if name not in (known := [*found.names(), *importers, *methods]):
+        raise ValueError(f"bench list: nothing is called {name!r}{meant(name, known, LISTED_BY)}")
+    if name in found.suites:
+        yield from _suite(name, found)
+    if name in found.protocols:
+        yield from _protocol(found.protocols[name], found)
+    if of_task := [chosen for chosen in found.protocols.values() if chosen.key == name]:
+        yield from _task(name, of_task, found)
+    if name in importers:
+        yield from _importer(importers[name])
+    if name in methods:
+        yield from _method(methods[name])
+
+
+def _suite(name: str, found: Catalogue) -> Iterator[str]:
+    protocols = [chosen for key, chosen in found.protocols.items() if key in found.suites[name]]
+    yield f"suite {name}: {len(protocols)} protocols, in the order in which they run"
+    width = max(len(chosen.name) for chosen in protocols)
+    for chosen in protocols:
+        yield f"  {chosen.name:{width}}  task {chosen.key}{_needs(chosen)}"
+
+
+def _needs(chosen: Chosen) -> str:
+    return f", on scenes: --data {chosen.layout}={chosen.layout}:ROOT" if chosen.layout else ""
+
+
+def _protocol(chosen: Chosen, found: Catalogue) -> Iterator[str]:
+    suites = [suite for suite, names in found.suites.items() if chosen.name in names]
+    yield f"protocol {chosen.name}, version {chosen.protocol.version}, of task {chosen.key}{_needs(chosen)}"
+    yield _row("source", chosen.protocol.source)
+    yield _row("suites", ", ".join(suites) or "none; ask for it by name")
+    yield from _plugin(chosen.plugin)
+    yield f"  settings, changed by --set {chosen.name}.NAME=VALUE:"
+    task = chosen.task
+    values = {field.name: setting_text(getattr(task, field.name)) for field in dataclasses.fields(task)}
+    yield from _table(values, meanings(type(task)), choices_of(task))
+
+
+def _task(key: str, protocols: Sequence[Chosen], found: Catalogue) -> Iterator[str]:
+    kind = "downstream" if protocols[0].layout else "probes"
+    yield f"task {key}{_needs(protocols[0])}"
+    yield from _docstring(extensions(kind)[key])
+    yield from _plugin(protocols[0].plugin)
+    yield "  protocols:"
+    for chosen in protocols:
+        yield _row(f"  {chosen.name}", chosen.protocol.source, width=max(len(each.name) for each in protocols) + 2)
+    yield f"  settings, changed by --set {key}.NAME=VALUE; the most frequent value, and how many protocols have it:"
+    task = protocols[0].task
+    values = {
+        field.name: _most_frequent([setting_text(getattr(chosen.task, field.name, "")) for chosen in protocols])
+        for field in dataclasses.fields(task)
+    }
+    yield from _table(values, meanings(type(task)), choices_of(task))
+
+
+def _importer(extension: Extension) -> Iterator[str]:
+    module = load_extension("importers", extension.key)
+    yield f"importer {extension.key}: bench import {extension.key}:PATH --out FOLDER"
+    yield from _docstring(extension)
+    yield _row("source", module.SOURCE)
+    yield _row("branches", f"{', '.join(module.BRANCHES)}; the first unless --branch names another")
+    yield _row("dropped", ", ".join(dict.fromkeys(module.DROPPED.values())) or "nothing")
+    yield from _plugin(extension.plugin)
+
+
+def _method(extension: Extension) -> Iterator[str]:
+    recipes = load_extension("methods", extension.key).RECIPES
+    yield f"method {extension.key}: bench pretrain {extension.key} --recipe NAME --images URL --out DIR"
+    yield from _docstring(extension)
+    yield from _plugin(extension.plugin)
+    yield "  recipes:"
+    for name, recipe in recipes.items():
+        yield _row(f"  {name}", f"{costs(recipe)}; {recipe.source}", width=max(map(len, recipes)) + 2)
+    yield "  settings, changed by --set NAME=VALUE:"
+    by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
+    names = dict.fromkeys(name for values in by_recipe.values() for name in values)
+    values = {
+        name: _of_each({recipe: found[name] for recipe, found in by_recipe.items() if name in found}) for name in names
+    }
+    yield from _table(values, _meanings_in(recipes.values()), {})
+    kinds = dict.fromkeys(kind for recipe in recipes.values() for kind in (Recipe, type(recipe.settings)))
+    for kind in (kind for kind in kinds if len(meanings(kind)) < len(dataclasses.fields(kind))):
+        yield _row(kind.__name__, " ".join((kind.__doc__ or "").split()))
+
+
+def _values(recipe: Recipe) -> dict[str, str]:
+    names = names_by_path(recipe)
+    return {names[path]: setting_text(value) for path, value in values_by_path(recipe).items()}
+
+
+def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for recipe in recipes:
+        for path, name in names_by_path(recipe).items():
+            *parents, field = path.split(".")
+            text = meanings(type(reduce(getattr, parents, recipe))).get(field)
+            found |= {name: text} if text else {}
+    return found
+
+
+def choices_of(task: Task) -> dict[str, str]:
+    """Setting -> the values that it can have, where they are few."""
+    types = types_of(task)
+    return {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
+
+
+def _most_frequent(values: Sequence[str]) -> str:
+    ((value, count),) = Counter(values).most_common(1)
+    return value if count == len(values) else f"{value} ({count} of {len(values)})"
+
+
+def _of_each(values: Mapping[str, str]) -> str:
+    """The one value of all, or every value with whose it is."""
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    owners: dict[str, list[str]] = {}
+    for owner, value in values.items():
+        owners.setdefault(value, []).append(owner)
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
+
+
+def _docstring(extension: Extension) -> Iterator[str]:
+    text = ast.get_docstring(ast.parse(extension.path.read_text())) or ""
+    yield from (f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _plugin(package: str) -> Iterator[str]:
+    if package:
+        yield _row("plugin", f"of the package {package}")
+
+
+def _row(name: str, text: str, width: int = 8) -> str:
+    start = f"  {name:{width}}  "
+    return fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False)
+
+
+def _table(values: Mapping[str, str], texts: Mapping[str, str], choices: Mapping[str, str]) -> Iterator[str]:
+    width = max(map(len, values), default=0)
+    beside = max((len(value) for value in values.values() if len(value) <= MAX_VALUE), default=0)
+    for name, value in values.items():
+        start = f"    {name:{width}}  {value or '(empty)':{beside}}  "
+        indent = " " * (8 + width + beside)
+        if len(value) > MAX_VALUE:
+            yield _broken(value, f"    {name:{width}}  ")
+            start = indent
+        text = " ".join([texts.get(name, ""), *([f"[{choices[name]}]"] if name in choices else [])]).strip()
+        if text:
+            yield fill(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_long_words=False)
+        elif start.strip():
+            yield start.rstrip()
+
+
+def _broken(value: str, start: str) -> str:
+    """A long value; where it is a list, the lines end with commas."""
+    words = value if " " in value else value.replace(",", ", ")
+    text = fill(words, WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False)
+    return text if " " in value else text.replace(", ", ",")

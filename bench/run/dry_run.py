@@ -1,0 +1,66 @@
+"""`bench run --dry-run`: what would be done, in numbers, and with which settings. Nothing is run or written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from shlex import quote
+from textwrap import wrap
+
+from bench.cli.messages import in_one_line
+from bench.cli.settings import setting_text
+from bench.run.plan import Job
+from bench.run.suites import Chosen
+from checkpoints.spec import ViTSpec
+
+STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
+INDENT = " " * 6
+MAX_SHOWN = 8  # protocols whose settings are shown
+WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A job, the images that it would see, what it would do in numbers, or why it would fail."""
+
+    job: Job
+    images: Mapping[str, int]
+    sizes: str = ""
+    problem: str = ""
+
+    def lines(self, width: int) -> Iterator[str]:
+        """Two lines, or more where the second one is longer than `width`."""
+        counts = " + ".join(f"{count} {split}" for split, count in self.images.items())
+        yield f"  {self.job.title}: {counts} images, {STATES[self.job.state]}"
+        yield from _wrapped(f"would fail: {self.problem}" if self.problem else self.sizes, width)
+
+
+def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
+    """What a job would do with a network of this architecture, on at most `limit` images of each split."""
+    images = {split: min(count, limit or count) for split, count in job.data.images.items()}
+    if job.state == "done":
+        return Planned(job=job, images=images)
+    try:
+        sizes = job.chosen.task.sizes(spec, images)
+    except Exception as error:  # mostly settings that do not fit; a task of somebody else's may do anything
+        return Planned(job=job, images=images, problem=in_one_line(error))
+    # Kept on one line: a name and its value.
+    words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in sizes.items()]
+    return Planned(job=job, images=images, sizes=", ".join(words))
+
+
+def settings_lines(selected: Sequence[Chosen], width: int) -> Iterator[str]:
+    """All settings of every protocol, as `--set` takes them; where they are many, who shows them."""
+    if len(selected) > MAX_SHOWN:
+        yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"
+        return
+    yield "settings; what they mean: bench list PROTOCOL"
+    for chosen in selected:
+        values = [
+            f"{field.name}={quote(setting_text(getattr(chosen.task, field.name)))}" for field in fields(chosen.task)
+        ]
+        yield f"  {chosen.name}, version {chosen.protocol.version}{' (modified)' if chosen.changes else ''}"
+        yield from _wrapped(" ".join(values), width)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = wrap(text, max(width, 60), initial_indent=INDENT, subsequent_indent=INDENT, **WHOLE_WORDS)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

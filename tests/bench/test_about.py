@@ -1,0 +1,100 @@
+"""`bench list NAME` and the meanings it shows: comments beside fields, for people who do not read the code."""
+
+from dataclasses import dataclass, make_dataclass
+
+import pytest
+
+from bench.cli.meanings import meanings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A docstring with `lines: of its own`."""
+
+    KEY = "no field"  # not a setting
+
+    rate: float = 0.5  # first words; and more, with a # in it
+    # Above, in one line,
+    # and in another.
+    names: tuple[str, ...] = ("#", "b")
+    plain: int = 1
+    sizes: tuple[int, ...] = (
+        1,  # inside
+        2,
+    )  # at the end
+    both: int = 2  # beside
+
+    def unused(self):
+        inner: int = 3  # of no field
+        return inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    rate: float = 0.1
+    plain: int = 4  # of the derived one
+    other: str = ""  # its own
+
+
+def test_a_meaning_is_the_comment_beside_or_above():
+    assert meanings(Base) == {
+        "rate": "first words; and more, with a # in it",
+        "names": "Above, in one line, and in another.",
+        "sizes": "at the end",
+        "both": "beside",
+    }
+
+
+def test_meanings_are_inherited_and_replaced():
+    found = meanings(Derived)
+    assert found["rate"] == "first words; and more, with a # in it" and found["plain"] == "of the derived one"
+    assert found["other"] == "its own" and found["both"] == "beside"
+
+
+def test_a_class_without_source_has_no_meanings():
+    assert meanings(make_dataclass("Made", [("k", int, 1)])) == {}
+
+
+def test_a_protocol_is_told_with_all_its_settings(bench):
+    from dataclasses import fields
+
+    from probes.tasks.linear import PROTOCOLS
+
+    code, said, _ = bench("list", "linear_sgd@ibot")
+    assert code == 0
+    lines = said.splitlines()
+    assert lines[0] == "protocol linear_sgd@ibot, version 1, of task linear"
+    assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    full" in lines
+    names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
+    assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]
+    assert "    batch                1024         images in a step; all training images where they are fewer" in lines
+    assert any(line.split()[:2] == ["pace", "epoch"] and line.endswith("[epoch, iteration]") for line in lines)
+    values = said[said.index("    lrs ") : said.index("learning rates for 256")].split()[1:]
+    assert "".join(values) == ",".join(map(str, PROTOCOLS["linear_sgd@ibot"].task.lrs))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("frozen", ["suite frozen: ", "  knn@dino ", "  linear_sgd@ibot_base_cached  task linear"]),
+        ("semi", ["task semi\n", "  semi@ibot_1percent ", "    epochs          1000 (4 of 5)  "]),
+        ("toy", ["task toy\n", "plugin    of the package benchtoys 1.0", "toy@two  another paper", "1,2 (1 of 2)"]),
+        ("upernet@mae", [", on scenes: --data ade20k=ade20k:ROOT\n", "    steps            160000 "]),
+        ("timm", ["importer timm: bench import timm:PATH", "  branches  model, ema; the first unless"]),
+        (
+            "mae",
+            ["importer mae: ", "method mae: bench pretrain mae --recipe NAME", " 800 (vit_b, vit_l); 1600 (vit_b"],
+        ),
+        ("suites", ["frozen: ", "smoke: "]),
+    ],
+)
+def test_whatever_has_a_name_is_told(name, expected, bench, toys):
+    code, said, _ = bench("list", name)
+    assert code == 0
+    for text in expected:
+        assert text in said
+
+
+def test_no_line_of_a_protocol_is_too_long(bench):
+    for name in ("maskrcnn@extrema", "logreg@dinov2", "segmenter_mask@moca"):
+        assert max(map(len, bench("list", name)[1].splitlines())) <= 120

@@ -1,0 +1,169 @@
+"""Plugins: extensions of other packages, which take nobody's place, break nothing, and are named by what they made."""
+
+import json
+
+import pytest
+import torch
+from conftest import TOYS, install
+
+from engine.extensions import extensions, refused
+
+LAYOUT = '''"""Files of one more layout: a plain ViT under `other.`."""
+from checkpoints.importing import Conversion, plain_vit
+
+SOURCE, BRANCHES, DROPPED = "a repository", {"model": ("other.",)}, {}
+
+
+def recognise(file):
+    return "other.patch_embed.proj.weight" in file.tensors
+
+
+def convert(branch):
+    tensors = branch.take_trunk()
+    return Conversion(spec=plain_vit(branch, tensors), tensors=tensors)
+'''
+FILES = {
+    "layout": LAYOUT,
+    "blind": LAYOUT.replace("def recognise", "def unused"),
+    "touchy": LAYOUT.replace('"other.patch_embed.proj.weight" in file.tensors', 'file.tensors["nowhere"]'),
+    "clumsy": LAYOUT.replace("take_trunk()", "nothing").replace('"other.', '"clumsy.'),
+    "leaving": "raise SystemExit(3)",
+    "toy": TOYS.format(key="toy", cost=1),
+    "thief": TOYS.format(key="thief", cost=1).replace("thief@two", "knn@dino"),
+    "vague": TOYS.format(key="vague", cost=1).replace('"toys": (', '"toys": ("vague@three", '),
+}
+POINTS = {
+    "bench.importers": {key: f"others.{key}" for key in ("layout", "blind", "touchy", "clumsy")}
+    | {"mae": "others.layout"},
+    "bench.probes": {key: f"others.{key}" for key in ("toy", "thief", "vague", "leaving")} | {"knn": "others.toy"},
+    "bench.downstream": {"lowshot": "others.thief"},
+    "bench.methods": {"byol": "no.such.module"},
+}
+TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
+LEFT_OUT = {
+    "importer 'mae' of others 2.1": TAKEN,
+    "importer 'blind' of others 2.1": "does not define recognise",
+    "task 'knn' of others 2.1": TAKEN,
+    "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
+    "task 'thief' of others 2.1": "the protocol 'knn@dino' is one of 'knn' already",
+    "task 'vague' of others 2.1": "its SUITES name 'vague@three', which its PROTOCOLS lack",
+    "task 'lowshot' of others 2.1": "does not define LAYOUT",
+    "method 'byol' of others 2.1": "cannot be imported: ModuleNotFoundError: No module named 'no'",
+}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    root = tmp_path_factory.mktemp("plugins")
+    install(root, "others", "2.1", FILES, POINTS)
+    return root
+
+
+@pytest.fixture
+def plugins(packages, use_packages):
+    return use_packages(packages)
+
+
+def checkpoint(folder, prefix: str):
+    """A file of a tiny plain ViT under a prefix that no importer of ours knows."""
+    from checkpoints.spec import ViTSpec
+    from checkpoints.vit import ViT
+
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_hidden=8
+    )
+    path = folder / "tiny.pth"
+    torch.save({f"{prefix}.{name}": tensor for name, tensor in ViT(spec).trunk.state_dict().items()}, path)
+    return path
+
+
+def test_ours_keep_their_names(plugins):
+    assert extensions("importers")["mae"].module == "checkpoints.importers.mae"
+    assert extensions("probes")["knn"].module == "probes.tasks.knn"
+    assert [each.title for each in refused("importers")] == ["importer 'mae' of others 2.1"]
+
+
+def test_two_plugins_of_one_name_are_both_left_out(plugins, tmp_path, use_packages):
+    install(tmp_path, "rivals", "0.1", {"toy": FILES["toy"]}, {"bench.probes": {"toy": "rivals.toy"}})
+    use_packages(tmp_path)
+    assert "toy" not in extensions("probes")
+    reasons = {each.plugin: reason for each, reason in refused("probes").items() if each.key == "toy"}
+    assert reasons == {
+        "others 2.1": "rivals 0.1 has one of that name too; uninstall one of the packages",
+        "rivals 0.1": "others 2.1 has one of that name too; uninstall one of the packages",
+    }
+
+
+def test_doctor_says_of_every_plugin_whether_it_can_be_used(plugins, bench):
+    _, out, _ = bench("doctor", "--json")
+    checks = [check for check in json.loads(out)["checks"] if check["name"] == "plugin"]
+    texts = {check["text"]: check["mark"] for check in checks}
+    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "touchy")] + ["task 'toy' of others 2.1"]
+    expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
+    assert texts == dict.fromkeys(good, "ok") | expected
+    assert {check["fix"] for check in checks} == {"", "repair it, or: pip uninstall others"}
+
+
+def test_list_shows_plugins_and_who_brings_them(plugins, bench):
+    code, out, err = bench("list", "importers")
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if line.split()[0] == "layout")
+    assert line.endswith("Files of one more layout: a plain ViT under `other.`.  [plugin: others 2.1]")
+    assert next(line for line in out.splitlines() if line.split()[0] == "mae").endswith("a fine-tuned file.")
+    assert "bench: warning: importer 'mae' of others 2.1 is left out: bench has one of that name" in err
+
+
+def test_a_checkpoint_is_imported_beside_broken_plugins_and_results_name_the_plugins(plugins, bench, tmp_path):
+    path, out = checkpoint(tmp_path, "other"), tmp_path / "out"
+    words = ("run", "--checkpoint", path, "--suite", "toy@one,knn@dino", "--data", "tiny=tiny:", "--out", out)
+    code, said, err = bench(*words)
+    assert code == 0 and "2 done" in said
+    assert "importer 'touchy' of others 2.1 is left out: recognise() fails: KeyError: 'nowhere'" in err
+    results = [json.loads(path.read_text()) for path in (out / "results").rglob("*.json")]
+    assert {result["protocol"]["name"]: result["protocol"]["plugin"] for result in results} == {
+        "toy@one": "others 2.1",
+        "knn@dino": "",
+    }
+    assert {(result["checkpoint"]["method"], result["checkpoint"]["plugin"]) for result in results} == {
+        ("layout", "others 2.1")
+    }
+
+
+def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
+    bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path)
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("*.json"))
+    assert result["checkpoint"]["plugin"] == "" and result["protocol"]["plugin"] == "others 2.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["import", "blind:{}"], "importer 'blind' of others 2.1 does not define recognise"),
+        (
+            ["import", "clumsy:{}"],
+            "tiny.pth: importer 'clumsy' of others 2.1 fails: AttributeError: 'Branch' object has",
+        ),
+        (
+            ["pretrain", "byol", "--images", "tiny:"],
+            "method 'byol' of others 2.1 cannot be imported: ModuleNotFoundError",
+        ),
+        (
+            ["run", "--checkpoint", "{}", "--suite", "leaving", "--data", "tiny=tiny:"],
+            "--suite: task 'leaving' of others 2.1 cannot be imported: SystemExit: 3",
+        ),
+    ],
+)
+def test_what_a_broken_plugin_was_asked_for_is_one_line(words, message, plugins, bench, tmp_path):
+    path = checkpoint(tmp_path, "clumsy")
+    code, _, err = bench(*(word.format(path) for word in words), "--out", tmp_path / "out")
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last.startswith("bench: error: ") and message in last
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_kind_of_ours_defines_what_plugins_must():
+    from engine.extensions import FOLDERS, loaded
+
+    for kind in FOLDERS:
+        assert [loaded(each) for each in extensions(kind).values()]

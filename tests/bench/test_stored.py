@@ -1,0 +1,119 @@
+"""`bench results`: lists what a folder holds, and moves results away with all that belongs to them."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_results import RESULT
+
+from bench.leaderboard.files import rewrite
+from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, stem, write_result
+from engine.tasks import Workspace
+
+FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={}, intervals={})
+
+
+def keep(out: Path, name: str, protocol: str, result: Result, digest: str = "ab" * 32) -> Path:
+    """The result of a checkpoint under a protocol, as a run writes it; a failure with its log."""
+    used = replace(result.checkpoint, name=name, digest=digest)
+    recipe = ProtocolUsed(name=protocol, version=1)
+    path = result_path(out, used, "digits", stem(recipe, {}, Workspace(cache=out, data="", seed=result.seed)))
+    arrays = {"correct": np.arange(2)} if result.status == "ok" else {}
+    log = "" if result.status == "ok" else "Traceback"
+    write_result(path, replace(result, checkpoint=used, protocol=recipe, task=protocol.partition("@")[0]), arrays, log)
+    return path
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    """`a`: a good k-NN whose repetition failed, and a failed probe; `b`: a good k-NN, and a file that is none."""
+    good = keep(tmp_path, "a", "knn@dino", RESULT)
+    write_result(failure_beside(good), FAILED, {}, "Traceback")
+    keep(tmp_path, "a", "linear@dino", FAILED)
+    keep(tmp_path, "b", "knn@dino", RESULT, "cd" * 32)
+    (tmp_path / "results" / "b-cdcdcdcd" / "digits" / "knn@moca-seed0.json").write_text("{")
+    rewrite(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_result_is_a_line(bench, out):
+    code, said, _ = bench("results", "ls", "--out", out)
+    assert code == 0
+    assert [line.split()[:3] for line in said.splitlines()[:-1]] == [
+        ["failed", "a-abababab", "digits/knn@dino"],
+        ["ok", "a-abababab", "digits/knn@dino"],
+        ["failed", "a-abababab", "digits/linear@dino"],
+        ["ok", "b-cdcdcdcd", "digits/knn@dino"],
+        ["unreadable", "b-cdcdcdcd", "digits/knn@moca-seed0"],
+    ]
+    assert "top1_k20 97.50" in said and "RuntimeError: no memory" in said and "not a result file" in said
+    assert said.splitlines()[-1] == "2 ok, 2 failed, 1 unreadable"
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("--checkpoint", "a"), 3),
+        (("--checkpoint", "b (cdcdcdcd)"), 2),
+        (("--checkpoint", "b-cdcdcdcd", "--status", "ok"), 1),
+        (("--protocol", "knn"), 3),
+        (("--protocol", "knn@moca"), 1),
+        (("--status", "unreadable"), 1),
+        (("--data", "digits", "--protocol", "linear@dino"), 1),
+        (("--checkpoint", "b", "--status", "failed"), 0),
+    ],
+)
+def test_options_choose(words, count, bench, out):
+    assert len(bench("results", "ls", "--out", out, *words)[1].splitlines()) == count + 1
+
+
+def test_what_is_removed_goes_with_all_that_belongs_to_it_and_comes_back(bench, out):
+    before = files(out / "results")
+    code, said, _ = bench("results", "rm", "--out", out, "--checkpoint", "a", "--protocol", "knn@dino")
+    assert code == 0 and "to undo: cp -rn " in said
+    (place,) = (out / "removed").iterdir()
+    assert files(place / "a-abababab") == {
+        *("knn@dino-seed3.json", "knn@dino-seed3.npz", "knn@dino-seed3.failed.json", "knn@dino-seed3.failed.log"),
+    }
+    assert files(out / "results" / "a-abababab") == {"linear@dino-seed3.json", "linear@dino-seed3.log"}
+    assert "| a |  |" in (out / "leaderboard.md").read_text()  # its failed probe is left
+    bench("results", "rm", "--out", out, "--checkpoint", "a")
+    assert not files(out / "results" / "a-abababab") and "| a |  |" not in (out / "leaderboard.md").read_text()
+    for place in (out / "removed").iterdir():
+        shutil.copytree(place, out / "results", dirs_exist_ok=True)
+    assert files(out / "results") == before
+
+
+def test_a_failed_repetition_goes_without_the_good_result(bench, out):
+    bench("results", "rm", "--out", out, "--status", "failed")
+    assert files(out / "results") == {"knn@dino-seed3.json", "knn@dino-seed3.npz", "knn@moca-seed0.json"}
+
+
+def test_a_dry_run_removes_nothing(bench, out):
+    before = files(out)
+    code, said, _ = bench("results", "rm", "--out", out, "--status", "failed", "--dry-run")
+    assert code == 0 and "0 ok, 2 failed" in said and said.endswith("nothing was removed (--dry-run)\n")
+    assert files(out) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rm"], "which results? give --checkpoint, --data, --protocol or --status"),
+        (["rm", "--checkpoint", "c"], "--checkpoint c: no result of it in "),
+        (["ls", "--protocol", "knn@din"], "did you mean 'knn@dino'?"),
+        (["rm", "--checkpoint", "a"], "--checkpoint a: the name of 2 checkpoints; give a-abababab or a-efefefef"),
+    ],
+)
+def test_wrong_requests_are_one_line_and_remove_nothing(words, message, bench, out):
+    keep(out, "a", "knn@dino", RESULT, "ef" * 32)
+    before = files(out)
+    code, said, err = bench("results", *words, "--out", out)
+    assert (code, said) == (2, "") and err.count("\n") == 1 and message in err
+    assert files(out) == before
