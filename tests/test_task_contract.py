@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from bench.cli.meanings import meanings
-from bench.cli.settings import Change, changed, settings_of, text_of
+from bench.cli.settings import Change, changed, settings_of, setting_text
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
@@ -92,7 +92,7 @@ def test_every_setting_has_a_meaning(name):
 def test_settings_go_through_text_and_back(name):
     task = PROTOCOLS[name].task
     for field in fields(task):
-        change = Change(name=field.name, value=text_of(getattr(task, field.name)))
+        change = Change(name=field.name, value=setting_text(getattr(task, field.name)))
         assert changed(task, {field.name: change}) == task, field.name
 
 

@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _tell(name: str) -> int:
     from bench.about import about
 
-    say(*about(name))
+    for entry in about(name):
+        say(*entry.split("\n"))  # one entry may fill several lines
     return 0
 
 
