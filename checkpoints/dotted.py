@@ -27,6 +27,8 @@ GATHER = (
     "of torch.distributed.checkpoint.state_dict or FSDP's StateDictType.FULL_STATE_DICT, and save that"
 )
 
+UNFOLD = "save clones: {name: tensor.clone() for name, tensor in model.state_dict().items()}"
+
 
 def split(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors and facts of a nested value. Facts are JSON values; what is neither, or is long, is left out.
@@ -132,4 +134,7 @@ def _plain(path: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without gradient and hooks, shape and type as they are."""
     if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
         raise ValueError(f"holds a tensor at {path!a} that is not a plain dense one ({tensor.dtype}, {tensor.layout})")
+    stored = tensor.untyped_storage().nbytes() // tensor.itemsize
+    if tensor.numel() > max(stored, LARGEST):  # a stride of 0: small files become more than any memory holds
+        raise ValueError(f"holds a tensor at {path!a} that repeats {stored} values up to {tensor.numel()}; {UNFOLD}")
     return tensor.detach()

@@ -7,7 +7,7 @@ extra.safetensors     only where needed: class-attention blocks, a projector
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,9 @@ from checkpoints.vit import ViT
 from engine.files import digest, folder_atomic, write_atomic
 
 FORMAT = 1
+SHOWN = 6  # items that an error lists before "and N more"
+DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that are for people
+ABSENT = "absent"
 FILES = {"config.json", "model.safetensors", "extra.safetensors"}
 CLASS_ATTENTION = ("class_query", "class_attention.")
 
@@ -98,14 +101,18 @@ class ViTExport:
         facts = digest([self.spec.to_json(), asdict(self.preparation)])
         return digest([facts, digest_of_tensors(self.tensors), digest_of_tensors(self.extra)])
 
+    def difference(self, other: "ViTExport") -> str:
+        """How `other` differs, the version of this tool aside; empty where it is the same export."""
+        if self.digest != other.digest:
+            return f"digest {self.digest[:12]}, not {other.digest[:12]}"
+        keys = [key for key in {**self.facts, **other.facts} if key != "importer_version"]
+        keys = [key for key in keys if self.facts.get(key) != other.facts.get(key)]
+        return some([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
+
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
-        with torch.device("meta"):  # no time spent on initial weights that are replaced at once
+        with torch.device("meta"):  # neither time nor memory until the shapes are known to fit
             vit = ViT(self.spec, drop_path)
-        vit.to_empty(device="cpu")
-        for module in vit.modules():
-            if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
-                module.init_non_persistent_buffers()
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()
@@ -117,7 +124,11 @@ class ViTExport:
             if name in given and given[name].shape != expected[name].shape
         ]
         if problems:
-            raise ValueError(f"the tensors do not fit {self.spec.architecture}: {'; '.join(problems)}")
+            raise ValueError(f"the tensors do not fit {self.spec.architecture}: {some(problems, '; ')}")
+        vit.to_empty(device="cpu")
+        for module in vit.modules():
+            if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
+                module.init_non_persistent_buffers()
         vit.load_state_dict(given, strict=True)
         return vit.eval()
 
@@ -189,7 +200,8 @@ class ViTExport:
         holds other weights or settings than were written."""
         folder = Path(folder)
         try:
-            own = dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vit_export"])
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            own, of_timm = dict(config["vit_export"]), _read_by_timm(config)
             if own.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
             spec = ViTSpec(**own.pop("spec"))
@@ -203,6 +215,8 @@ class ViTExport:
         export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=own, fingerprint=stored)
         if unchanged and export.digest != recorded:
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
+        if unchanged and (changed := _changed(_read_by_timm(export._config()), of_timm)):
+            raise ValueError(f"{folder}/config.json: what timm reads was changed: {changed}; import it again")
         return export
 
     def verify(self) -> list[str]:
@@ -218,6 +232,26 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         total.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
     return total.hexdigest()
+
+
+def some(words: Sequence[str], separator: str = ", ") -> str:
+    """A list for an error: the first SHOWN, and how many more there are."""
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return separator.join(words[:SHOWN]) + more
+
+
+def _read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm reads of a config.json, flat, as JSON values; without what describes and decides nothing."""
+    found = {key: config.get(key) for key in ("architecture", "num_classes", "num_features", "global_pool")}
+    for part in ("model_args", "pretrained_cfg"):
+        found |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIONS}
+    return json.loads(json.dumps(found))
+
+
+def _changed(written: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The settings that differ; empty where none does."""
+    keys = [key for key in {**written, **found} if written.get(key, ABSENT) != found.get(key, ABSENT)]
+    return some([f"{key} is {found.get(key, ABSENT)}, not {written.get(key, ABSENT)}" for key in keys], "; ")
 
 
 def _is_replaceable(folder: Path) -> bool:

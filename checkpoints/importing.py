@@ -12,19 +12,19 @@ No tensor of the network may be missing: no source needs an exception, so there 
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import isqrt
 from types import ModuleType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from checkpoints.export import ViTExport
-from checkpoints.positions import sincos_positions
+from checkpoints.dotted import LIGHTNING, UNFOLD
+from checkpoints.export import ViTExport, some
 from checkpoints.reading import ForeignFile
-from checkpoints.spec import HALF, PositionTable, Preparation, ViTSpec
+from checkpoints.recognition import TRUNK, beyond, table_kind
+from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
@@ -34,19 +34,9 @@ TRAINING_STATE = {
 }
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
-TRUNK = re.compile(
-    r"cls_token|pos_embed|reg_token|patch_embed\.proj\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
-    r"|rel_pos_bias\.relative_position_bias_table"
-    r"|blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|attn\.q_norm|attn\.k_norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
-    r"|blocks\.\d+\.(ls1\.gamma|ls2\.gamma|gamma_1|gamma_2|attn\.q_bias|attn\.v_bias|attn\.relative_position_bias_table)"
-)
-# For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.
-BLOCK = r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)"
-LAYER = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
 # width -> the timm name whose other defaults an export builds on; every size is overridden
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
-TABLE_DRIFT = 1e-2  # of a fixed table through years of averaging: 2.2e-4 of its values in 187 500 steps of ExtreMA
-SHOWN = 6  # names listed in an error before "and N more"
+STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +46,14 @@ class ImportOptions:
     branch: str | None = None
     heads: int | None = None
     image_size: int | None = None  # resize the position tables to this many pixels
-    statistics: Literal["imagenet", "half"] | None = None
+    statistics: Literal["imagenet", "half", "clip"] | None = None
+    architecture: str | None = None  # timm's name of the model, for a file of its weights
 
     @property
     def preparation(self) -> Preparation:
         """Image statistics as asked for; ImageNet's by default."""
-        return Preparation(mean=HALF, std=HALF) if self.statistics == "half" else Preparation()
+        mean, std = STATISTICS[self.statistics or "imagenet"]
+        return Preparation(mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +64,7 @@ class Conversion:
     tensors: Mapping[str, Tensor]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     preparation: Preparation | None = None  # None: as the options say
+    epochs: int | None = None  # finished ones; None: the file or its code does not say
 
 
 @dataclass(kw_only=True)
@@ -97,7 +90,7 @@ class Branch:
         names = [name for name in self.names if re.fullmatch(pattern, name)]
         for layer in {name.rpartition(".")[0] for name in names if name.endswith((".weight", ".bias"))}:
             pair = [self.file.tensors.get(f"{self.prefix}{layer}.{kind}") for kind in ("weight", "bias")]
-            if pair[0] is None or pair[1] is None or len(pair[0]) != len(pair[1]):
+            if pair[0] is None or pair[1] is None or pair[0].shape[:1] != pair[1].shape[:1]:
                 raise ValueError(f"{self.file.path}: weight and bias of {self.prefix}{layer} do not fit each other")
         return self._take((name, re.sub(pattern, replacement, name)) for name in names)
 
@@ -121,6 +114,16 @@ class Branch:
             self.used.add(self.prefix + old)
         return taken
 
+    def epochs(self, last: bool = False) -> int | None:
+        """Finished epochs from the `epoch` of the file: their number or, where `last`, the index of the last one.
+
+        None where the file has none, or was written by Lightning, whose number depends on when it was saved.
+        """
+        stored = self.file.facts.get("epoch")
+        if type(stored) is not int or stored < 0 or LIGHTNING in self.file.facts:
+            return None
+        return stored + 1 if last else stored
+
     def heads(self, width: int, table: Mapping[int, int] = HEADS) -> int:
         """Head count as asked for, else of the published model of that width; no tensor tells it."""
         heads = self.options.heads or table.get(width)
@@ -135,12 +138,19 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
     A fine-tuned file (fc_norm instead of norm) is one whose norm follows the average over patches.
     """
     sizes = _sizes(branch, tensors)
-    rows = _need(branch, tensors, "pos_embed").shape[1] - int(facts.get("class_position", True))
-    side = _square(branch, rows, "pos_embed")
+    table = _need(branch, tensors, "pos_embed", 3)
+    tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
+    prefix = tokens if facts.get("class_position", True) else 0
+    rows = table.shape[1] - prefix
+    side = _square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
     fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
-    _check_table(branch, tensors["pos_embed"], rows, facts.get("position", "learned"), fine_tuned)
+    if (kind := table_kind(table, rows, fine_tuned)) != facts.get("position", "learned"):
+        raise ValueError(
+            f"{branch.file.path}: its position table is {kind}, that of {branch.importer} is "
+            f"{facts.get('position', 'learned')}; it is a file of another method"
+        )
     return ViTSpec(
         architecture=facts.pop("architecture", ARCHITECTURES.get(sizes["width"], "vit_base_patch16_224")),
         image_size=side * sizes["patch_size"],
@@ -155,10 +165,11 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
     sizes = _sizes(branch, tensors)
     shared = "rel_pos_bias.relative_position_bias_table" in tensors
     name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
-    rows, heads = _need(branch, tensors, name).shape
+    rows, heads = _need(branch, tensors, name, 2).shape
     if branch.options.heads not in (None, heads):
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
-    offsets = _square(branch, rows - 3, name)  # (2 side - 1)^2 offsets and three rows for the class token
+    # (2 side - 1)^2 offsets and three rows for the class token
+    offsets = _square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     return ViTSpec(
         architecture="beit_base_patch16_224",
@@ -177,59 +188,30 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
 
 
 def _sizes(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    patch = _need(branch, tensors, "patch_embed.proj.weight")
+    patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
         "patch_size": patch.shape[-1],
         "width": patch.shape[0],
         "depth": 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=-1),
-        "mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias").shape[0],
+        "mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0],
     }
 
 
-def _need(branch: Branch, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def _need(branch: Branch, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     if name not in tensors:
         raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
+    if tensors[name].ndim != axes or not tensors[name].numel():
+        raise ValueError(f"{branch.file.path}: {name} is {tuple(tensors[name].shape)}, which is no ViT's")
     return tensors[name]
 
 
-def _square(branch: Branch, rows: int, name: str) -> int:
+def _square(branch: Branch, rows: int, where: str) -> int:
     side = isqrt(max(rows, 0))
-    if side**2 != rows:
-        raise ValueError(f"{branch.file.path}: {name} has {rows} grid rows, which is no square")
-    return side
-
-
-def _check_table(branch: Branch, table: Tensor, rows: int, position: str, fine_tuned: bool) -> None:
-    """ValueError when the position table is of another kind than the source's: the file is of another source.
-
-    Sources differ in the order of the sine-cosine channels, or learn the table; fine-tuning trains either.
-    """
-    kind = table_kind(table, rows)
-    if kind != position and not fine_tuned:
+    if side**2 != rows or not side:
         raise ValueError(
-            f"{branch.file.path}: its position table is {kind}, that of {branch.importer} is {position}; "
-            "it is a file of another method"
+            f"{branch.file.path}: {where} and {rows} for patches, which is no square; it is a file of another method"
         )
-
-
-def table_kind(table: Tensor, rows: int) -> PositionTable:
-    """What a table (1, P + rows, D) of a square grid holds: one of the two sine-cosine orders, or learned values."""
-    side, prefix = isqrt(rows), table.shape[1] - rows
-    for first in ("column", "row") if table.shape[2] % 4 == 0 else ():
-        expected = sincos_positions((side, side), table.shape[2], first, prefix, torch.float64)
-        if (table - expected).abs().max() < TABLE_DRIFT:
-            return f"sincos_{first}_first"
-    return "learned"
-
-
-def is_bare_vit(file: ForeignFile) -> bool:
-    """Whether a file holds the trunk of a plain ViT with a learned table, at its root or under `state_dict`."""
-    for prefix in ("", "state_dict."):
-        names = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
-        if "pos_embed" in names and all(TRUNK.fullmatch(name) or name == "masked_embed" for name in names):
-            table = file.tensors[f"{prefix}pos_embed"]
-            return table_kind(table, isqrt(table.shape[1] - 1) ** 2) == "learned"
-    return False
+    return side
 
 
 def named_vit(branch: Branch) -> ViTSpec:
@@ -245,9 +227,19 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     """Run one importer over a file and prove that nothing was lost. ValueError names what does not add up."""
     extension = extension_of("importers", importer)
     key = extension.key
+    if options.architecture and key != "timm":
+        raise ValueError(f"{file.path} as {key}: --architecture is for files of timm's models; say timm:{file.path}")
     branch = _branch(key, importer, file, options)
-    conversion = _converted(importer, extension, branch)
-    dropped = _account(key, branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
+    try:
+        conversion = _converted(importer, extension, branch)
+        dropped = _account(branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
+        _check_sizes(branch)
+        export = ViTExport.make(
+            conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
+        )
+    except ValueError as error:
+        reason = beyond(branch.names) or str(error).removeprefix(f"{file.path}: ")
+        raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,
         "branch": branch.name,
@@ -259,17 +251,13 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         "source_tensors": len(file.tensors),
         "used_tensors": len(branch.used),
         "dropped": dropped,
-        "epochs": file.facts.get("epoch"),
+        "epochs": conversion.epochs,
         "recipe": file.facts.get("recipe"),
         "data": file.facts.get("data"),
         "licence": file.facts.get("licence"),
     }
     facts |= {"plugin": extension.plugin} if extension.plugin else {}
-    try:
-        preparation = conversion.preparation or options.preparation
-        export = ViTExport.make(conversion.spec, preparation, conversion.tensors, conversion.extra, facts)
-    except ValueError as error:
-        raise ValueError(f"{file.path} as {key}: {error}") from error
+    export = replace(export, facts=facts)
     if hasattr(importer, "check"):
         importer.check(export, file)
     size = options.image_size
@@ -309,11 +297,11 @@ def _other_branches(importer: ModuleType, branch: Branch) -> dict[str, str]:
         re.escape(prefix) + ".*": f"branch {name}"
         for name, prefixes in importer.BRANCHES.items()
         for prefix in prefixes
-        if name != branch.name and prefix and not branch.prefix.startswith(prefix)
+        if name != branch.name and prefix and not branch.prefix.startswith(prefix) and _holds(branch.file, [prefix])
     }
 
 
-def _account(key: str, branch: Branch, patterns: Mapping[str, str]) -> dict[str, int]:
+def _account(branch: Branch, patterns: Mapping[str, str]) -> dict[str, int]:
     """Reason -> how many tensors were dropped for it. ValueError for tensors that nobody knows."""
     reasons: dict[str, int] = {}
     unknown = []
@@ -326,8 +314,14 @@ def _account(key: str, branch: Branch, patterns: Mapping[str, str]) -> dict[str,
         else:
             reasons[reason] = reasons.get(reason, 0) + 1
     if unknown:
-        listed = ", ".join(unknown[:SHOWN]) + (f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
-        raise ValueError(
-            f"{branch.file.path} as {key}: tensors that are neither used nor known to be dropped: {listed}"
-        )
+        raise ValueError(f"tensors that are neither used nor known to be dropped: {some(unknown)}")
     return reasons
+
+
+def _check_sizes(branch: Branch) -> None:
+    """ValueError where the tensors in use hold more values than are stored: views that repeat the same memory."""
+    used = [branch.file.tensors[name] for name in branch.used]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in used}
+    values, stored = sum(tensor.numel() for tensor in used), sum(storages.values())
+    if values > stored:
+        raise ValueError(f"its tensors are views that make {values} values of {stored} bytes; {UNFOLD}")

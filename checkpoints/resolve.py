@@ -15,6 +15,7 @@ from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
+from checkpoints.recognition import beyond
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -28,6 +29,8 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if colon and scheme in TIMM_SCHEMES and not (scheme == "timm" and Path(rest).expanduser().is_file()):
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
+        if options != ImportOptions():
+            raise ValueError("pixels: it is no file: leave branch, heads, image size, statistics and architecture")
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme in file_importers():
         return import_file(load_extension("importers", scheme), read_foreign(Path(rest).expanduser()), options)
@@ -55,6 +58,8 @@ def detect(file: ForeignFile) -> str:
     if not found and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
         trained = file.path.parent.parent / "export"
         raise ValueError(f"{file.path} is a state to go on training with; at the end the encoder is in {trained}")
+    if not found and (reason := beyond(file.tensors)):
+        raise ValueError(f"{file.path}: {reason}")
     if not found:
         examples = ", ".join(list(file.tensors)[:3])
         raise ValueError(
@@ -81,8 +86,8 @@ def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
 
 def _own(folder: Path, options: ImportOptions) -> ViTExport:
     export = ViTExport.load(folder)
-    if options.branch or options.heads or options.statistics:
-        raise ValueError(f"{folder} is an export already: branch, heads and statistics are fixed when importing")
+    if options.branch or options.heads or options.statistics or options.architecture:
+        raise ValueError(f"{folder} is an export already: only its image size can change")
     if options.image_size in (None, export.spec.image_size):
         return export
     return export.at_size(options.image_size)

@@ -5,6 +5,7 @@ override the named timm architecture, so one base name serves every size. "pixel
 no network at all, see checkpoints/baselines.py.
 """
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -29,6 +30,10 @@ SIZES = {
     (1536, 40): "g",
 }
 HALF = (0.5, 0.5, 0.5)  # the "inception" statistics of BEiT's first release
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # openai/CLIP, clip/clip.py, _transform
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MAX_GRID = 256  # patches a side: 4096 px in patches of 16; attention over more needs terabytes
+MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class ViTSpec:
     layer_scale: bool = False
     norm_eps: float = 1e-6
     position: PositionTable = "learned"
-    class_position: bool = True  # the table's first row belongs to the class token
+    class_position: bool = True  # the table's first rows belong to the class token and the registers
     relative_position: RelativePosition = "none"
     position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see positions.py
     class_attention: int = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
@@ -57,6 +62,13 @@ class ViTSpec:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
+        if not re.fullmatch(r"\w+", str(self.architecture)):
+            raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
+        for name in ("class_token", "qkv_bias", "layer_scale", "class_position"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
+        if not isinstance(self.norm_eps, float | int) or not 0 < self.norm_eps < 1:
+            raise ValueError(f"norm_eps={self.norm_eps!r}: must be a number above 0 and below 1")
         for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")
@@ -67,14 +79,21 @@ class ViTSpec:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}")
+        if self.grid[0] > MAX_GRID:
+            raise ValueError(
+                f"image_size={self.image_size} with patch_size={self.patch_size} is a grid of {self.grid[0]} x "
+                f"{self.grid[0]} patches: at most {MAX_GRID} x {MAX_GRID} can be computed"
+            )
+        if max(self.depth, self.class_attention) > MAX_BLOCKS:
+            raise ValueError(f"depth={self.depth}, class_attention={self.class_attention}: at most {MAX_BLOCKS} blocks")
         if self.class_attention and self.class_token:
             raise ValueError("class_attention holds the class token itself: set class_token=False")
         if self.pool == "cls" and not self.has_class_token:
             raise ValueError("pool='cls' needs a class token; use pool='avg'")
         if (self.relative_position != "none") != (self.family == "beit"):
             raise ValueError(f"relative_position={self.relative_position!r} does not fit {self.architecture!r}")
-        if self.class_position and not self.class_token:
-            raise ValueError("class_position=True needs class_token=True")
+        if self.class_position and not self.prefix:
+            raise ValueError("class_position=True needs class_token=True or registers")
         if self.family == "pixels":
             self._check_pixels()
 

@@ -14,8 +14,9 @@ from math import isqrt
 
 import timm
 import torch
-from timm.models.beit import gen_relative_position_index
+from timm.models.beit import Beit, gen_relative_position_index
 from timm.models.cait import LayerScaleBlockClassAttn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from checkpoints.positions import resize_positions, resize_relative
@@ -45,6 +46,8 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **spec.timm_args())
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"timm cannot build {spec.architecture!r}: {str(error).splitlines()[0]}") from error
+    if type(trunk) not in (VisionTransformer, Beit):
+        raise ValueError(f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its VisionTransformer or Beit")
     if trunk.blocks[0].norm1.eps != spec.norm_eps:
         norm = partial(type(trunk.blocks[0].norm1), eps=spec.norm_eps)
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **spec.timm_args())
@@ -154,11 +157,12 @@ class ViT(nn.Module):
         if keep is not None:
             patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         trunk, front = self.trunk, []
+        placed = trunk.pos_embed is not None and self.spec.class_position
         if self.spec.class_token:
-            placed = trunk.pos_embed is not None and self.spec.class_position
             front.append(trunk.cls_token + trunk.pos_embed[:, :1] if placed else trunk.cls_token)
         if self.spec.registers:
-            table = trunk.pos_embed[:, 1 : self.spec.prefix] if self.spec.class_position else 0.0
+            rows = slice(int(self.spec.class_token), self.spec.prefix)
+            table = trunk.pos_embed[:, rows] if placed else 0.0
             front.append(trunk.reg_token + table)
         tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
         return trunk.norm_pre(tokens) if self.spec.family == "vit" else tokens, biases

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from bench.cli.meanings import meanings
-from bench.cli.settings import Change, changed, settings_of, setting_text
+from bench.cli.settings import Change, changed, setting_text, settings_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec

@@ -14,7 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
     parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where no tensor tells them")
     parser.add_argument("--image-size", type=positive, metavar="N", help="resize the position tables to N pixels")
-    parser.add_argument("--statistics", choices=("imagenet", "half"), help="mean and std that the source trained with")
+    parser.add_argument(
+        "--statistics", choices=("imagenet", "half", "clip"), help="mean and std that the source trained with"
+    )
+    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
+    parser.add_argument("--force", action="store_true", help="replace another export in FOLDER")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         heads=arguments.heads,
         image_size=arguments.image_size,
         statistics=arguments.statistics,
+        architecture=arguments.architecture,
     )
     check_new_export(arguments.out)
     export = load(arguments.source, options)
@@ -41,8 +46,24 @@ def run(arguments: argparse.Namespace) -> int:
     say(*described(export))
     if arguments.name:
         export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
-    folder = export.save(arguments.out)
+    same = not arguments.force and _is_there(arguments.out, export)
+    folder = arguments.out if same else export.save(arguments.out)
     if problems := ViTExport.load(folder).verify():
         raise ValueError(f"{folder}: read back, it differs: {problems[0]}; is the disk sound?")
-    say(f"written and verified: {folder}")
+    say(f"{'this very export was there, now' if same else 'written and'} verified: {folder}")
     return 0
+
+
+def _is_there(out: Path, export) -> bool:
+    """Whether `out` holds this very export. ValueError, naming what differs, where it holds another one."""
+    from checkpoints.export import ViTExport, is_export
+
+    if not is_export(out):
+        return False
+    try:
+        difference = ViTExport.load(out).difference(export)
+    except ValueError as error:
+        difference = str(error)
+    if difference:
+        raise ValueError(f"--out {out} holds another export ({difference}): choose a new folder, or add --force")
+    return True

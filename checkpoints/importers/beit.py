@@ -34,4 +34,9 @@ def convert(branch: Branch) -> Conversion:
     if options.statistics is None:
         options = replace(options, statistics="imagenet" if said else "half")
     tensors = branch.take_trunk()
-    return Conversion(spec=relative_vit(branch, tensors), tensors=tensors, preparation=options.preparation)
+    return Conversion(
+        spec=relative_vit(branch, tensors),
+        tensors=tensors,
+        preparation=options.preparation,
+        epochs=branch.epochs(last=True),  # beit/utils.py, save_model
+    )

@@ -19,4 +19,4 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def convert(branch: Branch) -> Conversion:
-    return Conversion(spec=named_vit(branch), tensors=branch.take_trunk())
+    return Conversion(spec=named_vit(branch), tensors=branch.take_trunk(), epochs=branch.epochs())

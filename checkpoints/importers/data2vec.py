@@ -25,4 +25,4 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = relative_vit(branch, tensors)
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # beit/utils.py, save_model

@@ -4,22 +4,25 @@ A file that holds nothing but a ViT could be iBOT's as well; say `dino:PATH`.
 Positions for other sizes follow DINO's own rule, which adds 0.1 to the grid (vision_transformer.py:174-194).
 """
 
-from checkpoints.importing import LAYER, Branch, Conversion, is_bare_vit, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BARE, LAYER, is_bare_vit
 
 SOURCE = "facebookresearch/dino 7c446df, main_dino.py:278-287"
-BRANCHES = {"teacher": ("teacher.backbone.", "", "state_dict."), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
+HEAD = r"((student|teacher|state_dict|model)\.)?head"
 DROPPED = {
-    rf"(student|teacher)\.head\.mlp\.\d\.{LAYER}": "projection head",
-    r"(student|teacher)\.head\.last_layer\.(weight_g|weight_v)": "projection head",
-    r"(student|teacher)\.head\.last_layer\.parametrizations\.weight\.original[01]": "projection head",
+    rf"{HEAD}\.mlp\.\d\.{LAYER}": "projection head",
+    rf"{HEAD}\.last_layer\.(weight_g|weight_v)": "projection head",
+    rf"{HEAD}\.last_layer\.parametrizations\.weight\.original[01]": "projection head",
     r"dino_loss\.center": "loss state",
 }
 
 
 def recognise(file: ForeignFile) -> bool:
     full = "teacher.backbone.cls_token" in file.tensors and not any(
-        name.startswith(("ibot_loss.", "student.decoder.", "student.backbone.mask")) for name in file.tensors
+        name.startswith(("ibot_loss.", "student.decoder.", "student.backbone.mask")) or name.endswith("ls1.gamma")
+        for name in file.tensors
     )
     return full or is_bare_vit(file)
 
@@ -27,4 +30,4 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # main_dino.py:282 adds 1

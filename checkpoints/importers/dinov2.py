@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BARE, WITHIN, is_bare_vit
 
 SOURCE = "facebookresearch/dinov2, models/vision_transformer.py, hub/backbones.py"
-BRANCHES = {"teacher": ("teacher.backbone.", ""), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
 DROPPED = {
-    r"((student|teacher)\.backbone\.)?mask_token": "mask token",
+    rf"((student|teacher)\.backbone\.|{WITHIN})mask_token": "mask token",
     r"(student|teacher)\.(dino_head|ibot_head)\..*": "projection heads",
 }
 RENAMES = {
@@ -25,9 +26,10 @@ RENAMES = {
 
 
 def recognise(file: ForeignFile) -> bool:
-    names = file.tensors
-    scaled = any(name.endswith("ls1.gamma") for name in names)
-    return scaled and ("mask_token" in names or "teacher.backbone.mask_token" in names)
+    scaled = any(name.endswith("ls1.gamma") for name in file.tensors)
+    own = any(name.endswith(("mask_token", "register_tokens")) for name in file.tensors)
+    full = "teacher.backbone.cls_token" in file.tensors
+    return (scaled and (own or full)) or is_bare_vit(file, scaled=True)
 
 
 def convert(branch: Branch) -> Conversion:

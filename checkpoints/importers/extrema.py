@@ -34,4 +34,4 @@ def convert(branch: Branch) -> Conversion:
     extra = branch.take(r"cls_token", "class_query")
     extra |= branch.take(CLASS_BLOCK, r"class_attention.\1")
     extra |= branch.take(r"head\.([01346]\.(?:weight|bias))", r"projector.\1")
-    return Conversion(spec=spec, tensors=tensors, extra=extra)
+    return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # main.py:264 adds 1

@@ -6,16 +6,18 @@ layer (evaluation/semi_supervised/eval_cls.py:207-256).
 
 from dataclasses import replace
 
-from checkpoints.importing import LAYER, Branch, Conversion, is_bare_vit, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BARE, LAYER, WITHIN, is_bare_vit
 
 SOURCE = "bytedance/ibot da316d8, main_ibot.py, extract_backbone_weights.py:27-41"
-BRANCHES = {"teacher": ("teacher.backbone.", "state_dict.", ""), "student": ("student.backbone.",)}
+BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
+HEAD = r"((student|teacher|state_dict|model)\.)?head"
 DROPPED = {
-    r"((student\.backbone|state_dict)\.)?masked_embed": "mask token",
-    rf"(student|teacher)\.head\.mlp\.\d\.{LAYER}": "projection head",
-    r"(student|teacher)\.head\.last_layer2?\.(weight_g|weight_v)": "prototypes",
-    r"(student|teacher)\.head\.last_layer2?\.parametrizations\.weight\.original[01]": "prototypes",
+    rf"(student\.backbone\.|{WITHIN})masked_embed": "mask token",
+    rf"{HEAD}\.mlp\.\d\.{LAYER}": "projection head",
+    rf"{HEAD}\.last_layer2?\.(weight_g|weight_v)": "prototypes",
+    rf"{HEAD}\.last_layer2?\.parametrizations\.weight\.original[01]": "prototypes",
     r"ibot_loss\.center2?": "loss state",
     r"state_dict\.head\.(weight|bias)": "classifier",
 }
@@ -29,6 +31,6 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
-    head = replace(branch, prefix=branch.prefix.replace(".backbone.", ".head."))
+    head = replace(branch, prefix=branch.prefix.replace("backbone.", "head."))
     extra = head.take(r"(mlp\.\d\.(?:weight|bias))", r"projector.\1")
-    return Conversion(spec=spec, tensors=tensors, extra=extra)
+    return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # main_ibot.py adds 1

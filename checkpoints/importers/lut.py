@@ -3,8 +3,9 @@
 `head.*` and `predictor.*` are LUT's projector and predictor, never a classifier.
 """
 
-from checkpoints.importing import BLOCK, LAYER, Branch, Conversion, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BLOCK, LAYER
 
 SOURCE = "naver-ai/lut 4420a27, models/models_lut.py, util/misc.py:386-438, main_finetune.py:281-287"
 BRANCHES = {"student": ("model.",), "teacher": ("model_ema.ema.", "model_ema.")}
@@ -26,4 +27,4 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first")
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_dict

@@ -3,27 +3,31 @@
 The published encoder files hold nothing but a ViT under `model`, just as MOCA's extracted teachers do; say `mae:PATH`.
 """
 
-from checkpoints.importing import BLOCK, Branch, Conversion, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, kind_in, trunk_of
 
 SOURCE = "facebookresearch/mae efb2a80, models_mae.py, util/misc.py:302"
-BRANCHES = {"encoder": ("model.",)}
+BRANCHES = {"encoder": BARE}
 DROPPED = {
     r"model\.mask_token": "mask token",
     rf"model\.decoder_{BLOCK}": "decoder",
     r"model\.decoder_(embed|norm|pred)\.(weight|bias)": "decoder",
     r"model\.decoder_pos_embed": "decoder",
-    r"model\.head\.(weight|bias)": "classifier",
+    rf"{WITHIN}{CLASSIFIER}": "classifier",
 }
 
 
 def recognise(file: ForeignFile) -> bool:
     names = file.tensors
-    others = ("model.predictor.", "model.encoder.", "model.lm_head.", "model.rel_pos_bias.")
-    return "model.pos_embed" in names and not any(name.startswith(others) for name in names)
+    full = {"model.pos_embed", "model.decoder_pos_embed"} <= {*names}
+    if full or is_bare_vit(file, "sincos_column_first"):
+        return not any(name.startswith("model.predictor.") for name in names)  # LUT's
+    tuned = trunk_of(file, CLASSIFIER)
+    return "fc_norm.weight" in tuned and kind_in(tuned) == "sincos_column_first"
 
 
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first")
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

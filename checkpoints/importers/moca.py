@@ -4,11 +4,12 @@ util/extract_teacher_from_checkpoint.py writes {'model': teacher}, which looks l
 All of MOCA's protocols read the mean of the teacher's patch tokens.
 """
 
-from checkpoints.importing import BLOCK, LAYER, Branch, Conversion, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import BARE, BLOCK, LAYER, is_bare_vit
 
 SOURCE = "valeoai/MOCA, util/model_utils.py:74-144, models_vit.py:33-61"
-BRANCHES = {"teacher": ("model.encoder_teacher.", "model."), "student": ("model.encoder.",)}
+BRANCHES = {"teacher": ("model.encoder_teacher.", *BARE), "student": ("model.encoder.",)}
 GENERATOR = r"layers_w\.\d+\.(generator\.b\d+_(fc|bn|last_layer)|skip)"
 DROPPED = {
     r"model\.mask_token(_cls_pt)?": "mask token",
@@ -22,14 +23,10 @@ DROPPED = {
 
 
 def recognise(file: ForeignFile) -> bool:
-    extracted = "model.pos_embed" in file.tensors and all(
-        name.startswith(("model.blocks.", "model.norm.", "model.patch_embed.", "model.cls_token", "model.pos_embed"))
-        for name in file.tensors
-    )
-    return extracted or "model.encoder_teacher.cls_token" in file.tensors
+    return "model.encoder_teacher.cls_token" in file.tensors or is_bare_vit(file, "sincos_column_first")
 
 
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first", pool="avg")
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

@@ -1,7 +1,8 @@
 """MSN (Assran et al. 2022): the target encoder. MSN's own probes read the class token before the final norm."""
 
-from checkpoints.importing import LAYER, Branch, Conversion, plain_vit
+from checkpoints.importing import Branch, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
+from checkpoints.recognition import LAYER
 
 SOURCE = "facebookresearch/msn 4388dc1, src/msn_train.py:284-295, src/deit.py:266-305"
 BRANCHES = {"target": ("target_encoder.",), "anchor": ("encoder.",)}
@@ -20,4 +21,4 @@ def convert(branch: Branch) -> Conversion:
     spec = plain_vit(
         branch, tensors, position_resize="bicubic"
     )  # by the square root of the patch ratio: the exact size
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # src/msn_train.py adds 1

@@ -24,4 +24,5 @@ def recognise(file: ForeignFile) -> bool:
 
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
-    return Conversion(spec=plain_vit(branch, tensors, position_resize="bicubic_offset"), tensors=tensors)
+    spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # as DINO counts

@@ -20,4 +20,4 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: Branch) -> Conversion:
     tensors = branch.take_trunk()
     spec = relative_vit(branch, tensors)
-    return Conversion(spec=spec, tensors=tensors)
+    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # utils.py, save_checkpoint

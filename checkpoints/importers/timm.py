@@ -2,34 +2,43 @@
 
 Nothing is downloaded unless the reference names the hub or a pretrained timm model. Weights of files, folders and hub
 repositories go through reading.py like every foreign file; those of timm's own names are fetched and read by timm.
-A file is a state dict, alone or as timm's train.py saves it; its head count and image statistics are the user's to say.
+A file is a state dict, alone or as timm's train.py saves it. No tensor shows its image statistics, and some do not show
+its activation or head count either: these are the user's to say, by `--statistics` and timm's name of the model.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import isqrt
 from pathlib import Path
+from types import NoneType
 
 import timm
 import torch
 from huggingface_hub import constants, get_session, hf_hub_download, list_repo_files
+from timm.layers import GluMlp, Mlp, PatchEmbed
+from timm.models import beit
 from timm.models.beit import Beit
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
+from torch.nn import Identity, LayerNorm
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import TRUNK, Branch, Conversion, plain_vit, relative_vit
+from checkpoints.importing import HEADS, Branch, Conversion, plain_vit, relative_vit
 from checkpoints.reading import ForeignFile, read_foreign
+from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, ViTSpec
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
-BRANCHES = {"model": ("", "state_dict."), "ema": ("state_dict_ema.",)}
-CLASSIFIER = ("head.weight", "head.bias")
+BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
 DROPPED = {
-    r"(state_dict(_ema)?\.)?head\.(weight|bias)": "classifier",
-    r"attn_pool\..*": "pooling head",
+    rf"({WITHIN}|(state_dict|model)_ema\.){CLASSIFIER}": "classifier",
+    rf"({WITHIN}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
+# What the spec of a named architecture says and no tensor of a file does.
+UNSEEN = ("architecture", "class_token", "registers", "qkv_bias", "layer_scale", "norm_eps", "class_position")
+UNSEEN += ("position_resize", "final_norm", "pool")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 AGREEMENT = 1e-5  # of the largest value, in float32
 
@@ -44,12 +53,9 @@ class TimmModel(ForeignFile):
 
 
 def recognise(file: ForeignFile) -> bool:
-    """A plain ViT with a classifier, at the root or under `state_dict`. Without one it could be of many sources."""
-    for prefix in BRANCHES["model"]:
-        names = {name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)}
-        if names >= {*CLASSIFIER, "patch_embed.proj.weight"}:
-            return all(TRUNK.fullmatch(name) for name in names if name not in CLASSIFIER)
-    return False
+    """A trunk by timm's names, with its heads or without, whose positions are not those of another source."""
+    tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*")
+    return bool(tensors) and not beyond(tensors) and kind_in(tensors) in ("learned", "none")
 
 
 def open_model(reference: str) -> TimmModel:
@@ -68,10 +74,8 @@ def open_model(reference: str) -> TimmModel:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
     model.eval()
-    if type(model) not in (VisionTransformer, Beit):
-        raise ValueError(f"{reference} is a {type(model).__name__}; timm's VisionTransformer and Beit can be imported")
-    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     spec = _spec(model, reference)
+    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     with torch.inference_mode():
         tokens = model.forward_features(synthetic_image(spec.image_size).float())
     return TimmModel(
@@ -138,33 +142,65 @@ def _from_hub(repository: str) -> Path:
 
 
 def convert(branch: Branch) -> Conversion:
-    tensors = branch.take_trunk()
+    tensors, options = branch.take_trunk(), branch.options
     if isinstance(branch.file, TimmModel):
+        if options.heads or options.statistics or options.architecture:
+            raise ValueError("timm says the heads, statistics and architecture of its own models: leave these options")
         return Conversion(spec=branch.file.spec, tensors=tensors, preparation=branch.file.preparation)
-    if branch.options.statistics is None:
+    if options.statistics is None:
         raise ValueError(
-            f"{branch.file.path}: no tensor tells the image statistics, which differ between timm's models; use bench "
-            "import with --statistics imagenet (as DeiT) or half (as timm's own ImageNet-21k weights)"
+            "no tensor tells the image statistics, which differ between timm's models; use bench import with "
+            "--statistics imagenet (as DeiT), half (as timm's own ImageNet-21k weights) or clip"
         )
-    return Conversion(spec=_spec_of_file(branch, tensors), tensors=tensors)
+    index = branch.file.facts.get("version", 0) == 2  # CheckpointSaver stores the last epoch's; before, it added 1
+    return Conversion(spec=_spec_of_file(branch, tensors), tensors=tensors, epochs=branch.epochs(last=index))
 
 
 def _spec_of_file(branch: Branch, tensors: dict[str, torch.Tensor]) -> ViTSpec:
-    """Sizes and switches as far as tensors show them; for the others, timm's defaults."""
+    """Sizes as tensors show them; all else from the architecture that the user or the file names.
+
+    Without a name only models are taken that timm has in one kind alone: others with the same tensors differ in their
+    activation, head count or LayerNorm eps.
+    """
     if any(name.endswith("relative_position_bias_table") for name in tensors):
         return relative_vit(branch, tensors)
-    class_token, rows = "cls_token" in tensors, tensors["pos_embed"].shape[1] if "pos_embed" in tensors else 0
+    if name := branch.options.architecture or _named(branch.file):
+        return _spec_by_name(branch, tensors, name)
+    if "cls_token" not in tensors or "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors:
+        raise ValueError(
+            "no tensor tells the activation, head count and LayerNorm eps of such a model; use bench import with "
+            "--architecture NAME, timm's name of the model"
+        )
+    rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors and tensors["pos_embed"].ndim == 3 else 0
     return plain_vit(
         branch,
         tensors,
-        class_token=class_token,
-        class_position=class_token and isqrt(rows) ** 2 != rows,  # no_embed_class: positions of patches alone
-        registers=tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        heads={width: heads for width, heads in HEADS.items() if width != 1536},  # 16 or 24
+        class_position=isqrt(rows) ** 2 != rows,  # no_embed_class: positions of patches alone
+        registers=tensors["reg_token"].shape[1] if "reg_token" in tensors and tensors["reg_token"].ndim == 3 else 0,
         qkv_bias="blocks.0.attn.qkv.bias" in tensors,
         layer_scale="blocks.0.ls1.gamma" in tensors,
         position_resize="bicubic_antialias",
-        pool="cls" if class_token else "avg",
     )
+
+
+def _named(file: ForeignFile) -> str | None:
+    """timm's name of the model, as its train.py writes it."""
+    name = file.facts.get("arch")
+    return name if isinstance(name, str) and timm.is_model(name) else None
+
+
+def _spec_by_name(branch: Branch, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+    if not timm.is_model(name):
+        near = get_close_matches(name, timm.list_models(module=("vision_transformer", "beit")), n=1)
+        raise ValueError(f"timm has no model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+    with torch.device("meta"):
+        named = _spec(timm.create_model(name, num_classes=0), name)
+    found = plain_vit(branch, tensors, heads={named.width: named.heads}, **{key: getattr(named, key) for key in UNSEEN})
+    for key in ("width", "depth", "patch_size", "mlp_hidden"):
+        if getattr(found, key) != getattr(named, key):
+            raise ValueError(f"{key} of the tensors is {getattr(found, key)}, that of {name} is {getattr(named, key)}")
+    return found
 
 
 def check(export: ViTExport, file: ForeignFile) -> None:
@@ -181,18 +217,26 @@ def check(export: ViTExport, file: ForeignFile) -> None:
         )
 
 
-def _spec(model: VisionTransformer | Beit, reference: str) -> ViTSpec:
+def _spec(model: torch.nn.Module, reference: str) -> ViTSpec:
+    """ValueError names what of the model no export can carry."""
+    if type(model) not in (VisionTransformer, Beit):
+        raise ValueError(f"{reference} is a {type(model).__name__}; timm's VisionTransformer and Beit can be imported")
+    for place, part, kinds in _parts(model):
+        if not isinstance(part, kinds):
+            raise ValueError(f"{reference} cannot be imported: its {place} is timm's {type(part).__name__}")
     height, width = model.patch_embed.img_size
     patch, across = model.patch_embed.patch_size
     if height != width or patch != across:
         raise ValueError(f"{reference}: only square images and patches can be imported, not {height} x {width} px")
-    block, beit = model.blocks[0], isinstance(model, Beit)
+    if height % patch:
+        raise ValueError(f"{reference}: {height} px are not a multiple of its patches' {patch} px")
+    block, relates = model.blocks[0], isinstance(model, Beit)
     normed = not isinstance(model.norm, torch.nn.Identity)
     pooled = not isinstance(model.fc_norm, torch.nn.Identity)
     class_token = model.cls_token is not None
     rows = 0 if model.pos_embed is None else model.pos_embed.shape[1] - model.patch_embed.num_patches
     relative = "none"
-    if beit:
+    if relates:
         relative = "shared" if model.rel_pos_bias is not None else "per_block"
     return ViTSpec(
         architecture=model.pretrained_cfg["architecture"],
@@ -210,10 +254,24 @@ def _spec(model: VisionTransformer | Beit, reference: str) -> ViTSpec:
         position="none" if model.pos_embed is None else "learned",
         class_position=rows > 0,
         relative_position=relative,
-        position_resize="relative_spline" if beit else "bicubic_antialias",
+        position_resize="relative_spline" if relates else "bicubic_antialias",
         final_norm="all" if normed else "pooled" if pooled else "none",
         pool="cls" if class_token and model.global_pool in ("token", "", "map") else "avg",
     )
+
+
+def _parts(model: VisionTransformer | Beit) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
+    """What decides whether our network computes what the model does: place, module, the kinds that it can be."""
+    block, patches = model.blocks[0], model.patch_embed
+    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    yield "patch embedding", patches, PatchEmbed
+    yield "norm after the patch embedding", patches.norm, Identity
+    yield "block", block, (Block, ResPostBlock, beit.Block)
+    yield "attention", attention, (Attention, beit.Attention)
+    yield "norm inside attention", getattr(attention, "norm", None), (Identity, NoneType)
+    yield "MLP", mlp, (Mlp, GluMlp)
+    yield "norm inside the MLP", mlp.norm, Identity
+    yield "norm", block.norm1, LayerNorm
 
 
 def _preparation(model: VisionTransformer | Beit) -> Preparation:
