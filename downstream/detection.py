@@ -146,7 +146,7 @@ class Detection(Task):
             train = learnable(train, val)
             place = Place(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
             judged = place.judged(self.plan(export, train, val, space.seed))
-            departures = warnings(export, self.size, self.branch, 0, 0)
+            departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
             return outcome(place, judged, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:

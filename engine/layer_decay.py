@@ -24,13 +24,17 @@ def layer_of(name: str, depth: int) -> int:
     return int(block[1]) + 1 if block else depth + 1
 
 
-def is_decayed(name: str, parameter: Parameter) -> bool:
-    """Whether weight decay applies: not to vectors, biases and tokens, but to relative position tables."""
-    return parameter.ndim > 1 and not name.endswith(".bias") and name not in UNDECAYED
+def is_decayed(name: str, parameter: Parameter, decay_tokens: bool = False) -> bool:
+    """Whether weight decay applies: not to vectors and biases, to tokens where asked, to relative position tables."""
+    return parameter.ndim > 1 and not name.endswith(".bias") and (decay_tokens or name not in UNDECAYED)
 
 
 def layer_groups(
-    parameters: Iterable[tuple[str, Parameter]], depth: int, decay: float, weight_decay: float
+    parameters: Iterable[tuple[str, Parameter]],
+    depth: int,
+    decay: float,
+    weight_decay: float,
+    decay_tokens: bool = False,
 ) -> list[dict[str, Any]]:
     """Named parameters -> optimiser groups with keys params, names, weight_decay and lr_scale, in order of appearance.
 
@@ -38,7 +42,7 @@ def layer_groups(
     """
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in parameters:
-        layer, decayed = layer_of(name, depth), is_decayed(name, parameter)
+        layer, decayed = layer_of(name, depth), is_decayed(name, parameter, decay_tokens)
         fresh = {
             "params": [],
             "names": [],

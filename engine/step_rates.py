@@ -1,4 +1,4 @@
-"""The learning rate of every optimiser group at every step of a fine-tuning, as three families of code compute it.
+"""The learning rate of every optimiser group at every step of a fine-tuning, as four families of code compute it.
 
 All are a linear warm-up and half a cosine; they differ in where the warm-up ends, what the cosine runs over, and
 whether the floor is scaled by layer decay. Steps count optimiser updates from 0.
@@ -9,17 +9,19 @@ from typing import Literal
 
 from engine.schedules import half_cosine
 
-Family = Literal["mae", "beit", "simmim"]
+Family = Literal["mae", "beit", "simmim", "deit"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRates:
-    """lr: peak. epochs, warmup_epochs: lengths. floor: what the cosine falls to. start: of the warm-up, SimMIM only.
+    """lr: peak. epochs, warmup_epochs: lengths. floor: what the cosine falls to. start: of timm's warm-up, else 0.
 
     mae: the formula at fractional epochs, from 0 (MAE util/lr_sched.py:9-21; MOCA, LUT).
     beit: a table, whose last warm-up value is `lr` itself (BEiT, ExtreMA finetune/utils.py:386-403; iBOT).
     simmim: timm 0.4's CosineLRScheduler, stepped after the update, with its cosine over all steps: it drops where the
     warm-up ends, and neither start nor floor is scaled by layer (SimMIM lr_scheduler.py, main_finetune.py:219-222).
+    deit: the same over epochs, stepped after each: both of the first two have `start` (DeiT main.py; iBOT
+    evaluation/semi_supervised/eval_cls.py:782-787, 860).
     """
 
     family: Family
@@ -39,7 +41,10 @@ class StepRates:
         """The rate of update `step` for a group whose layer decay is `scale`."""
         warmup = int(self.warmup_epochs * self.steps_per_epoch)
         if self.family == "simmim":
-            return self._simmim(max(0, step - 1), warmup, scale * self.lr)
+            return self._timm(max(0, step - 1), warmup, self.steps, scale * self.lr)
+        if self.family == "deit":
+            epoch = step // self.steps_per_epoch
+            return self._timm(max(0, epoch - 1), self.warmup_epochs, self.epochs, scale * self.lr)
         if self.family == "mae":
             epoch = step / self.steps_per_epoch
             return scale * half_cosine(self.lr, epoch, self.epochs, self.warmup_epochs, self.floor)
@@ -47,7 +52,8 @@ class StepRates:
             return scale * self.lr * step / max(1, warmup - 1)
         return scale * half_cosine(self.lr, step, self.steps, warmup, self.floor)
 
-    def _simmim(self, updates: int, warmup: int, lr: float) -> float:
-        if updates < warmup:
-            return self.start + updates * (lr - self.start) / warmup
-        return half_cosine(lr, updates, self.steps, 0.0, self.floor)
+    def _timm(self, time: int, warmup: float, end: int, lr: float) -> float:
+        """The rate that timm's scheduler gives for `time` of `end`, in updates or epochs."""
+        if time < warmup:
+            return self.start + time * (lr - self.start) / warmup
+        return half_cosine(lr, time, end, 0.0, self.floor)

@@ -14,7 +14,6 @@ from torch import nn
 from engine.layer_decay import is_decayed, layer_of
 
 TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
-TOKENS = ("cls_token", "reg_token", "pos_embed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,7 @@ def layer_groups(
         if not parameter.requires_grad:
             continue
         own = name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}"
-        decayed = is_decayed(own, parameter) or (decay_tokens and own in TOKENS)
-        layer = layer_of(own, depth)
+        layer, decayed = layer_of(own, depth), is_decayed(own, parameter, decay_tokens)
         fresh = {
             "params": [],
             "names": [],

@@ -1,6 +1,7 @@
 """What all dense tasks share: the plan of one training on scenes, where it runs, and how its batch is cut."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,11 @@ class Place:
             "at_once": at_once,
             "accumulated": course.accumulation(self.world),
             "processes": self.world.size,
-            "batch_norm_over": at_once * (self.world.size if synchronised else 1),
+            "batch_norm_over": at_once * (self.world.size if synchronised else 1) if has_batch_norm(model) else None,
         }
+        if self.world.is_first:
+            for line in norm_warnings(self.facts["batch"]):
+                print(f"{plan.label}: {line}", file=sys.stderr, flush=True)
         return train(model, plan.optimise(model), *plan.parts(), course, self.world)
 
     def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
@@ -149,9 +153,28 @@ def fitted(side: int, patch_size: int) -> int:
     return -(-side // patch_size) * patch_size
 
 
-def warnings(export: ViTExport, size: str, branch: str, asked: int, crop: int) -> list[str]:
-    """How this training departs from its recipe."""
-    found, own = [], SIZES.get((export.spec.width, export.spec.depth), "another size")
+def has_batch_norm(model: "nn.Module") -> bool:
+    """Whether anything of it that trains takes statistics of a batch."""
+    return any(isinstance(module, torch.nn.BatchNorm2d | torch.nn.SyncBatchNorm) for module in model.modules())
+
+
+def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
+    """Where batch statistics are of fewer images than in the sources, which synchronise them over a step's whole batch.
+
+    batch: facts of `Place`.
+    """
+    over, images = batch["batch_norm_over"], batch["images"]
+    if over in (None, images):
+        return []
+    return [
+        f"batch norm is over {over} images, in the recipe over all {images} of a step: start "
+        f"{images // batch['at_once']} processes with a GPU each, or give --batch-size {images} if memory allows"
+    ]
+
+
+def warnings(export: ViTExport, size: str, branch: str, asked: int, crop: int, batch: Mapping[str, Any]) -> list[str]:
+    """How this training departs from its recipe. batch: facts of `Place`."""
+    found, own = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
     if size and own != size:
         found.append(f"the recipe is for ViT-{size}, this network is {own}")
     given = str(export.facts.get("branch", ""))

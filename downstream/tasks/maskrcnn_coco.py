@@ -3,7 +3,7 @@
 mmdet's Mask R-CNN on four scales of four blocks' patches through a feature pyramid, AdamW with layer-wise rate decay.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from downstream.detection import IBOT_SOURCE, LAYOUT, OURS, SMOKE, Detection
@@ -21,8 +21,8 @@ class MaskRcnn(Detection):
     CASCADE: ClassVar[bool] = False
 
 
-EXTREMA = MaskRcnn(lr=3e-4, milestones=(9, 11), batch=32, train_positions=False, size="B", branch="online")
-IBOT = MaskRcnn(size="B")
+IBOT = MaskRcnn(proposals=(2000, 1000), size="B")
+EXTREMA = replace(IBOT, lr=3e-4, milestones=(9, 11), batch=32, train_positions=False, branch="online")
 MAE = MaskRcnn(
     layer_decay=0.7,
     weight_decay=0.1,
@@ -47,16 +47,17 @@ PROTOCOLS = {
     ),
     "maskrcnn@extrema": Protocol(
         task=EXTREMA,
-        version=1,
+        version=2,
         source="ExtreMA section 4 (Mask R-CNN, ViT-B, 12 epochs) and its README (CAE's code without the class token); "
-        "from CAE downstream_tasks/object_detection, its Mask R-CNN vit_base_giou_4conv1f_coco, inferred: lr 3e-4, "
-        "batch 32, decay 0.75, wd 0.05, steps at 9 and 11, warm-up 500 from 0.001, drop path 0.2, short sides 480-800 "
-        "with crops, box head of 4 convolutions with GIoU x 10; as in its segmentation: taps without norm, frozen "
-        f"position table{OURS}",
+        "from CAE downstream_tasks/detection/evaluation/object_detection/configs, inferred: mask_rcnn/vit_base_giou_"
+        "4conv1f_coco_maskrcnn_1x_cae_sincos_init0.1_lr00003.py (lr 3e-4, 16 x 2 images, decay 0.75, wd 0.05, steps at "
+        "9 and 11, drop path 0.2, short sides 480-800 with crops, box head of 4 convolutions with GIoU x 10) over "
+        "_base_/models/mask_rcnn_vit_fpn.py (2000 proposals in training, 1000 in testing), taps without norm, frozen "
+        f"position table, warm-up 500 from 0.001 as in Swin's schedule{OURS}",
     ),
     "maskrcnn@ibot": Protocol(
         task=IBOT,
-        version=1,
+        version=2,
         source=f"iBOT-style: {IBOT_SOURCE}, with Mask R-CNN's one stage; iBOT itself reports Cascade alone{OURS}",
     ),
     "maskrcnn@mae": Protocol(

@@ -103,7 +103,7 @@ class Segmenter(Task):
             tried = {lr: place.judged(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
             best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
             others = [place.judged(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
-            departures = warnings(export, self.size, self.branch, self.crop, crop)
+            departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
             facts = self.facts(tried, best) | {"warnings": departures}
             return outcome(place, [tried[best], *others], splits, val, facts)
 

@@ -83,7 +83,7 @@ class UperNet(Task):
             place = Place(export=export, space=space, world=world, task="upernet_ade20k")
             crop = fitted(self.crop, export.spec.patch_size)
             judged = place.judged(self.plan(export, train, val, crop, space.seed))
-            departures = warnings(export, self.size, self.branch, self.crop, crop)
+            departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
             return outcome(place, [judged], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:

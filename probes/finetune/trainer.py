@@ -45,7 +45,8 @@ SAVE_EVERY = 60.0  # seconds of work that a kill may cost, or more where saving 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How a training goes. layer_decay, weight_decay: of engine/layer_decay.py. clip: norm of the gradient, 0 for any.
+    """How a training goes. layer_decay, weight_decay, decay_tokens: engine/layer_decay.py. clip: norm of the gradient,
+    0 for any.
 
     average: decay of the averaged weights, 0 for none; with it, they are what is judged. judge_every: epochs; the last
     one is always judged. groups: those of each step that are this process's, of `group` images, `part` at once.
@@ -54,6 +55,7 @@ class Course:
     rates: StepRates
     layer_decay: float
     weight_decay: float
+    decay_tokens: bool
     clip: float
     average: float
     groups: range
@@ -85,7 +87,7 @@ class Training:
         self.classifier, self.course, self.world = classifier.to(course.device), course, world
         fit_attention(self.classifier, course.device, course.precision)
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
-        groups = layer_groups(parameters, depth, course.layer_decay, course.weight_decay)
+        groups = layer_groups(parameters, depth, course.layer_decay, course.weight_decay, course.decay_tokens)
         self.optimizer = torch.optim.AdamW(groups, lr=course.rates.lr, fused=True)
         self.averaged = self._averaged() if course.average else None
         self.network: nn.Module = self.classifier

@@ -56,7 +56,8 @@ class Finetune(Task):
     floor: float = 1e-6  # rate at the end
     start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
     layer_decay: float = 0.65  # factor on the rate for every block further from the head
-    weight_decay: float = 0.05  # of matrices; biases, norms and tokens have none
+    weight_decay: float = 0.05  # of matrices; biases and norms have none
+    decay_tokens: bool = False  # weight decay on class token and position table too
     drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
     clip: float = 0.0  # largest norm of the gradient; 0: any
     average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
@@ -72,13 +73,14 @@ class Finetune(Task):
     mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
     cutmix: float = 1.0  # alpha; 0: none
     smoothing: float = 0.1  # of the labels
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training and evaluation
+    train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training
     mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
     repeats: int = 1  # of an image in an epoch, which then shows fewer images
     fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
     lists: str = ""  # folder with MSN's lists of images, in place of the draw
     image_size: int | None = None  # pixels; none: the export's own
     crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
     select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
     holdout: float = 0.05  # share of the training images that is held out for this
     judge_every: int = 1  # epochs between evaluations
@@ -226,7 +228,7 @@ class Finetune(Task):
             mixup=self.mixup,
             cutmix=self.cutmix,
             smoothing=self.smoothing,
-            interpolation=self.interpolation,
+            interpolation=self.train_interpolation,
         )
 
     def course(self, cut: Cut, part: int, key: dict[str, Any], space: Workspace, world: World) -> Course:
@@ -244,6 +246,7 @@ class Finetune(Task):
             ),
             layer_decay=self.layer_decay,
             weight_decay=self.weight_decay,
+            decay_tokens=self.decay_tokens,
             clip=self.clip,
             average=self.average,
             groups=range(world.rank * share, (world.rank + 1) * share),
@@ -300,7 +303,7 @@ BEIT = Finetune(
     lr=4e-3, lr_rule="absolute", warmup_epochs=20, schedule="beit", head_std=0.02, head_scale=1e-3, size="B"
 )
 EXTREMA = replace(BEIT, lr=1e-3, lr_rule="batch/256", warmup_epochs=5, layer_decay=0.75, branch="online")
-IBOT = replace(BEIT, drop_path=0.2, pool="cls")
+IBOT = replace(BEIT, drop_path=0.2, pool="cls", interpolation="bilinear")
 SMOKE = Finetune(
     lr=4e-3,
     lr_rule="absolute",
@@ -325,23 +328,25 @@ LUT_SOURCE = (
 )
 EXTREMA_SOURCE = (
     "microsoft/ExtreMA finetune/run_class_finetuning.py, modeling_finetune.py:204-276; it reports the best epoch on "
-    "val (select=val); mixed by 128 is ours; "
+    "val (select=val); mixed by 128 as in its README; "
 )
 IBOT_SOURCE = (
-    "bytedance/ibot run.sh imagenet_cls, evaluation/README.md, run_class_finetuning.py:92 (lr 4e-3; theirs is swept); "
-    "it reports the best epoch on val: select=val"
+    "bytedance/ibot run.sh imagenet_cls, evaluation/README.md, run_class_finetuning.py:92 (lr 4e-3; theirs is swept), "
+    ":288 (bilinear in evaluation); it reports the best epoch on val: select=val"
 )
 
 
-def protocol(task: Finetune, source: str) -> Protocol:
-    return Protocol(task=task, version=1, source=source)
+def protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
+    return Protocol(task=task, version=version, source=source)
 
 
 PROTOCOLS = {
     "finetune@smoke": protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
     "finetune@mae": protocol(MAE, MAE_SOURCE),
     "finetune@mae_L": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE),
-    "finetune@mae_H": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, size="H"), MAE_SOURCE),
+    "finetune@mae_H": protocol(
+        replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, mixed_together=16, size="H"), MAE_SOURCE, 2
+    ),
     "finetune@lut_S": protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
     "finetune@lut": protocol(LUT, LUT_SOURCE),
     "finetune@lut_L": protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
@@ -357,10 +362,12 @@ PROTOCOLS = {
         Finetune(lr=1e-3, drop_path=0.2, size="B"),
         "valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
     ),
-    "finetune@ibot_S": protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE),
-    "finetune@ibot": protocol(IBOT, IBOT_SOURCE),
+    "finetune@ibot_S": protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
+    "finetune@ibot": protocol(IBOT, IBOT_SOURCE, 2),
     "finetune@ibot_L": protocol(
-        replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, size="L"), IBOT_SOURCE
+        replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, mixed_together=64, size="L"),
+        IBOT_SOURCE,
+        2,
     ),
     "finetune@simmim": protocol(
         # Start and floor are 2.5e-7 for 512 images, scaled like the rate (main_finetune.py:322-333).
@@ -371,7 +378,8 @@ PROTOCOLS = {
     ),
     "finetune@beit": protocol(
         BEIT,
-        "microsoft/unilm beit/README.md (ViT-B after self-supervision), run_class_finetuning.py; best epoch on val",
+        "microsoft/unilm beit/get_started_for_image_classification.md (ViT-B after self-supervision), "
+        "run_class_finetuning.py; best epoch on val",
     ),
     "finetune@data2vec": protocol(
         replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),

@@ -345,8 +345,8 @@ PAPERS = {
         "token and mean patch",
     ),
     "linear_sgd@moca": Protocol(
-        task=replace(IBOT, readouts=("cls1+avg",)),
-        version=1,
+        task=replace(IBOT, readouts=("cls1+avg",), drop_last=True),
+        version=2,
         source="valeoai/MOCA eval_linear.py:88-120, :217-230, util/data_utils.py:111-138: iBOT's 45 rates; class "
         "token and mean patch, which its README gives for 79.5 (the paper states one rate, 0.04)",
     ),
@@ -357,11 +357,13 @@ PAPERS = {
         "rate is for 256 images, as in DINO's code, is ours",
     ),
     "linear@msn": Protocol(
-        task=Linear(lrs=(0.2,), norm=False, optimizer="msn", entry="layer_norm", batch=8192, pace="iteration"),
-        version=1,
-        source="facebookresearch/msn linear_eval.py:90-110, :251-266, :343-382, src/sgd.py and "
-        "configs/eval/lineval_msn_vits16.yaml: rate 6.4 at batch 256 x 32, which is 0.2 for 256; its validation "
-        "images are augmented too, ours are not",
+        task=Linear(
+            lrs=(0.2,), norm=False, optimizer="msn", entry="layer_norm", batch=8192, pace="iteration", drop_last=True
+        ),
+        version=2,
+        source="facebookresearch/msn linear_eval.py:90-110, :251-266, :343-382, src/sgd.py, "
+        "src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at batch 256 x 32, which "
+        "is 0.2 for 256; its validation images are augmented too, ours are not",
     ),
     "linear@dinov2": Protocol(
         task=Linear(
@@ -380,7 +382,7 @@ PAPERS = {
 CACHED = {
     f"{name}_cached": Protocol(
         task=replace(paper.task, augment=False),
-        version=1,
+        version=paper.version,
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
     )
     for name, paper in PAPERS.items()

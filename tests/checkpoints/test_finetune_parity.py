@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from examples import EXAMPLES, golden, part, settings
+from timm.scheduler import CosineLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -238,3 +239,14 @@ def test_simmim_rates():
         ours = [rates.at(told + 1, scale) for scale in (*scales, 1.0)]
         assert ours == pytest.approx(record[told, ::2].tolist(), rel=1e-9)
     assert rates.at(0) == config["warm_lr"]
+
+
+def test_deit_rates():
+    """timm's scheduler told every epoch once it is over, as DeiT and iBOT's semi-supervised training do."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
+    scheduler = CosineLRScheduler(optimizer, t_initial=30, lr_min=1e-5, warmup_t=5, warmup_lr_init=1e-6)
+    rates = StepRates(family="deit", lr=3e-3, epochs=30, warmup_epochs=5, steps_per_epoch=4, floor=1e-5, start=1e-6)
+    for epoch in range(rates.epochs):
+        used = optimizer.param_groups[0]["lr"]
+        assert [rates.at(4 * epoch + step) for step in range(4)] == pytest.approx([used] * 4, rel=1e-12)
+        scheduler.step(epoch)

@@ -82,6 +82,27 @@ def test_heads_and_rules_are_mmdets(settings, file):
     assert named(detectors._testing(settings)) == named(base.test_cfg)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("extrema", 2000), ("ibot", 2000), ("mae", 1000)])
+def test_proposals_are_the_sources(name, kept):
+    """CAE configs/_base_/models/mask_rcnn_vit_fpn.py:90-98 and iBOT's base file; mmdet's own 1000 in ViTDet's."""
+    task = MASK[f"maskrcnn@{name}"].task
+    training, testing = detectors._training(task)["rpn_proposal"], detectors._testing(task)["rpn"]
+    assert (training["nms_pre"], training["max_per_img"]) == (2000, kept)
+    assert (testing["nms_pre"], testing["max_per_img"]) == (1000, 1000)
+
+
+def test_batch_norm_over_fewer_images_than_the_recipes_is_said(tmp_path, capfd):
+    """At the start of the training, and with the result."""
+    task = replace(MASKRCNN, epochs=1, milestones=())
+    parts, whole = (
+        task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4, batch_size=size)).facts for size in (2, 4)
+    )
+    (line,) = parts["warnings"]
+    assert line.startswith("batch norm is over 2 images, in the recipe over all 4 of a step: start 2 processes")
+    assert parts["batch"]["batch_norm_over"] == 2 and whole["batch"]["batch_norm_over"] == 4
+    assert whole["warnings"] == [] and capfd.readouterr().err.count(line) == 1
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, trained):
     export = export_of()

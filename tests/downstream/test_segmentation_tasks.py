@@ -82,6 +82,7 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
         UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:", batch_size=size)).facts["batch"] for size in (4, 3)
     )
     assert (whole["at_once"], whole["accumulated"]) == (4, 1) and (cut["at_once"], cut["accumulated"]) == (2, 2)
+    assert (whole["batch_norm_over"], cut["batch_norm_over"]) == (4, 2)
     first, second = (course for _, course in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
     sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
@@ -125,6 +126,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
     assert {sizes["steps of each"]} == {course.rates.steps for _, course in trained}
+    assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 
 def test_label_ids_give_the_same_numbers(tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm import create_model
+from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from engine.layer_decay import is_decayed, layer_groups, layer_of
@@ -44,3 +46,13 @@ def test_relative_tables_are_decayed_and_registers_are_not():
     assert layer_of("blocks.0.attn.relative_position_bias_table", 12) == 1
     assert layer_of("rel_pos_bias.relative_position_bias_table", 12) == 13
     assert layer_of("reg_token", 12) == 0 and not is_decayed("reg_token", nn.Parameter(torch.zeros(1, 4, 2)))
+
+
+def test_tokens_are_decayed_where_no_list_spares_them():
+    """timm's groups of a network that names no exceptions, as iBOT's does not, and of one that does."""
+    network = create_model("vit_tiny_patch16_224", depth=2)
+    for tokens, spared in ((True, ()), (False, network.no_weight_decay())):
+        groups = param_groups_weight_decay(network, 0.05, no_weight_decay_list=spared)
+        theirs = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+        for group in layer_groups(network.named_parameters(), 2, 1.0, 0.05, decay_tokens=tokens):
+            assert {theirs[id(parameter)] for parameter in group["params"]} == {group["weight_decay"]}

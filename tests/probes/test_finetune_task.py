@@ -25,6 +25,8 @@ from probes.finetune.trainer import Training
 from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, posterized
 from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
+from probes.training_groups import Cut, Groups, group_size, posterized
+from probes.tuning import Training
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
 AUGMENTED = QUICK.augmentation
@@ -239,6 +241,16 @@ def test_another_image_size_resizes_the_positions(export, tmp_path):
     assert outcome.facts["transform"] == "resize27-bicubic_crop24_exact"
 
 
+def test_training_and_judging_resize_each_in_their_own_way(export, tmp_path):
+    """Recorded are the transform of the images that are judged, and unchanged losses of those trained on."""
+    space = workspace(tmp_path, "digits:", limit=100)
+    both = QUICK.run(export, space)
+    judged = replace(QUICK, interpolation="bilinear").run(export, space)
+    assert judged.facts["transform"] == "resize18-bilinear_crop16_exact" != both.facts["transform"]
+    assert history(judged) == history(both)
+    assert history(replace(QUICK, train_interpolation="bilinear").run(export, space)) != history(both)
+
+
 def test_a_divergence_stops_with_step_and_losses_and_keeps_the_state(export, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(interruptions, "SAVE_SHARE", 1e9)
@@ -357,43 +369,3 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         Finetune(**settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "lr", "epochs", "decay", "drop_path", "pool"),
-    [
-        ("mae", 2e-3, 100, 0.65, 0.1, "avg"),
-        ("mae_L", 4e-3, 50, 0.75, 0.2, "avg"),
-        ("mae_H", 4e-3, 50, 0.75, 0.3, "avg"),
-        ("extrema_S", 4e-3, 200, 0.75, 0.1, "avg"),
-        ("extrema", 4e-3, 100, 0.75, 0.1, "avg"),
-        ("extrema_22k", 2e-3, 100, 0.65, 0.2, "avg"),
-        ("lut_S", 2e-3, 300, 0.75, 0.1, "avg"),
-        ("lut", 1e-3, 100, 0.65, 0.1, "avg"),
-        ("lut_L", 4e-3, 50, 0.65, 0.1, "avg"),
-        ("moca", 4e-3, 100, 0.65, 0.2, "avg"),
-        ("ibot_S", 4e-3, 200, 0.75, 0.1, "cls"),
-        ("ibot", 4e-3, 100, 0.65, 0.2, "cls"),
-        ("ibot_L", 4e-3, 50, 0.75, 0.4, "cls"),
-        ("simmim", 5e-3, 100, 0.65, 0.1, "avg"),
-        ("beit", 4e-3, 100, 0.65, 0.1, "avg"),
-        ("data2vec", 4e-3, 100, 0.65, 0.2, "avg"),
-    ],
-)
-def test_protocols_are_those_of_the_sources(name, lr, epochs, decay, drop_path, pool):
-    task = PROTOCOLS[f"finetune@{name}"].task
-    cut, part = task.cut(1_281_167, workspace_anywhere(), World())
-    rates = task.course(cut, part, {}, workspace_anywhere(), World()).rates
-    assert rates.lr == pytest.approx(lr)
-    assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
-    assert task.augmentation == Augmentation(
-        policy="rand-m9-mstd0.5-inc1",
-        crop_scale=0.08,
-        flip=0.5,
-        erase=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-        smoothing=0.1,
-        interpolation="bicubic",
-    )
-    assert task.batch == (2048 if name == "simmim" else 1024)

@@ -1,0 +1,110 @@
+"""The numbers of the recipes that train, against what their sources' code and commands say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy_exports import export_of_size, workspace
+
+from engine.distributed import World
+from probes.classifier import Classifier, HeadRecipe
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
+from probes.tasks.linear import PROTOCOLS as LINEAR
+from probes.tasks.semi import PROTOCOLS as SEMI
+from probes.training_groups import Augmentation
+from probes.tuning import Course, Training
+
+IMAGENET, TENTH = 1_281_167, 128_116  # training images; SimCLR's 10 %
+BEITS = Augmentation(
+    policy="rand-m9-mstd0.5-inc1",
+    crop_scale=0.08,
+    flip=0.5,
+    erase=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    smoothing=0.1,
+    interpolation="bicubic",
+)
+
+
+def course_of(task, images: int) -> Course:
+    space = workspace(Path("unused"), "digits:", batch_size=None)
+    cut, part = task.cut(images, space, World())
+    return task.course(cut, part, {}, space, World())
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "epochs", "decay", "drop_path", "pool", "mixed", "judged"),
+    [
+        ("mae", 2e-3, 100, 0.65, 0.1, "avg", 32, "bicubic"),
+        ("mae_L", 4e-3, 50, 0.75, 0.2, "avg", 32, "bicubic"),
+        ("mae_H", 4e-3, 50, 0.75, 0.3, "avg", 16, "bicubic"),
+        ("extrema_S", 4e-3, 200, 0.75, 0.1, "avg", 128, "bicubic"),
+        ("extrema", 4e-3, 100, 0.75, 0.1, "avg", 128, "bicubic"),
+        ("extrema_22k", 2e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+        ("lut_S", 2e-3, 300, 0.75, 0.1, "avg", 32, "bicubic"),
+        ("lut", 1e-3, 100, 0.65, 0.1, "avg", 32, "bicubic"),
+        ("lut_L", 4e-3, 50, 0.65, 0.1, "avg", 32, "bicubic"),
+        ("moca", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+        ("ibot_S", 4e-3, 200, 0.75, 0.1, "cls", 128, "bilinear"),
+        ("ibot", 4e-3, 100, 0.65, 0.2, "cls", 128, "bilinear"),
+        ("ibot_L", 4e-3, 50, 0.75, 0.4, "cls", 64, "bilinear"),
+        ("simmim", 5e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
+        ("beit", 4e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
+        ("data2vec", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+    ],
+)
+def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, judged):
+    task = FINETUNE[f"finetune@{name}"].task
+    course = course_of(task, IMAGENET)
+    assert course.rates.lr == pytest.approx(lr) and course.group == mixed
+    assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
+    assert task.augmentation == BEITS and task.interpolation == judged
+    assert task.batch == (2048 if name == "simmim" else 1024)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rates", "head", "tokens"),
+    [
+        ("semi@ibot_10percent", [1e-6, 1e-6, 2.8e-6, 4.6e-6, 6.4e-6, 8.2e-6, 1e-5], 0.02, 0.05),
+        ("semi@extrema_10percent", [0.0, 1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 5e-6], 2e-5, 0.0),
+    ],
+)
+def test_semi_supervised_training(protocol, rates, head, tokens):
+    """Rates when the first epochs begin, the head's deviation and the tokens' weight decay, behind a projector.
+
+    iBOT: timm's scheduler, told an epoch once it is over (eval_cls.py:860), from 1e-6 on; a head that is not scaled
+    down (:166); weight decay of all that are no vectors. ExtreMA has no code; its rates are BEiT's table.
+    """
+    task, export = SEMI[protocol].task, export_of_size(16)
+    layer = {"projector.mlp.0.weight": torch.zeros(2048, 32), "projector.mlp.0.bias": torch.zeros(2048)}
+    recipe = HeadRecipe(pool=task.pool, std=task.head_std, scale=task.head_scale, projector=task.projector)
+    classifier = Classifier(replace(export, extra=layer), 1000, recipe, task.drop_path, seed=0)
+    training = Training(classifier, course_of(task, TENTH), World())
+    course = training.course
+    assert course.rates.steps_per_epoch == 125 and course.rates.steps == 125_000
+    found = [course.rates.at(125 * epoch) for epoch in range(7)]
+    assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
+    assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
+    decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
+    assert decays["cls_token"] == decays["pos_embed"] == tokens
+    assert decays["head.weight"] == decays["entry.0.weight"] == 0.05 and decays["norm.weight"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("linear_lars@mae", 78),
+        ("linear_lars@extrema", 313),
+        ("linear@dino", 1252),
+        ("linear_sgd@ibot", 1252),
+        ("linear_sgd@moca", 1251),
+        ("linear@msn", 156),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", "_cached"])
+def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
+    """As many as the source's loader makes batches; those of MAE, MOCA and MSN leave out what does not fill one."""
+    task = LINEAR[name + ending].task
+    assert task.cut(IMAGENET, workspace(Path("unused"), "digits:")).count == steps
