@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from processes import in_two_processes
-from recorded_dino import CONFIG, prepared, recipe
 from torch import Tensor
+from toy_dino import SIZES, SPEC, prepared, recipe
 
 from engine.distributed import World
 from engine.seeding import AUGMENT, seeded
@@ -25,8 +25,11 @@ IMAGES = 4
 def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
     """Views of DINO, and noise for MST."""
     generator = torch.Generator().manual_seed(1)
-    sizes = {"global": (2, 3, CONFIG["img"], CONFIG["img"]), "local": (3, 3, CONFIG["loc"], CONFIG["loc"])}
-    found = {name: torch.randn(images, *size, generator=generator).double() for name, size in sizes.items()}
+    sizes = {"global": (2, SPEC.image_size), "local": (SIZES["local_crops"], SIZES["local_size"])}
+    found = {
+        name: torch.randn(images, crops, 3, side, side, generator=generator).double()
+        for name, (crops, side) in sizes.items()
+    }
     return {**found, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
 
 
