@@ -7,9 +7,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from functools import cache
 from math import lcm
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 

@@ -1,21 +1,18 @@
 """Folders of labelled scenes: what is recognised, what is refused and how that is said, and the drawn sets."""
 
 import hashlib
-import json
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from recordings import facts
 
 from downstream.cityscapes import SEEDS, few
 from downstream.listing import IGNORED
 from downstream.scenes import check_mask, open_scenes, problems_of
 from downstream.tiny_scenes import COUNTS, written
-
-GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 
 
 @pytest.fixture
@@ -125,12 +122,13 @@ def test_problems_are_listed(ade, tmp_path):
 
 
 def test_the_splits_are_those_of_french_et_al():
-    recorded = json.loads((GOLDEN / "cityscapes_splits" / "french2020_indices.json").read_text())
+    recorded = facts("cityscapes_splits/french2020_indices.json")
     assert set(recorded["seeds"]) == {str(seed) for seed in SEEDS}
     count = recorded["n_train"]
     for seed, split in recorded["seeds"].items():
-        assert few(count, 372, int(seed)).tolist() == split["372"]
-        assert few(count, 100, int(seed)).tolist() == split["372"][:100]
+        for size in (name for name in split if name.isdigit()):
+            assert few(count, int(size), int(seed)).tolist() == split[size]
+            assert few(count, 100, int(seed)).tolist() == split[size][:100]
         everything = ",".join(map(str, few(count, count, int(seed))))
         assert hashlib.sha256(everything.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
 
