@@ -30,8 +30,10 @@ DATA, WEIGHTS = (doubled(tensors(f"extrema/{name}.safetensors")) for name in ("c
 MODELS = [name for name, entry in META.items() if isinstance(entry, dict) and "patch" in entry]
 RANKED = [name for name in META["cases"] if f"{name}/loss_per_rank" in DATA]  # several processes
 CASES = [name for name in META["cases"] if name not in RANKED]
-# What its README allows for the rounding of a float32 recording.
-FORWARD, LOSS, GRADIENT, MOVED = 1e-5, 1e-5, 5e-5, 1e-6
+# The cases are float32. Its README measures 2e-6 forward and 4e-7 in losses, and allows 1e-5 for both. Gradients and what
+# the teacher moved to have its limits: at other sizes float32 is 8e-6 off the gradients in float64.
+FORWARD, LOSS, GRADIENT, MOVED = 2e-6, 1e-6, 5e-5, 1e-6
+FLOAT32 = 1e-5  # of ours in float32 as well: its limit, forward and in losses
 # Its README allows 1e-9 for the trajectory and measures 3e-15. Adam makes 1e-12 of the rounding noise in the keys'
 # biases, which the norms include.
 TRAJECTORY, NORMS = 1e-12, 1e-9
@@ -183,8 +185,8 @@ def test_recorded_pass_in_float32(name, monkeypatch):
     recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)).float(), monkeypatch)
     step = method({part: tensor.float() for part, tensor in views_of(name).items()}, start())
     step.loss.backward()
-    heard_close(heard, name, FORWARD)
-    close(step.loss, DATA[f"{name}/loss"][0], LOSS, "loss")
+    heard_close(heard, name, FLOAT32)
+    close(step.loss, DATA[f"{name}/loss"][0], FLOAT32, "loss")
     for official, theirs in under(DATA, f"{name}/grad/").items():
         close(method.get_parameter(our_name(official)).grad, theirs, GRADIENT, official)
 

@@ -18,9 +18,8 @@ from pretrain.sizes import RELATIVE, VIT_SMOKE
 from pretrain.updates import Updates
 
 DATA, CONFIG = recording("simmim/simmim_step.safetensors")
-# What its README allows for the rounding of a float32 recording: of losses and outputs, of gradient norms, of weights
-# after steps of Adam.
-LOSS, NORM, END = 1e-5, 1e-4, 5e-5
+# As its README measures, but for the end, whose limit is 5e-5: at other sizes float32 is 6e-7 off what is compared here.
+LOSS, NORM, END = 1e-6, 5e-6, 5e-6
 HIDDEN = len(DATA["model0.encoder.blocks.0.mlp.fc1.weight"])
 
 
