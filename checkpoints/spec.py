@@ -138,18 +138,21 @@ class ViTSpec:
         """Tokens in front of the patches inside the trunk: class token, then registers."""
         return int(self.class_token) + self.registers
 
+    @property
+    def mlp_ratio(self) -> float:
+        """mlp_hidden over width, as timm wants it: it truncates width * mlp_ratio."""
+        ratio = self.mlp_hidden / self.width
+        return ratio if int(self.width * ratio) == self.mlp_hidden else (self.mlp_hidden + 0.5) / self.width
+
     def timm_args(self) -> dict[str, Any]:
         """Arguments for `timm.create_model(architecture, ...)`; JSON values only, they go into config.json."""
-        ratio = self.mlp_hidden / self.width
-        if int(self.width * ratio) != self.mlp_hidden:  # timm truncates width * mlp_ratio
-            ratio = (self.mlp_hidden + 0.5) / self.width
         shared = dict(
             img_size=self.image_size,
             patch_size=self.patch_size,
             embed_dim=self.width,
             depth=self.depth,
             num_heads=self.heads,
-            mlp_ratio=ratio,
+            mlp_ratio=self.mlp_ratio,
             qkv_bias=self.qkv_bias,
             init_values=1.0 if self.layer_scale else None,
             num_classes=0,

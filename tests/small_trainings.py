@@ -14,7 +14,7 @@ from imagesets.sets import ImageSet, open_set
 from pretrain.loop.images import Cut, Parts, cut_of
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Updates
-from pretrain.method import Method, TrainProgress
+from pretrain.method import Method, Step, TrainProgress
 from pretrain.recipe import Recipe
 
 IMAGES, BATCH, EPOCHS = 24, 8, 2
@@ -65,3 +65,9 @@ def progress(cut: Cut, step: int = 0) -> TrainProgress:
 def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     """Whether both hold the same tensors, bit for bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def forward_pass(method: Method, views: Mapping[str, Tensor], progress: TrainProgress) -> Step:
+    """What the trainer does for each micro-batch before the backward pass."""
+    method.before_forward(progress)
+    return method(views)

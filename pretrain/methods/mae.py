@@ -84,9 +84,7 @@ class MaskedAutoencoder(nn.Module):
         self.mask_token = None
         if settings.encoder_mask_tokens:
             self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width).normal_(std=TOKEN_STD))
-        self.decoder = TokenDecoder(
-            spec.width, settings.decoder_width, settings.decoder_depth, settings.decoder_heads, spec.grid
-        )
+        self.decoder = TokenDecoder(spec, settings.decoder_width, settings.decoder_depth, settings.decoder_heads)
         self.decoder.mask_token.requires_grad_(not settings.encoder_mask_tokens)  # one of the two is used
         self.pixels = xavier_(nn.Linear(settings.decoder_width, spec.patch_size**2 * 3))
 

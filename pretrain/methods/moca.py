@@ -123,9 +123,7 @@ class Moca(Method):
     def decoder(self) -> TokenDecoder:
         """A fresh one."""
         settings = self.settings
-        return TokenDecoder(
-            self.spec.width, settings.decoder_width, settings.decoder_depth, settings.decoder_heads, self.spec.grid
-        )
+        return TokenDecoder(self.spec, settings.decoder_width, settings.decoder_depth, settings.decoder_heads)
 
     def views(self) -> Views:
         settings = self.settings

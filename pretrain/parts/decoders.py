@@ -11,18 +11,20 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from checkpoints.positions import sincos_positions
+from checkpoints.spec import ViTSpec
 from pretrain.parts.masking import take
 from pretrain.parts.weights import TOKEN_STD, xavier_
 
 
 class TokenDecoder(nn.Module):
-    """width_in D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
+    """Width D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
 
-    grid: rows and columns of patches. The initial weights are MAE's. Raises ValueError for sizes that cannot be, under
-    the names that the methods' settings have for them: decoder_width, decoder_depth, decoder_heads.
+    spec: of the encoder, whose grid and MLP ratio the decoder shares, as in the three codes. The initial weights are
+    MAE's. Raises ValueError for sizes that cannot be, under the names that the methods' settings have for them:
+    decoder_width, decoder_depth, decoder_heads.
     """
 
-    def __init__(self, width_in: int, width: int, depth: int, heads: int, grid: tuple[int, int]) -> None:
+    def __init__(self, spec: ViTSpec, width: int, depth: int, heads: int) -> None:
         super().__init__()
         for name, value in (("width", width), ("depth", depth), ("heads", heads)):
             if value < 1:
@@ -32,11 +34,13 @@ class TokenDecoder(nn.Module):
         if width % heads:
             raise ValueError(f"decoder_heads={heads} does not divide decoder_width={width}")
         norm = partial(nn.LayerNorm, eps=1e-6)
-        self.embed = nn.Linear(width_in, width)
+        self.embed = nn.Linear(spec.width, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.blocks = nn.ModuleList(Block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio=spec.mlp_ratio, qkv_bias=True, norm_layer=norm) for _ in range(depth)
+        )
         self.norm = norm(width)
-        self.register_buffer("positions", sincos_positions(grid, width, "column", prefix=1), persistent=False)
+        self.register_buffer("positions", sincos_positions(spec.grid, width, "column", prefix=1), persistent=False)
         xavier_(self)
         nn.init.normal_(self.mask_token, std=TOKEN_STD)
 

@@ -4,18 +4,15 @@ The numbers are recorded outputs of the official modules (tests/golden). BYOL, M
 their own: their layouts carry DINO's recorded weights and activations, of which they are supersets.
 """
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
+from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,7 +20,6 @@ from checkpoints.export import ViTExport
 from checkpoints.importing import ImportOptions
 from checkpoints.reading import ForeignFile
 
-GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 Pairs = list[tuple[Tensor, Tensor]]  # ours, recorded
 
 
@@ -43,91 +39,76 @@ class Example:
         return ForeignFile(path=Path(f"{self.importer}.pth"), sha256="0" * 64, tensors=tree, facts=self.facts)
 
 
-@cache
-def golden(path: str) -> dict[str, Tensor]:
-    with safe_open(GOLDEN / path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-
-
-@cache
-def settings(path: str) -> dict[str, Any]:
-    """Options of a recording: a config.json, or the JSON in a file's own metadata."""
-    if path.endswith(".json"):
-        return json.loads((GOLDEN / path).read_text())
-    with safe_open(GOLDEN / path, "pt") as file:
-        return json.loads(file.metadata()["config"])
-
-
-def part(tensors: dict[str, Tensor], prefix: str, new: str = "") -> dict[str, Tensor]:
-    return {new + name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 def encode(export: ViTExport, images: Tensor, **how: Any) -> Tensor:
     return export.build().double()(images.double(), **how)[0]
 
 
 def dino() -> Example:
-    record, config = golden("dino/golden.safetensors"), settings("dino/config.json")
-    tree = part(record, "student0/", "student.") | part(record, "teacher0/", "teacher.")
+    record, config = tensors("dino/golden.safetensors"), facts("dino/config.json")
+    tree = under(record, "student0/", "student.") | under(record, "teacher0/", "teacher.")
     tree["dino_loss.center"] = record["center0"]
     options = ImportOptions(heads=config["heads"])
     return Example(importer="dino", options=options, tree=tree, recorded=dino_teacher)
 
 
+def dino_probes(export: ViTExport, branch: str) -> Pairs:
+    """Features and attention recorded of one branch."""
+    record, pairs = tensors("dino/golden.safetensors"), []
+    for probe in matches(rf"probe/{branch}_(cls|last_attention)_of_crop(\d+)", record):
+        images = record[f"step0/crop{probe[2]}"].double()
+        ours = encode(export, images)[:, 0] if probe[1] == "cls" else export.build().double().attention(images)
+        pairs.append((ours, record[probe[0]]))
+    return pairs
+
+
 def dino_teacher(export: ViTExport) -> Pairs:
-    record = golden("dino/golden.safetensors")
-    images = record["step0/crop0"]
-    attention = export.build().double().attention(images.double())
-    return [
-        (encode(export, images)[:, 0], record["probe/teacher_cls_of_crop0"]),
-        (attention, record["probe/teacher_last_attention_of_crop0"]),
-    ]
+    return dino_probes(export, "teacher")
 
 
 def dino_student(export: ViTExport) -> Pairs:
     """The recorded local crop is smaller than the model's image: the position rule decides its features."""
-    record = golden("dino/golden.safetensors")
-    return [(encode(export, record["step0/crop2"])[:, 0], record["probe/student_cls_of_crop2"])]
+    return dino_probes(export, "student")
 
 
 def dino_student_example() -> Example:
-    options = ImportOptions(heads=settings("dino/config.json")["heads"], branch="student")
+    options = ImportOptions(heads=facts("dino/config.json")["heads"], branch="student")
     return Example(importer="dino", options=options, tree=dino().tree, recorded=dino_student)
 
 
 def dinov2() -> Example:
     """DINO's network is DINOv2's with layer scale at one."""
-    weights = part(golden("dino/golden.safetensors"), "teacher0/backbone.")
-    depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
+    weights = under(tensors("dino/golden.safetensors"), "teacher0/backbone.")
     width = weights["cls_token"].shape[-1]
-    scale = {f"blocks.{i}.ls{j}.gamma": torch.ones(width) for i in range(depth) for j in (1, 2)}
+    scale = {f"blocks.{i}.ls{j}.gamma": torch.ones(width) for i in range(depth_of(weights)) for j in (1, 2)}
     tree = weights | scale | {"mask_token": torch.zeros(1, width)}
-    options = ImportOptions(heads=settings("dino/config.json")["heads"])
+    options = ImportOptions(heads=facts("dino/config.json")["heads"])
     return Example(importer="dinov2", options=options, tree=tree, recorded=dino_teacher)
 
 
 def mst() -> Example:
     example = dino()
     tree = {name: tensor for name, tensor in example.tree.items() if not name.startswith("dino_loss")}
-    tree |= {"student.decoder.0.weight": torch.zeros(32, 8, 4, 4), "student.mask_token": torch.zeros(1, 32)}
+    width = facts("dino/config.json")["dim"]
+    tree |= {"student.decoder.0.weight": torch.zeros(width, 8, 4, 4), "student.mask_token": torch.zeros(1, width)}
     return Example(importer="mst", options=example.options, tree=tree, recorded=dino_teacher)
 
 
 def byol() -> Example:
     """The layout of docs/export-format.md, on DINO's weights."""
-    record, config = golden("dino/golden.safetensors"), settings("dino/config.json")
-    tree = part(record, "teacher0/backbone.", "model.online.trunk.")
-    tree |= part(record, "student0/backbone.", "model.target.trunk.")
+    record, config = tensors("dino/golden.safetensors"), facts("dino/config.json")
+    tree = under(record, "teacher0/backbone.", "model.online.trunk.")
+    tree |= under(record, "student0/backbone.", "model.target.trunk.")
     width = config["dim"]
     spec = dict(architecture="vit_base_patch16_224", image_size=config["img"], patch_size=config["patch"], width=width)
-    spec |= dict(depth=config["depth"], heads=config["heads"], mlp_hidden=4 * width, position_resize="bicubic_offset")
-    facts = {"method": "byol"} | {f"spec.{name}": value for name, value in spec.items()}
-    return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=facts)
+    hidden = len(record["teacher0/backbone.blocks.0.mlp.fc1.weight"])
+    spec |= dict(depth=config["depth"], heads=config["heads"], mlp_hidden=hidden, position_resize="bicubic_offset")
+    said = {"method": "byol"} | {f"spec.{name}": value for name, value in spec.items()}
+    return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=said)
 
 
 def ibot() -> Example:
-    record, config = golden("ibot/golden.safetensors"), settings("ibot/config.json")
-    tree = part(record, "student0/", "student.") | part(record, "teacher0/", "teacher.")
+    record, config = tensors("ibot/golden.safetensors"), facts("ibot/config.json")
+    tree = under(record, "student0/", "student.") | under(record, "teacher0/", "teacher.")
     tree |= {"ibot_loss.center": record["center0/cls"], "ibot_loss.center2": record["center0/patch"]}
 
     def recorded(export: ViTExport) -> Pairs:
@@ -154,8 +135,8 @@ def batch_norm(values: Tensor, affine: dict[str, Tensor] | None, name: str) -> T
 
 
 def msn() -> Example:
-    record, config = golden("msn/golden.safetensors"), settings("msn/config.json")
-    tree = part(record, "encoder0/", "encoder.") | part(record, "target0/", "target_encoder.")
+    record, config = tensors("msn/golden.safetensors"), facts("msn/config.json")
+    tree = under(record, "encoder0/", "encoder.") | under(record, "target0/", "target_encoder.")
     tree["prototypes"] = record["prototypes0"]
 
     def recorded(export: ViTExport) -> Pairs:
@@ -172,8 +153,8 @@ def msn() -> Example:
 
 
 def mocov3() -> Example:
-    record, config = golden("mocov3/golden.safetensors"), settings("mocov3/config.json")
-    tree = part(record, "model0/", "state_dict.")
+    record, config = tensors("mocov3/golden.safetensors"), facts("mocov3/config.json")
+    tree = under(record, "model0/", "state_dict.")
 
     def recorded(export: ViTExport) -> Pairs:
         tokens = encode(export, record["step0/x1"])
@@ -200,30 +181,30 @@ def masked_latent(export: ViTExport, images: Tensor, keep: Tensor) -> Tensor:
 
 
 def mae() -> Example:
-    record, config = golden("mae/mae_step.safetensors"), settings("mae/mae_step.safetensors")
+    record, config = tensors("mae/mae_step.safetensors"), facts("mae/mae_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
         keep = visible(record["in0.noise"], config["mask_ratio"])
         return [(masked_latent(export, record["in0.image"], keep), record["out0.latent"])]
 
-    tree, options = part(record, "model0.", "model."), ImportOptions(heads=config["heads"])
+    tree, options = under(record, "model0.", "model."), ImportOptions(heads=config["heads"])
     return Example(importer="mae", options=options, tree=tree, recorded=recorded)
 
 
 def lut() -> Example:
-    record, config = golden("lut/lut_step.safetensors"), settings("lut/lut_step.safetensors")
+    record, config = tensors("lut/lut_step.safetensors"), facts("lut/lut_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
         keep = visible(record["in0.noise"], config["mask_ratio"])
         return [(masked_latent(export, record["in0.view1"], keep), record["out0.latent1"])]
 
-    tree = part(record, "student0.", "model.") | part(record, "ema0.", "model_ema.ema.")
+    tree = under(record, "student0.", "model.") | under(record, "ema0.", "model_ema.ema.")
     return Example(importer="lut", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 
 
 def moca() -> Example:
-    record, config = golden("moca/eval.safetensors"), settings("moca/cases.json")["tiny_config"]
-    images = golden("moca/inputs.safetensors")["batch0.x1"]
+    record, config = tensors("moca/eval.safetensors"), facts("moca/cases.json")["tiny_config"]
+    images = tensors("moca/inputs.safetensors")["batch0.x1"]
 
     def recorded(export: ViTExport) -> Pairs:
         tokens, raw = encode(export, images), encode(export, images, norm=False)
@@ -234,13 +215,13 @@ def moca() -> Example:
             (raw[:, 1:].mean(dim=1), record["lowshot.feature_remove_norm"]),
         ]
 
-    tree = part(golden("moca/init_state.safetensors"), "", "model.")
+    tree = under(tensors("moca/init_state.safetensors"), "", "model.")
     return Example(importer="moca", options=ImportOptions(heads=config["num_heads"]), tree=tree, recorded=recorded)
 
 
 def relative(folder: str, model: str, head: str, output: str, tree_prefix: str) -> Example:
     """BEiT and data2vec: masked patches are replaced, then a linear head reads the normed patches."""
-    record = golden(f"{folder}/{folder}_step.safetensors")
+    record = tensors(f"{folder}/{folder}_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
         vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1)
@@ -250,13 +231,13 @@ def relative(folder: str, model: str, head: str, output: str, tree_prefix: str) 
         weight, bias = (record[f"{model}.{head}.{kind}"].double() for kind in ("weight", "bias"))
         return [(F.linear(tokens[mask[..., 0].bool()], weight, bias), record[output])]
 
-    tree = part(record, f"{model}.", tree_prefix)
+    tree = under(record, f"{model}.", tree_prefix)
     options = ImportOptions(statistics="imagenet")
     return Example(importer=folder, options=options, tree=tree, recorded=recorded)
 
 
 def simmim() -> Example:
-    record = golden("simmim/simmim_step.safetensors")
+    record = tensors("simmim/simmim_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
         vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
@@ -267,16 +248,35 @@ def simmim() -> Example:
         return [(tokens.transpose(1, 2).unflatten(2, (side, side)), record["out0.encoder"])]
 
     return Example(
-        importer="simmim", options=ImportOptions(), tree=part(record, "model0.", "model."), recorded=recorded
+        importer="simmim", options=ImportOptions(), tree=under(record, "model0.", "model."), recorded=recorded
     )
 
 
+def extrema_case() -> tuple[str, str]:
+    """A model whose momentum encoder is recorded whole after its move, and the case that has most of what it gave."""
+    weights, data = tensors("extrema/weights.safetensors"), tensors("extrema/cases.safetensors")
+    meta = facts("extrema/meta.json")
+    for model in (name for name, entry in meta.items() if isinstance(entry, dict) and "patch" in entry):
+        whole = under(weights, f"{model}_after_ema/momentum_encoder.")
+        if whole and whole.keys() == under(weights, f"{model}/momentum_encoder.").keys():
+            cases = [case for case in meta["cases"] if case.startswith(model)]
+            return model, max(cases, key=lambda case: len(under(data, f"{case}/teacher/")))
+    raise AssertionError("no such model in extrema/weights.safetensors")
+
+
+def extrema_images() -> Tensor:
+    """What the teacher of that case sees: the second view, where there is one."""
+    model, case = extrema_case()
+    view = facts("extrema/meta.json")["cases"][case]["views"]
+    return tensors("extrema/cases.safetensors")[f"{model}/images{view}_u8"].float() / 64 - 2
+
+
 def extrema() -> Example:
-    weights, record = golden("extrema/weights.safetensors"), golden("extrema/cases.safetensors")
-    tree = part(weights, "grid/", "state_dict.") | part(weights, "grid_after_ema/", "state_dict.")
+    weights, (model, case) = tensors("extrema/weights.safetensors"), extrema_case()
+    tree = under(weights, f"{model}/", "state_dict.") | under(weights, f"{model}_after_ema/", "state_dict.")
 
     def recorded(export: ViTExport) -> Pairs:
-        images = record["grid/images2_u8"].float() / 64 - 2
+        images, last = extrema_images(), export.spec.class_attention - 1
         tokens, raw = encode(export, images), encode(export, images, norm=False)
         values = tokens[:, 0]
         for number in (0, 1, 3, 4, 6):
@@ -285,14 +285,12 @@ def extrema() -> Example:
                 values = F.gelu(F.layer_norm(values, values.shape[1:], weight, bias))
             else:
                 values = F.linear(values, weight, bias)
-        return [
-            (raw[:, 0], record["grid_byol_m2/teacher/ca0"]),
-            (tokens[:, 0], record["grid_byol_m2/teacher/instance"]),
-            (tokens[:, 1:], record["grid_byol_m2/teacher/distributed"]),
-            (values, record["grid_byol_m2/teacher/projection"]),
-        ]
+        teacher = under(tensors("extrema/cases.safetensors"), f"{case}/teacher/")
+        ours = {f"ca{last}": raw[:, 0], "instance_prenorm": raw[:, 0], "instance": tokens[:, 0],
+                "distributed": tokens[:, 1:], "projection": values}  # fmt: skip
+        return [(ours[name], teacher[name]) for name in ours if name in teacher]
 
-    options = ImportOptions(heads=settings("extrema/meta.json")["grid"]["heads"])
+    options = ImportOptions(heads=facts("extrema/meta.json")[model]["heads"])
     return Example(importer="extrema", options=options, tree=tree, recorded=recorded)
 
 

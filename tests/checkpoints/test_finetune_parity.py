@@ -4,10 +4,12 @@ In float64; 1e-6 of the largest recorded value, as for the importers.
 """
 
 from dataclasses import dataclass, replace
+from math import cos, pi
 
 import pytest
 import torch
-from examples import EXAMPLES, golden, part, settings
+from examples import EXAMPLES, extrema_case, extrema_images
+from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,8 +58,8 @@ def build(export: ViTExport, recipe: HeadRecipe, given: dict[str, Tensor]) -> Cl
 
 
 def mae_gap() -> Case:
-    record = golden("mae/mae_finetune.safetensors")
-    given = part(record, "gap.vit.")
+    record = tensors("mae/mae_finetune.safetensors")
+    given = under(record, "gap.vit.")
     export = changed(imported("mae"), given).at_size(record["gap.in.image"].shape[-1])
     assert torch.allclose(export.tensors["pos_embed"], record["gap.pos_embed"], atol=1e-6)
     return Case(
@@ -69,7 +71,7 @@ def mae_gap() -> Case:
 
 
 def mae_cls() -> Case:
-    record = golden("mae/mae_finetune.safetensors")
+    record = tensors("mae/mae_finetune.safetensors")
     given = {"head.weight": record["lin.head0.1.weight"], "head.bias": record["lin.head0.1.bias"]}
     return Case(
         classifier=build(imported("mae"), HeadRecipe(pool="cls"), given),
@@ -80,8 +82,8 @@ def mae_cls() -> Case:
 
 
 def lut() -> Case:
-    record = golden("lut/lut_finetune.safetensors")
-    given = part(record, "vit.")
+    record = tensors("lut/lut_finetune.safetensors")
+    given = under(record, "vit.")
     export = changed(imported("lut").at_size(record["in.image"].shape[-1]), given)
     return Case(
         classifier=build(export, AVERAGE, given),
@@ -92,10 +94,10 @@ def lut() -> Case:
 
 
 def simmim(window: str) -> Case:
-    record = golden("simmim/simmim_finetune.safetensors")
+    record = tensors("simmim/simmim_finetune.safetensors")
     weight = record[f"{window}.head.weight"]
     given = {"head.weight": weight, "head.bias": torch.zeros(len(weight))}
-    trained = part(golden("simmim/simmim_step.safetensors"), "model_end.", "model.")
+    trained = under(tensors("simmim/simmim_step.safetensors"), "model_end.", "model.")
     export = imported("simmim", tree=trained).at_size(record[f"{window}.in.image"].shape[-1])
     classifier = build(export, AVERAGE, given)
     table = dict(classifier.timm_parameters())["blocks.0.attn.relative_position_bias_table"]
@@ -109,21 +111,23 @@ def simmim(window: str) -> Case:
 
 
 def moca() -> Case:
-    record = golden("moca/eval.safetensors")
+    record = tensors("moca/eval.safetensors")
     return Case(
-        classifier=build(imported("moca"), AVERAGE, part(record, "finetune.")),
-        images=golden("moca/inputs.safetensors")["batch0.x1"],
+        classifier=build(imported("moca"), AVERAGE, under(record, "finetune.")),
+        images=tensors("moca/inputs.safetensors")["batch0.x1"],
         logits=record["finetune.logits_fc_norm"],
     )
 
 
 def extrema() -> Case:
-    weights, record = golden("extrema/weights.safetensors"), golden("extrema/cases.safetensors")
-    heads = settings("extrema/meta.json")["main"]["heads"]
-    export = imported("extrema", tree=part(weights, "main/", "state_dict."), heads=heads, branch="online")
+    weights, record = tensors("extrema/weights.safetensors"), tensors("extrema/cases.safetensors")
+    facts_of = facts("extrema/meta.json")
+    main = next(name for name, entry in facts_of.items() if isinstance(entry, dict) and "patch" in entry)
+    tree = under(weights, f"{main}/", "state_dict.")
+    export = imported("extrema", tree=tree, heads=facts_of[main]["heads"], branch="online")
     return Case(
-        classifier=build(export, AVERAGE, part(record, "finetune/")),
-        images=record["main/images1_u8"].float() / 64 - 2,
+        classifier=build(export, AVERAGE, under(record, "finetune/")),
+        images=record[f"{main}/images1_u8"].float() / 64 - 2,
         features=record["finetune/features"],
         logits=record["finetune/logits"],
     )
@@ -154,20 +158,20 @@ def test_features_and_logits_are_the_official_ones(name):
 @torch.no_grad()
 def test_extrema_projector_layer():
     """The recorded projection, from the layer that the semi-supervised head reads."""
-    record, export = golden("extrema/cases.safetensors"), imported("extrema")
+    export = imported("extrema")
     classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
-    values = classifier.features((record["grid/images2_u8"].float() / 64 - 2).double())
+    values = classifier.features(extrema_images().double())
     extra = {name: tensor.double() for name, tensor in export.extra.items()}
     values = F.linear(values, extra["projector.3.weight"], extra["projector.3.bias"])
     values = F.gelu(F.layer_norm(values, values.shape[1:], extra["projector.4.weight"], extra["projector.4.bias"]))
     values = F.linear(values, extra["projector.6.weight"], extra["projector.6.bias"])
-    official = record["grid_byol_m2/teacher/projection"]
+    official = tensors("extrema/cases.safetensors")[f"{extrema_case()[1]}/teacher/projection"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
 @torch.no_grad()
 def test_ibot_projector_layer():
-    record, export = golden("ibot/golden.safetensors"), imported("ibot")
+    record, export = tensors("ibot/golden.safetensors"), imported("ibot")
     classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
     values = classifier.features(torch.cat([record["step0/crop0"], record["step0/crop1"]]).double())
     extra = {name: tensor.double() for name, tensor in export.extra.items()}
@@ -180,25 +184,25 @@ def test_ibot_projector_layer():
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "decay"),
+    ("name", "path"),
     [
-        ("mae_gap", "mae/mae_finetune.safetensors", 0.75),
-        ("lut", "lut/lut_finetune.safetensors", 0.65),
-        ("simmim_same", "simmim/simmim_finetune.safetensors", 0.65),
+        ("mae_gap", "mae/mae_finetune.safetensors"),
+        ("lut", "lut/lut_finetune.safetensors"),
+        ("simmim_same", "simmim/simmim_finetune.safetensors"),
     ],
 )
-def test_rate_scales_and_weight_decays_are_the_official_ones(name, path, decay):
-    config, classifier = settings(path), CASES[name]().classifier
-    groups = layer_groups(
-        classifier.timm_parameters(), classifier.vit.spec.depth, config.get("layer_decay", decay), config["wd"]
-    )
+def test_rate_scales_and_weight_decays_are_the_official_ones(name, path):
+    config, classifier = facts(path), CASES[name]().classifier
+    decay = max(scale for scale, _ in config["lr_scale_and_wd"].values() if scale < 1)  # the last block's scale
+    groups = layer_groups(classifier.timm_parameters(), classifier.vit.spec.depth, decay, config["wd"])
     found = {name: [group["lr_scale"], group["weight_decay"]] for group in groups for name in group["names"]}
     assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in config["lr_scale_and_wd"].items()}
 
 
 def test_mae_rates():
-    record, config = golden("mae/mae_step.safetensors"), settings("mae/mae_step.safetensors")
-    steps = 1000  # the recorded epochs are fractions; any grid that holds them will do
+    record, config = tensors("mae/mae_step.safetensors"), facts("mae/mae_step.safetensors")
+    epochs, recorded = record["sched.epoch"].tolist(), record["sched.lr"].tolist()
+    steps = steps_per_epoch(epochs)
     rates = StepRates(
         family="mae",
         lr=config["lr"],
@@ -207,25 +211,28 @@ def test_mae_rates():
         steps_per_epoch=steps,
         floor=config["min_lr"],
     )
-    held = [(e, r) for e, r in zip(record["sched.epoch"].tolist(), record["sched.lr"].tolist(), strict=True)]
-    close = [(round(e * steps), r) for e, r in held if abs(e * steps - round(e * steps)) < 1e-6]
-    assert len(close) > 5
-    assert [rates.at(step) for step, _ in close] == pytest.approx([rate for _, rate in close], rel=1e-9)
+    assert [rates.at(round(epoch * steps)) for epoch in epochs] == pytest.approx(recorded, rel=1e-9)
 
 
 def test_beit_rates():
-    """tests/golden/extrema/README.md: peak 4e-3, floor 1e-6, 10 epochs of 7 steps, 2 warm-up epochs."""
-    record = golden("extrema/cases.safetensors")["schedule/finetune_lr"].double().tolist()
-    rates = StepRates(family="beit", lr=4e-3, epochs=10, warmup_epochs=2, steps_per_epoch=7, floor=1e-6)
-    assert rates.steps == len(record)
+    """Peak, floor and warm-up are read off the table: the warm-up ends with the peak, with which the cosine begins."""
+    record = tensors("extrema/cases.safetensors")["schedule/finetune_lr"].double().tolist()
+    peak, warmup = max(record), record.index(max(record)) + 1
+    left = (1 + cos(pi * (1 - 1 / (len(record) - warmup)))) / 2  # of the way to the floor, at the last step
+    floor = (record[-1] - left * peak) / (1 - left)
+    rates = StepRates(
+        family="beit", lr=peak, epochs=len(record), warmup_epochs=warmup, steps_per_epoch=1, floor=floor
+    )  # fmt: skip
+    assert record[warmup] == peak and floor > 0
     assert [rates.at(step) for step in range(rates.steps)] == pytest.approx(record, rel=1e-6)
 
 
 def test_simmim_rates():
     """Row t: every group's rate after the scheduler was told t, which is used by the next update."""
-    config = settings("simmim/simmim_finetune.safetensors")
-    record = golden("simmim/simmim_finetune.safetensors")["sched.cosine_groups"]
-    scales = [config["lr_scale_and_wd"][name][0] for name in ("cls_token", "blocks.0.gamma_1", "blocks.1.gamma_1")]
+    config = facts("simmim/simmim_finetune.safetensors")
+    record = tensors("simmim/simmim_finetune.safetensors")["sched.cosine_groups"]
+    names = ["cls_token", *(f"blocks.{block}.gamma_1" for block in range(config["depth"]))]
+    scales = [config["lr_scale_and_wd"][name][0] for name in names]
     rates = StepRates(
         family="simmim",
         lr=config["lr"],

@@ -4,7 +4,7 @@ from math import isqrt
 
 import pytest
 import torch
-from examples import golden
+from recordings import matches, tensors
 
 from checkpoints.positions import resize_positions, resize_relative, sincos_positions, transpose_positions
 
@@ -18,7 +18,7 @@ def square(table: torch.Tensor, prefix: int = 1) -> tuple[int, int]:
     ("rule", "source", "target"),
     [
         ("bicubic_offset", "dino/golden.safetensors:student0/backbone.pos_embed", "probe/student_posembed_local"),
-        ("bicubic", "msn/golden.safetensors:encoder2/pos_embed", "probe/encoder2_posembed_focal"),
+        ("bicubic", "msn/golden.safetensors:encoder{steps}/pos_embed", r"probe/encoder(\d+)_posembed_focal"),
         (
             "bicubic",
             "moca/init_state.safetensors:encoder_teacher.pos_embed",
@@ -28,26 +28,38 @@ def square(table: torch.Tensor, prefix: int = 1) -> tuple[int, int]:
     ],
 )
 def test_absolute_tables(rule, source, target):
+    """steps: those after which MSN's table was recorded."""
     path, name = source.split(":")
     other, _, wanted = target.rpartition(":")
-    table, expected = golden(path)[name].double(), golden(other or path)[wanted]
-    found = resize_positions(table, square(table), square(expected), rule, prefix=1)
-    assert (found - expected).abs().max() < 1e-6
+    (found,) = matches(wanted, tensors(other or path))
+    table = tensors(path)[name.format(steps=found[1] if found.groups() else "")].double()
+    expected = tensors(other or path)[found[0]]
+    ours = resize_positions(table, square(table), square(expected), rule, prefix=1)
+    assert (ours - expected).abs().max() < 1e-6
 
 
 def test_relative_table():
-    record = golden("simmim/simmim_finetune.safetensors")
+    record = tensors("simmim/simmim_finetune.safetensors")
     table, expected = record["encoder_rpb_shared"].double(), record["larger.rpb_table_block0"]
     windows = [(isqrt(len(t) - 3) + 1) // 2 for t in (table, expected)]
     found = resize_relative(table, (windows[0],) * 2, (windows[1],) * 2)
     assert (found - expected).abs().max() < 1e-6
 
 
-def test_sine_cosine_tables():
-    column = golden("mae/mae_step.safetensors")["sincos.d16g4"]
-    assert torch.equal(sincos_positions((4, 4), 16, "column", prefix=1, dtype=torch.float64)[0], column)
-    row = golden("mocov3/golden.safetensors")["probe/sincos_dim16_grid3"]
-    assert (sincos_positions((3, 3), 16, "row", prefix=1) - row).abs().max() < 1e-6
+@pytest.mark.parametrize(
+    ("path", "pattern", "order", "limit"),
+    [
+        ("mae/mae_step.safetensors", r"sincos\.d(\d+)g(\d+)", "column", 0.0),
+        ("mocov3/golden.safetensors", r"probe/sincos_dim(\d+)_grid(\d+)", "row", 1e-6),
+    ],
+)
+def test_sine_cosine_tables(path, pattern, order, limit):
+    recorded = matches(pattern, tensors(path))
+    assert recorded
+    for found in recorded:
+        (width, side), table = map(int, found.groups()), tensors(path)[found[0]]
+        ours = sincos_positions((side, side), width, order, prefix=1, dtype=table.dtype)[0]
+        assert (ours - table).abs().max() <= limit
 
 
 @pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset"])

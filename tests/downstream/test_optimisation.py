@@ -1,22 +1,23 @@
 """Schedules and layer groups of dense training against what the sources' own code gave."""
 
-import json
-import os
-from pathlib import Path
-
 import pytest
 import torch
+from recordings import facts, matches
 from torch import nn
 
 from downstream.loop.optimisation import Rates, layer_groups
 
-GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
-SCHEDULES = json.loads((GOLDEN / "lr_sched" / "lr_sched.json").read_text())
-LAYERS = json.loads((GOLDEN / "layer_decay" / "layer_decay.json").read_text())
+SCHEDULES, LAYERS = facts("lr_sched/lr_sched.json"), facts("layer_decay/layer_decay.json")
 
 
 def close(ours: float, recorded: float) -> None:
     assert ours == pytest.approx(recorded, rel=1e-9, abs=1e-18)
+
+
+def one_of(names, pattern: str) -> str:
+    """The name of this pattern."""
+    (found,) = matches(pattern, names)
+    return found[0]
 
 
 def test_poly_with_warm_up_is_mmcvs():
@@ -29,15 +30,15 @@ def test_poly_with_warm_up_is_mmcvs():
         warmup=recorded["warmup_iters"],
         start=recorded["warmup_ratio"],
     )
-    first, last = recorded["lr_used_in_iter_0_to_99"], recorded["last_20"]
+    first, last = (recorded[one_of(recorded, name)] for name in (r"lr_used_in_iter_0_to_\d+", r"last_\d+"))
     for step, values in [*enumerate(first), *enumerate(last, start=steps - len(last))]:
         for base, value in zip(recorded["base_lrs"], values, strict=True):
             close(rates.at(step, base), value)
 
 
-@pytest.mark.parametrize(("name", "epochs"), [("mmcv1_step_8_11", (8, 11)), ("mmcv1_step_9_11", (9, 11))])
-def test_steps_are_mmcvs(name, epochs):
-    recorded = SCHEDULES[name]
+@pytest.mark.parametrize("name", [found[0] for found in matches(r"mmcv1_step(_\d+)+", SCHEDULES)])
+def test_steps_are_mmcvs(name):
+    recorded, epochs = SCHEDULES[name], map(int, name.split("_")[2:])
     length, values = recorded["iters_per_epoch"], recorded["lr_used_in_iter"]
     rates = Rates(
         steps=len(values),
@@ -87,8 +88,9 @@ def test_groups_are_those_of_mmseg():
     theirs = {ours_of(name): value for name, value in recorded["params"].items()}
     vectors = {name for name, value in theirs.items() if value["weight_decay"] == 0}
     model = Recorded(list(theirs), vectors)
+    weight_decay = max(value["weight_decay"] for value in theirs.values())
     groups = layer_groups(
-        model, recorded["depth"], recorded["decay"], recorded["base_lr"], weight_decay=0.05, decay_tokens=True
+        model, recorded["depth"], recorded["decay"], recorded["base_lr"], weight_decay=weight_decay, decay_tokens=True
     )
     assert sum(len(group["names"]) for group in groups) == len(theirs)
     for group in groups:

@@ -1,8 +1,6 @@
 """Folders of labelled scenes: what is recognised, what is refused and how that is said, and the drawn sets."""
 
 import hashlib
-import json
-import os
 import re
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
+from recordings import facts
 
 from downstream.data.cityscapes import SEEDS, few
 from downstream.data.listing import IGNORED
@@ -17,8 +16,6 @@ from downstream.data.reading import Reading, check_pixels
 from downstream.data.scenes import check_mask, open_scenes, problems_of
 from downstream.data.tiny_scenes import COUNTS, written
 from imagesets.decoding import decode_rgb
-
-GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
 
 
 @pytest.fixture
@@ -167,12 +164,13 @@ def test_what_opencv_reads_otherwise_is_refused(name, tmp_path):
 
 
 def test_the_splits_are_those_of_french_et_al():
-    recorded = json.loads((GOLDEN / "cityscapes_splits" / "french2020_indices.json").read_text())
+    recorded = facts("cityscapes_splits/french2020_indices.json")
     assert set(recorded["seeds"]) == {str(seed) for seed in SEEDS}
     count = recorded["n_train"]
     for seed, split in recorded["seeds"].items():
-        assert few(count, 372, int(seed)).tolist() == split["372"]
-        assert few(count, 100, int(seed)).tolist() == split["372"][:100]
+        for size in (name for name in split if name.isdigit()):
+            assert few(count, int(size), int(seed)).tolist() == split[size]
+            assert few(count, 100, int(seed)).tolist() == split[size][:100]
         everything = ",".join(map(str, few(count, count, int(seed))))
         assert hashlib.sha256(everything.encode()).hexdigest() == split["sha256_of_full_permutation_csv"]
 

@@ -1,18 +1,12 @@
-"""LARS against five recorded steps of MAE's, LUT's and DINO's own optimisers, and heads stacked against heads alone."""
-
-import json
-import os
-from pathlib import Path
+"""LARS against recorded steps of MAE's, LUT's and DINO's own optimisers, and heads stacked against heads alone."""
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from recordings import facts, tensors
 
 from engine.lars import TRUST, Lars, adapted
 
-FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lars"
-DATA = load_file(FOLDER / "data.safetensors")
-META = json.loads((FOLDER / "meta.json").read_text())
+DATA, META = tensors("lars/data.safetensors"), facts("lars/meta.json")
 CASES = [name for name, case in META["cases"].items() if case["class"].endswith("LARS")]
 
 
@@ -22,7 +16,7 @@ def is_scaled(case: str, shape: list[int]) -> bool:
 
 @pytest.mark.parametrize("parameter", META["shapes"])
 @pytest.mark.parametrize("case", CASES)
-def test_five_steps_are_the_recorded_ones(case, parameter):
+def test_steps_are_the_recorded_ones(case, parameter):
     options, lrs = META["cases"][case]["kwargs"], META["cases"][case]["lrs"]
     value = DATA[f"{case}/init/{parameter}"].clone()
     buffer = torch.zeros_like(value)

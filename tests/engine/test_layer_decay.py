@@ -1,19 +1,15 @@
 """Layer-wise rate decay against the official rules on recorded models."""
 
-import json
-import os
-from pathlib import Path
-
 import pytest
 import torch
+from recordings import depth_of, facts
 from timm import create_model
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from engine.layer_decay import is_decayed, layer_groups, layer_of
 
-GOLDEN = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
-RECORD = json.loads((GOLDEN / "layer_decay" / "layer_decay.json").read_text())
+RECORD = facts("layer_decay/layer_decay.json")
 MODELS = [name for name, entry in RECORD.items() if "groups" in entry]
 
 
@@ -28,10 +24,11 @@ def parameter(name: str) -> nn.Parameter:
 def test_groups_are_those_of_the_official_code(model):
     entry = RECORD[model]
     recorded, official = entry["groups"], entry["params"]
-    depth = 1 + max(int(name.split(".")[1]) for name in official if name.startswith("blocks."))
+    depth = depth_of(official)
     decay = max(group["lr_scale"] for group in recorded if group["lr_scale"] < 1)  # the last block's scale
+    weight_decay = max(group["weight_decay"] for group in recorded)
     names = [name for group in recorded for name in group["params"]]
-    ours = layer_groups([(name, parameter(name)) for name in names], depth, decay, weight_decay=0.05)
+    ours = layer_groups([(name, parameter(name)) for name in names], depth, decay, weight_decay)
     assert [sorted(group["names"]) for group in ours] == [sorted(group["params"]) for group in recorded]
     for group in ours:
         for name in group["names"]:

@@ -1,37 +1,33 @@
-"""Recorded outputs of the official codes, and how a method of ours is put into the recorded state."""
+"""How a method of ours is put into a recorded state, and how close what it then does must come to the recording."""
 
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from recordings import facts, tensors
 from torch import Tensor, nn
 
 from pretrain.method import TrainProgress
 
-ROOT = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden"))
+# A gradient norm below it that was recorded in float32 is rounding: in exact arithmetic the gradient is zero, as that
+# of a key's bias, which adds a constant to all logits of a softmax.
+ROUNDING = 1e-6
+EXACT = 1e-12  # for what both sides compute in float64: rates, momenta
 
 
 def recording(path: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors, floating ones in float64, and the configuration of one file, "mae/mae_step.safetensors" say."""
-    with safe_open(ROOT / path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        metadata = file.metadata() or {}
-    found = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return found, json.loads(metadata.get("config", "{}"))
+    return doubled(tensors(path)), facts(path)
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, under the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def doubled(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Floating tensors in float64."""
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load `tensors`, which must be all of the network's and nothing else."""
-    network.load_state_dict(dict(tensors), strict=True)
+def fill(network: nn.Module, recorded: Mapping[str, Tensor]) -> None:
+    """Load `recorded`, which must be all of the network's tensors and nothing else."""
+    network.load_state_dict(dict(recorded), strict=True)
 
 
 def progress(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: int = 1) -> TrainProgress:
@@ -44,9 +40,48 @@ def progress(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: 
     )
 
 
+def count(names: Mapping[str, Any], pattern: str) -> int:
+    """How many of `pattern` with 0, 1, ... in place of its {} there are."""
+    number = 0
+    while pattern.format(number) in names:
+        number += 1
+    return number
+
+
 def close(ours: Tensor | float, theirs: Tensor | float, limit: float, what: str = "") -> None:
     """Assert a relative L2 difference of at most `limit`, with the figure in the message."""
     ours, theirs = (torch.as_tensor(value, dtype=torch.float64).detach() for value in (ours, theirs))
     assert ours.shape == theirs.shape, f"{what}: {tuple(ours.shape)}, recorded {tuple(theirs.shape)}"
     difference = ((ours - theirs).norm() / theirs.norm().clamp_min(1e-12)).item()
     assert difference <= limit, f"{what}: relative difference {difference:.2e} is above {limit:.0e}"
+
+
+def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, rounding: float = ROUNDING) -> None:
+    """The same of a gradient's norm, unless both are below `rounding`; where the recorded one is 0, so is ours."""
+    ours, what = gradient.norm().item(), f"gradient norm of {what}"
+    if norm == 0:
+        assert ours == 0, f"{what}: {ours:.2e}, recorded 0"
+    elif norm < rounding:
+        assert ours < rounding, f"{what}: {ours:.2e}, recorded {float(norm):.2e}"
+    else:
+        close(ours, norm, limit, what)
+
+
+def close_states(
+    ours: Mapping[str, Tensor], recorded: Mapping[str, Tensor], limit: float, named: Callable[[str], str] = str
+) -> None:
+    """Weights after updates by Adam. named: recorded name -> ours.
+
+    Of a joint projection's bias the keys' third is left out: its gradient is zero in exact arithmetic, and what Adam
+    makes of it is rounding.
+    """
+    for name, end in recorded.items():
+        close(without_keys(ours[named(name)], name), without_keys(end, name), limit, name)
+
+
+def without_keys(bias: Tensor, name: str) -> Tensor:
+    """A joint projection's bias (3 D,) without its keys; other tensors as they are."""
+    if not name.endswith("attn.qkv.bias"):
+        return bias
+    queries, _, values = bias.chunk(3)
+    return torch.cat([queries, values])

@@ -1,13 +1,13 @@
 """The recorded MOCA (valeoai/MOCA) in our terms: names, state, settings, and its draws as the noise we take."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from recorded import ROOT, fill, recording
+from recorded import doubled, fill
+from recordings import facts, tensors
 from torch import Tensor
 
 from pretrain.methods.moca import METHOD, Moca, Settings
@@ -15,15 +15,12 @@ from pretrain.parts.sizes import SINCOS, VIT_SMOKE
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine
 
-CASES = json.loads((ROOT / "moca/cases.json").read_text())
-TRAIN = json.loads((ROOT / "moca/train.json").read_text())
-MISC = json.loads((ROOT / "moca/misc.json").read_text())
-TINY = CASES["tiny_config"]
-INITIAL, _ = recording("moca/init_state.safetensors")
-INPUTS, _ = recording("moca/inputs.safetensors")
+TINY, CASES = (facts("moca/cases.json")[name] for name in ("tiny_config", "cases"))
+TRAIN, MISC = facts("moca/train.json"), facts("moca/misc.json")
+INITIAL, INPUTS = (doubled(tensors(f"moca/{name}.safetensors")) for name in ("init_state", "inputs"))
 SPEC = replace(
     VIT_SMOKE, image_size=TINY["img_size"], patch_size=TINY["patch_size"], width=TINY["embed_dim"],
-    depth=TINY["depth"], heads=TINY["num_heads"], mlp_hidden=int(TINY["embed_dim"] * TINY["mlp_ratio"]),
+    depth=TINY["depth"], heads=TINY["num_heads"], mlp_hidden=len(INITIAL["encoder.blocks.0.mlp.fc1.weight"]),
     norm_eps=TINY["ln_eps"], **SINCOS, pool="avg",
 )  # fmt: skip
 NAMES = (
@@ -67,14 +64,23 @@ def settings(config: Mapping[str, Any], **changes: Any) -> Settings:
     return replace(found, **changes)
 
 
-def method(chosen: Settings, pool: str = "avg", dtype: torch.dtype = torch.float64) -> Moca:
+# A case with both losses, where one is as good as the other.
+BOTH = settings(next(case["config"] for case in CASES.values() if 0 < case["config"]["img_weight"] < 1))
+
+
+def left_out(ours: Moca, name: str) -> bool:
+    """Whether our name is of a loss that the method goes without, for which the code keeps a generator."""
+    return (ours.generator is None and name.startswith("generator.")) or (
+        not ours.predictions and name.startswith("predictions.")
+    )
+
+
+def method(chosen: Settings, avg_pooling: bool = True, dtype: torch.dtype = torch.float64) -> Moca:
     """Our method in the recorded initial state."""
-    found = METHOD(replace(SPEC, pool=pool), chosen).to(dtype)
+    found = METHOD(replace(SPEC, pool="avg" if avg_pooling else "cls"), chosen).to(dtype)
     expected = found.state_dict()
-    tensors = {ours: tensor for name, tensor in INITIAL.items() if (ours := our_name(name))}
-    if not found.predictions:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("predictions.")}
-    fill(found, {name: tensor.reshape(expected[name].shape) for name, tensor in tensors.items()})
+    named = {ours: tensor for name, tensor in INITIAL.items() if (ours := our_name(name)) and not left_out(found, ours)}
+    fill(found, {name: tensor.reshape(expected[name].shape) for name, tensor in named.items()})
     return found
 
 
@@ -85,7 +91,7 @@ def recipe(args: Mapping[str, Any], chosen: Settings, batch: int) -> Recipe:
         source="recorded", spec=SPEC, settings=chosen, epochs=args["max_epochs"], batch=batch, lr=args["lr"],
         lr_batch=0, schedule=WarmupCosine(warmup=args["warmup_epochs"], stretch=args["lr_epochs_mul"]),
         weight_decay=args["weight_decay"], weight_decay_schedule=CosineTo(end=end) if end else Constant(),
-        clip=args["clip_grad"],
+        clip=args["clip_grad"] or 0.0,
     )  # fmt: skip
 
 

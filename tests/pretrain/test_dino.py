@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 from processes import in_two_processes
-from recorded_dino import CONFIG, prepared, recipe
+from small_trainings import forward_pass
 from torch import Tensor
+from toy_dino import SIZES, SPEC, prepared, recipe
 
 from engine.distributed import World
 from engine.seeding import AUGMENT, seeded
@@ -25,8 +26,11 @@ IMAGES = 4
 def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
     """Views of DINO, and noise for MST."""
     generator = torch.Generator().manual_seed(1)
-    sizes = {"global": (2, 3, CONFIG["img"], CONFIG["img"]), "local": (3, 3, CONFIG["loc"], CONFIG["loc"])}
-    found = {name: torch.randn(images, *size, generator=generator).double() for name, size in sizes.items()}
+    sizes = {"global": (2, SPEC.image_size), "local": (SIZES["local_crops"], SIZES["local_size"])}
+    found = {
+        name: torch.randn(images, crops, 3, side, side, generator=generator).double()
+        for name, (crops, side) in sizes.items()
+    }
     return {**found, "noise": torch.rand(images, 2, 3, patches, generator=generator).double()}
 
 
@@ -102,7 +106,7 @@ def test_two_processes_equal_one(tmp_path):
 def test_gradients_reach_what_is_trained_and_nothing_else(changes):
     method = METHOD(recipe(Settings).spec, replace(recipe(Settings).settings, **changes)).double()
     views = random_views()
-    method({name: views[name] for name in ("global", "local")}, progress(0)).loss.backward()
+    forward_pass(method, {name: views[name] for name in ("global", "local")}, progress(0)).loss.backward()
     fixed = "student.head.last_layer.weight_g" if method.settings.fixed_prototypes else ""
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -143,9 +147,9 @@ def test_views_are_of_the_sizes_asked_for_and_the_same_again():
 def test_bfloat16():
     method = METHOD(recipe(Settings).spec, recipe(Settings).settings)
     views = {name: tensor.float() for name, tensor in random_views().items() if name != "noise"}
-    exact = method(views, progress(1)).loss
+    exact = forward_pass(method, views, progress(1)).loss
     with torch.autocast("cpu", torch.bfloat16):
-        loss = method(views, progress(1)).loss
+        loss = forward_pass(method, views, progress(1)).loss
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), rel=0.02)
 
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from PIL import Image
+from small_trainings import forward_pass
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -72,14 +73,14 @@ def test_nothing_masked_is_the_whole_image():
     method = method_of(mask_ratio=0.0, masks=1).eval()
     views = views_of(method, 2)
     whole = method.predictor(method.online(method.online.place(views["student"])))
-    torch.testing.assert_close(method.predict(views["student"], views["noise"])[0], whole)
+    torch.testing.assert_close(method.encode_masked(views["student"], views["noise"])[0], whole)
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_each_mask_is_what_it_would_be_alone(replacement):
     method = method_of(replacement=replacement)
     views = views_of(method)
-    together = method.predict(views["student"], views["noise"])
+    together = method.encode_masked(views["student"], views["noise"])
     placed = method.online.place(views["student"])
     for mask, ids in enumerate(visible(views["noise"], method.settings.masks, method.keep).unbind(1)):
         for image in range(BATCH):
@@ -117,10 +118,10 @@ def test_augmentations(crop, colour):
 def test_both_branches_see_their_own_view():
     method = method_of()
     views = views_of(method)
-    loss = method(views, progress()).loss
-    predictions = method.predict(views["student"], views["noise"])
-    torch.testing.assert_close(loss, byol_loss(predictions, method.targets(views["teacher"])))
-    assert not torch.isclose(loss, byol_loss(predictions, method.targets(views["student"])))
+    loss = forward_pass(method, views, progress()).loss
+    predictions = method.encode_masked(views["student"], views["noise"])
+    torch.testing.assert_close(loss, byol_loss(predictions, method.teacher_targets(views["teacher"])))
+    assert not torch.isclose(loss, byol_loss(predictions, method.teacher_targets(views["student"])))
 
 
 def test_losses_against_their_formulas():
@@ -141,14 +142,16 @@ def test_batch_statistics_says_whether_the_loss_of_halves_is_that_of_all(loss):
         {name: view[half] for name, view in views.items()} for half in (slice(0, BATCH // 2), slice(BATCH // 2, BATCH))
     ]
     shares = [len(half["student"]) / BATCH for half in halves]
-    parts = sum(share * method(half, progress(step=1)).loss for share, half in zip(shares, halves, strict=True))
-    assert method.batch_statistics == (not torch.isclose(parts, method(views, progress(step=1)).loss))
+    parts = sum(
+        share * forward_pass(method, half, progress(step=1)).loss for share, half in zip(shares, halves, strict=True)
+    )
+    assert method.batch_statistics == (not torch.isclose(parts, forward_pass(method, views, progress(step=1)).loss))
 
 
 @pytest.mark.parametrize(("design", "loss"), product(DESIGNS, ["byol", "infonce"]))
 def test_gradients_reach_what_is_trained_and_nothing_else(design, loss):
     method = method_of(design, loss=loss)
-    method(views_of(method), progress()).loss.backward()
+    forward_pass(method, views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.requires_grad == (not name.startswith("momentum.") and not name.endswith("pos_embed")), name
@@ -201,7 +204,7 @@ def test_fixed_positions_do_not_drift():
 def test_drop_path_is_the_students_own_and_each_row_has_its_draw():
     method = method_of(drop_path=0.5)
     views = views_of(method)
-    assert torch.equal(method.targets(views["student"]), method.targets(views["student"]))
+    assert torch.equal(method.teacher_targets(views["student"]), method.teacher_targets(views["student"]))
     same = method.online.place(views["student"])[:1, :4].repeat(16, 1, 1)  # 16 masks that keep the same patches
     projections = method.online(same).round(decimals=9)
     assert len(projections.unique(dim=0)) == 4  # of the last block, either branch, both or none are left out
@@ -211,9 +214,9 @@ def test_bfloat16_keeps_the_loss_precise():
     for loss in ("byol", "infonce"):
         method = method_of(loss=loss).float()
         views = {name: tensor.float() for name, tensor in views_of(method).items()}
-        exact = method(views, progress()).loss
+        exact = forward_pass(method, views, progress()).loss
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = method(views, progress()).loss
+            rounded = forward_pass(method, views, progress()).loss
         assert rounded.dtype == torch.float32
         assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_trainings import forward_pass
 from toys import SMALL, exported, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
@@ -57,14 +58,14 @@ def test_views_are_seen_in_different_places(base, visible):
 def test_loss_is_that_of_the_base_and_of_crossed_contexts(base):
     method = method_of(base, head_norm="ln", w_mim=0.5)
     views = views_of(method)
-    step = method(views, progress())
+    step = forward_pass(method, views, progress())
     order = order_of(views["noise"])
     orders = (order, order.roll(-method.base.visible, dims=1))
     said = [
         method.predictor(method.projector(method.base.context(method.base.encode(view, ids), ids)))
         for view, ids in zip((views["view1"], views["view2"]), orders, strict=True)
     ]
-    targets = [method.targets(views[name]) for name in ("view1", "view2")]
+    targets = [method.teacher_targets(views[name]) for name in ("view1", "view2")]
     context = 0.5 * (byol_loss(said[1], targets[0]) + byol_loss(said[0], targets[1]))
     mim = method.base.loss(method.base.encode(views["view1"], order), views["view1"], order)
     torch.testing.assert_close(step.loss, 0.5 * mim + 0.25 * context)
@@ -79,14 +80,14 @@ def test_the_base_alone_is_the_base():
         alone = other.METHOD(SPECS[base], settings).double()
         getattr(alone, "autoencoder" if base == "mae" else "predictor").load_state_dict(method.base.state_dict())
         views = views_of(method)
-        expected = alone({"image": views["view1"], "noise": views["noise"]}, progress()).loss
-        torch.testing.assert_close(method(views, progress()).loss, expected)
+        expected = forward_pass(alone, {"image": views["view1"], "noise": views["noise"]}, progress()).loss
+        torch.testing.assert_close(forward_pass(method, views, progress()).loss, expected)
 
 
 @BASES
 def test_gradients_reach_what_is_trained_and_nothing_else(base):
     method = method_of(base)
-    method(views_of(method), progress()).loss.backward()
+    forward_pass(method, views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.requires_grad == (not name.startswith("teacher.") and not name.endswith("pos_embed")), name
@@ -117,9 +118,9 @@ def test_the_teacher_is_an_average_and_stays_in_evaluation(base):
 def test_the_teacher_drops_no_paths():
     method = method_of("simmim", drop_path=0.5)
     views = views_of(method)
-    assert torch.equal(method.targets(views["view1"]), method.targets(views["view1"]))
+    assert torch.equal(method.teacher_targets(views["view1"]), method.teacher_targets(views["view1"]))
     torch.manual_seed(0)
-    assert len({method(views, progress()).logs["mim"].item() for _ in range(4)}) > 1
+    assert len({forward_pass(method, views, progress()).logs["mim"].item() for _ in range(4)}) > 1
 
 
 @pytest.mark.parametrize(("projector", "predictor"), [(0, 0), (1, 3), (2, 0)])
@@ -128,7 +129,7 @@ def test_head_depths(projector, predictor):
     for network, depth in ((method.projector, projector), (method.predictor, predictor)):
         assert len([layer for layer in network if isinstance(layer, torch.nn.Linear)]) == depth
         assert network(torch.zeros(2, 32).double()).shape == (2, 32)
-    method(views_of(method), progress()).loss.backward()
+    forward_pass(method, views_of(method), progress()).loss.backward()
 
 
 @BASES
@@ -150,9 +151,9 @@ def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
 def test_bfloat16_keeps_the_losses_precise(base):
     method = method_of(base, head_norm="ln").float()
     views = views_of(method, dtype=torch.float32)
-    exact = method(views, progress())
+    exact = forward_pass(method, views, progress())
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = method(views, progress())
+        rounded = forward_pass(method, views, progress())
     assert rounded.loss.dtype == torch.float32
     assert rounded.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
     assert rounded.logs["context"].item() == pytest.approx(exact.logs["context"].item(), rel=0.03)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_trainings import forward_pass
 from toys import SMALL, exported, picture, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
@@ -56,7 +57,7 @@ def test_mask_tokens_in_the_encoder_against_the_definition():
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradients_reach_what_is_trained_and_nothing_else(masked):
     method = method_of(encoder_mask_tokens=masked)
-    method(views_of(method), progress()).loss.backward()
+    forward_pass(method, views_of(method), progress()).loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
     fixed = {name for name, parameter in method.named_parameters() if not parameter.requires_grad}
@@ -67,7 +68,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(masked):
 def test_targets():
     method, raw = method_of(), method_of(norm_pixels=False)
     views = views_of(method)
-    found = [m(views, progress()).loss for m in (method, raw)]
+    found = [forward_pass(m, views, progress()).loss for m in (method, raw)]
     assert not torch.isclose(*found)
     flat = normalised(patchify(views["image"], 4))
     torch.testing.assert_close(flat.mean(-1), torch.zeros(6, 16).double(), atol=1e-6, rtol=0)

@@ -4,23 +4,24 @@ import random
 
 import pytest
 import torch
-from recorded import recording
+from recordings import facts, matches, tensors
 
 from pretrain.parts.mask_shapes import MaskNoise, blocks
 from pretrain.parts.masking import mask_at
 
-DATA, CONFIG = recording("beit/beit_step.safetensors")
+DATA, CONFIG = tensors("beit/beit_step.safetensors"), facts("beit/beit_step.safetensors")
+# Side of the grid, hidden patches, min_batch and most in a block; as many as there are is as good as no limit.
+MASKS = [found for found in matches(r"maskgen\.\w+?_(\d+)_(\d+)_(\d+)_(\d+|none)", DATA)
+         if found[4] in ("none", str(int(found[1]) ** 2))]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("recorded", "hidden", "least"),
-    [("maskgen.beit_14_75_16_none", 75, 16), ("maskgen.d2v_14_120_16_196", 120, 16)],
-)
-def test_blocks_are_the_recorded_ones(recorded, hidden, least):
-    """Four masks in a row from Python's generator (unilm beit/masking_generator.py); 196 is as good as no limit."""
+@pytest.mark.parametrize("recorded", MASKS, ids=lambda found: found[0])
+def test_blocks_are_the_recorded_ones(recorded):
+    """Masks in a row from Python's generator (unilm beit/masking_generator.py)."""
+    side, hidden, least = (int(recorded[number]) for number in (1, 2, 3))
     random.seed(CONFIG["mask_seed"])
-    for mask in DATA[recorded]:
-        ours = blocks((14, 14), hidden, least)
+    for mask in DATA[recorded[0]]:
+        ours = blocks((side, side), hidden, least)
         assert torch.equal(ours, mask.bool())
         assert int(ours.sum()) <= hidden
 

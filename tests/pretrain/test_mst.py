@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recorded_dino as recorded
 import torch
 from processes import in_two_processes
-from recorded_dino import FLOAT64, close_weights, prepared, recipe, run_recorded, views
+from small_trainings import forward_pass
 from test_dino import assert_same, progress, random_views, trained
 from torch import Tensor, nn
+from toy_dino import recipe
 
 from engine.distributed import World
 from pretrain.loop.updates import Updates
@@ -25,18 +27,22 @@ def mst(**changes) -> Mst:
     return METHOD(chosen.spec, chosen.settings).double()
 
 
-def with_noise(step: int) -> dict[str, Tensor]:
-    return {**views(step), "noise": torch.rand(3, 2, 3, PATCHES, generator=torch.Generator().manual_seed(step))}
+def recorded_views(step: int) -> dict[str, Tensor]:
+    """DINO's recorded crops, and noise for their masks."""
+    sizes, generator = recorded.CONFIG, torch.Generator().manual_seed(step)
+    noise = torch.rand(sizes["B"], 2, 3, (sizes["img"] // sizes["patch"]) ** 2, generator=generator)
+    return {**recorded.views(step), "noise": noise}
 
 
 NO_MASKS = [{"mask_chance": 0.0}, {"sampling": "none"}, {"sampling": "random", "mask_chance": 0.0}]
 
 
-@pytest.mark.parametrize("changes", NO_MASKS)
+@pytest.mark.parametrize("changes", NO_MASKS[recorded.CONFIG["depth"] < 2 :])  # attention is that of a second block
 def test_without_masks_and_restoration_it_is_dino(changes):
-    updates = prepared(METHOD, recipe(Settings, head_norm="none", restore_weight=0.0, low_fraction=0.5, **changes))
-    run_recorded(updates, FLOAT64, with_noise)
-    close_weights(updates.method, FLOAT64)
+    chosen = recorded.recipe(Settings, restore_weight=0.0, low_fraction=0.5, **changes)
+    updates = recorded.prepared(METHOD, chosen)
+    recorded.run_recorded(updates, recorded.FLOAT64, recorded_views)
+    recorded.close_weights(updates.method, recorded.FLOAT64)
 
 
 class TestMasks:
@@ -45,23 +51,23 @@ class TestMasks:
 
     def test_lie_where_attention_is_lowest(self):
         method = mst(low_fraction=0.25, mask_chance=0.3)
-        hidden = method.choose(self.attention, self.noise)
+        hidden = method.masked_patches(self.attention, self.noise)
         lowest = self.attention.argsort(dim=1).argsort(dim=1) < 4
         assert not (hidden & ~lowest).any()
         assert hidden.float().mean().item() == pytest.approx(0.25 * 0.3, abs=0.005)
-        assert torch.equal(mst(low_fraction=0.25, mask_chance=1.0).choose(self.attention, self.noise), lowest)
+        assert torch.equal(mst(low_fraction=0.25, mask_chance=1.0).masked_patches(self.attention, self.noise), lowest)
 
     def test_of_ties_are_as_many(self):
-        hidden = mst(mask_chance=1.0).choose(torch.ones(5, PATCHES), self.noise[:5])
+        hidden = mst(mask_chance=1.0).masked_patches(torch.ones(5, PATCHES), self.noise[:5])
         assert (hidden.sum(dim=1) == PATCHES // 2).all()
 
     def test_of_whole_images(self):
-        hidden = mst(mask_chance=0.3, per="image").choose(self.attention, self.noise)
+        hidden = mst(mask_chance=0.3, per="image").masked_patches(self.attention, self.noise)
         assert set(hidden.sum(dim=1).tolist()) == {0, PATCHES // 2}
         assert hidden.any(dim=1).float().mean().item() == pytest.approx(0.3, abs=0.03)
 
     def test_at_random_need_no_attention(self):
-        hidden = mst(sampling="random", mask_chance=0.3).choose(None, self.noise)
+        hidden = mst(sampling="random", mask_chance=0.3).masked_patches(None, self.noise)
         assert torch.equal(hidden, self.noise[:, 0] < 0.3)
 
     def test_replace_as_bert_does(self):
@@ -80,16 +86,16 @@ class TestMasks:
         nn.init.normal_(method.mask_token)
         crops = random_views()["global"]
         everywhere = torch.ones(8, PATCHES, dtype=torch.bool)
-        tokens = method.see(crops, everywhere, self.noise[:8])
+        tokens = method.encode_masked(crops, everywhere, self.noise[:8])
         assert torch.equal(tokens[0], tokens[5]) and not torch.isclose(tokens[0, 1], tokens[0, 2]).all()
-        seen = method.see(crops, ~everywhere, self.noise[:8])
+        seen = method.encode_masked(crops, ~everywhere, self.noise[:8])
         torch.testing.assert_close(seen, method.student.vit(crops.flatten(0, 1))[0])
 
     def test_follow_the_teachers_last_block(self):
         method, crops = mst(), random_views()["global"]
         with torch.no_grad():
             nn.init.normal_(method.teacher.vit.trunk.cls_token)
-            _, found = method.teach(crops, progress(0))
+            _, found = method.teacher_outputs(crops)
             wanted = method.teacher.vit.attention(crops.flatten(0, 1))[:, :, 0, 1:].mean(dim=1)
         torch.testing.assert_close(found, wanted)
 
@@ -116,7 +122,7 @@ class TestRestoration:
 
     def test_of_no_hidden_patch_is_zero(self):
         method = mst(restore="masked", sampling="random", mask_chance=0.0)
-        step = method(random_views(), progress(0))
+        step = forward_pass(method, random_views(), progress(0))
         step.loss.backward()
         assert step.logs["restore"] == 0 and all(p.grad.isfinite().all() for p in method.decoder.parameters())
 
@@ -135,13 +141,13 @@ class TestRestoration:
     def test_is_of_each_view_by_itself(self):
         method, seen = mst(**PLAIN), random_views()
         patches, hidden = torch.randn(8, PATCHES, 32, dtype=torch.float64), torch.zeros(8, PATCHES, dtype=torch.bool)
-        found = method.restoration(patches, seen["global"], hidden)
+        found = method.restoration_loss(patches, seen["global"], hidden)
         images = method.decoder(patches.mT.unflatten(2, (4, 4)))
         torch.testing.assert_close(found, 3 * (images - seen["global"].flatten(0, 1)).abs().mean())
 
     def test_is_weighted(self):
         method = mst(restore_weight=0.6, inst_weight=0.5)
-        step = method(random_views(), progress(0))
+        step = forward_pass(method, random_views(), progress(0))
         torch.testing.assert_close(step.loss, 0.5 * step.logs["instance"] + 0.6 * step.logs["restore"])
 
 
@@ -155,7 +161,7 @@ class TestBatchNorms:
             alone.student.head.embed(view)
         for view in alone.teacher.class_tokens(seen["global"]).unbind(1):
             alone.teacher.head.embed(view)
-        method(seen, progress(0))
+        forward_pass(method, seen, progress(0))
         for branch in ("student", "teacher"):
             wanted = dict(getattr(alone, branch).named_buffers())
             for name, buffer in getattr(method, branch).named_buffers():
@@ -195,7 +201,9 @@ def test_rows_of_table_4_reach_what_they_train(name):
     method = mst(sampling=row.sampling, replace=row.replace, restore=row.restore, mask_chance=0.5)
     if not row.inst_weight:
         method = METHOD(method.spec, replace(method.settings, inst_weight=0.0, local_crops=0)).double()
-    step = method({n: t for n, t in random_views().items() if n != "local" or row.inst_weight}, progress(0))
+    step = forward_pass(
+        method, {n: t for n, t in random_views().items() if n != "local" or row.inst_weight}, progress(0)
+    )
     step.loss.backward()
     for parameter_name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, parameter_name

@@ -168,7 +168,7 @@ def test_a_failure_before_the_first_state_leaves_the_folder_free(tmp_path, quiet
     """For another setting, with and without --resume; what it wrote does not mix with the new run's."""
     for resume in (False, True):
         failing = trainer("mae", tmp_path, seed=1, resume=resume)
-        failing.method.forward = lambda views, progress: 1 / 0
+        failing.method.forward = lambda views: 1 / 0
         with pytest.raises(ZeroDivisionError):
             failing.train()
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "log.jsonl", "run.json", "start", "tensorboard"}
@@ -200,7 +200,7 @@ def test_one_training_at_a_time_in_a_folder(tmp_path):
 def test_out_of_memory_says_what_to_lower(tmp_path):
     training = trainer("mae", tmp_path, at_once=4)
 
-    def forward(views, progress):
+    def forward(views):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     training.method.forward = forward

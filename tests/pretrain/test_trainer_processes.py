@@ -108,9 +108,9 @@ def diverging(world: World, out: Path) -> None:
     training = trainer("mae", out, world=world)
     forward = training.method.forward
 
-    def broken(views, progress):
-        step = forward(views, progress)
-        return step._replace(loss=step.loss * float("nan")) if progress.step == 3 and not world.is_rank0 else step
+    def broken(views):
+        step = forward(views)
+        return step._replace(loss=step.loss * float("nan")) if training.step == 3 and not world.is_rank0 else step
 
     training.method.forward = broken
     training.train()

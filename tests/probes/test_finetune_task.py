@@ -22,11 +22,9 @@ from imagesets.sets import open_set
 from probes.finetune import trainer
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, posterized
+from probes.finetune.training_groups import Cut, Groups, group_size, posterized
 from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
-from probes.training_groups import Cut, Groups, group_size, posterized
-from probes.tuning import Training
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
 AUGMENTED = QUICK.augmentation

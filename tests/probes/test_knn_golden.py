@@ -1,27 +1,25 @@
 """Accuracies of the official DINO, DINOv2 and MOCA k-NN codes, recorded; ours through FAISS and through torch."""
 
-import json
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from recordings import facts, tensors
 
 from probes.knn.neighbours import normalised, search, vote
 
-FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "knn"
-DATA = load_file(FOLDER / "data.safetensors")
-RECORDED = json.loads((FOLDER / "results.json").read_text())
+DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}
+RECORDED = facts("knn/results.json")
 BACKENDS = ("faiss", "torch")
+# The official codes that take one gallery of L2-normalised features; DINOv2's also takes parts of it.
+WHOLE = [name for name in RECORDED if name.startswith("dino_") or name in ("dino", "moca_cosine")]
 
 
 @cache
 def votes(backend: str, rows: str = ""):
     """Hits of every k and T recorded, from one search at the largest k in all of the gallery or the named rows."""
     chosen = DATA[rows] if rows else np.arange(len(DATA["train_labels"]))
-    entries = [entry for name in ("dino", "moca_cosine", "dinov2") for entry in RECORDED[name]]
+    entries = [entry for name in (*WHOLE, "dinov2") for entry in RECORDED[name]]
     ks = sorted({entry["k"] for entry in entries if entry["k"] <= len(chosen)})
     temperatures = sorted({entry["T"] for entry in entries})
     gallery, queries = normalised(DATA["train_features"][chosen]), normalised(DATA["test_features"])
@@ -36,7 +34,8 @@ def percent(hits):
 
 def rows_of(entry):
     """Name of the tensor with the gallery's rows, for entries on a part of it."""
-    return "" if entry.get("n_per_class", "full") == "full" else f"dinov2_5perclass_try{entry['try']}_indices"
+    part = entry.get("n_per_class", "full")  # or "5 per class"
+    return "" if part == "full" else f"dinov2_{part.replace(' ', '')}_try{entry['try']}_indices"
 
 
 def title(entry):
@@ -49,7 +48,7 @@ def well_defined(labels, k):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("source", ["dino", "dino_num_classes_1000", "moca_cosine"])
+@pytest.mark.parametrize("source", WHOLE)
 def test_every_k_and_temperature(backend, source):
     assert RECORDED[source]
     hits, labels = votes(backend)

@@ -1,19 +1,14 @@
 """Heads trained together against each head alone, through torch's own layers, autograd and optimisers."""
 
-import json
-import os
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
+from recordings import facts, tensors
 from torch import nn
 from torch.nn import functional as F
 
-from engine.lars import adapted
 from probes.linear.heads import Head, Heads, Recipe, grouped, residuals
 
-RECORDED = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lars"
+DATA, META = tensors("lars/data.safetensors"), facts("lars/meta.json")
 WIDTHS = {"wide": 12, "narrow": 5}
 GRID = [
     Head(readout=readout, lr=lr, weight_decay=weight_decay)
@@ -65,25 +60,31 @@ def module_of(heads, place, dtype):
     return module
 
 
-def torch_sgd_step(parameters, buffers, head, lr):
+def torch_sgd_step(parameters, buffers, head, lr, momentum=0.9):
+    """torch.optim.SGD."""
     for parameter, buffer in zip(parameters, buffers, strict=True):
-        buffer.mul_(0.9).add_(parameter.grad + head.weight_decay * parameter)
+        buffer.mul_(momentum).add_(parameter.grad + head.weight_decay * parameter)
         parameter.sub_(lr * buffer)
 
 
-def lars_step(parameters, buffers, head, lr):
+def lars_step(parameters, buffers, head, lr, momentum=0.9, trust_coefficient=0.001):
+    """MAE util/lars.py:18-47."""
     for parameter, buffer in zip(parameters, buffers, strict=True):
-        matrix = parameter.ndim > 1
-        scaled = adapted(parameter.grad[None], parameter[None], head.weight_decay, heads=0)[0] if matrix else None
-        buffer.mul_(0.9).add_(scaled if matrix else parameter.grad)
+        direction = parameter.grad
+        if parameter.ndim > 1:
+            direction = direction + head.weight_decay * parameter
+            size, length = (float((each * each).sum()) ** 0.5 for each in (parameter, direction))
+            direction = direction * (trust_coefficient * size / length if size and length else 1.0)
+        buffer.mul_(momentum).add_(direction)
         parameter.sub_(lr * buffer)
 
 
-def msn_step(parameters, buffers, head, lr):
+def msn_step(parameters, buffers, head, lr, momentum=0.9):
+    """MSN src/sgd.py, of which Nesterov's momentum is the only kind here."""
     for parameter, buffer in zip(parameters, buffers, strict=True):
         change = -lr * (parameter.grad + (head.weight_decay * parameter if parameter.ndim > 1 else 0))
-        buffer.mul_(0.9).add_(change)
-        parameter.add_(change + 0.9 * buffer)
+        buffer.mul_(momentum).add_(change)
+        parameter.add_(change + momentum * buffer)
 
 
 RECIPES = {
@@ -94,17 +95,30 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize(("case", "step_alone"), [("msn_sgd_nesterov", msn_step), ("torch_sgd_mom0.9", torch_sgd_step)])
-@pytest.mark.parametrize("parameter", ["weight", "bias", "conv"])
-def test_the_reference_steps_are_the_recorded_ones(case, step_alone, parameter):
-    data, lrs = load_file(RECORDED / "data.safetensors"), json.loads((RECORDED / "meta.json").read_text())["cases"]
-    value = nn.Parameter(data[f"{case}/init/{parameter}"].clone())
-    buffer, head = torch.zeros_like(value), Head(readout="wide", lr=1.0)
-    for step, lr in enumerate(lrs[case]["lrs"]):
-        value.grad = data[f"{case}/grad{step}/{parameter}"]
+REFERENCES = {"torch.optim.sgd.SGD": torch_sgd_step, "msn_sgd.SGD": msn_step}
+REFERENCES |= {"mae_lars.LARS": lars_step, "lut_lars.LARS": lars_step}
+
+
+def recorded_cases():
+    """Those of the optimisers that heads are trained by: torch's is SGD without Nesterov's momentum, MSN's with it."""
+    for name, case in META["cases"].items():
+        if case["kwargs"].get("nesterov", False) == (case["class"] == "msn_sgd.SGD") and case["class"] in REFERENCES:
+            yield name
+
+
+@pytest.mark.parametrize("case", recorded_cases())
+@pytest.mark.parametrize("parameter", META["shapes"])
+def test_the_reference_steps_are_the_recorded_ones(case, parameter):
+    recorded = META["cases"][case]
+    options = {name: value for name, value in recorded["kwargs"].items() if name not in ("weight_decay", "nesterov")}
+    head = Head(readout="wide", lr=1.0, weight_decay=recorded["kwargs"]["weight_decay"])
+    value = nn.Parameter(DATA[f"{case}/init/{parameter}"].clone())
+    buffer = torch.zeros_like(value)
+    for step, lr in enumerate(recorded["lrs"]):
+        value.grad = DATA[f"{case}/grad{step}/{parameter}"]
         with torch.no_grad():
-            step_alone([value], [buffer], head, lr)
-        torch.testing.assert_close(value.detach(), data[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
+            REFERENCES[recorded["class"]]([value], [buffer], head, lr, **options)
+        torch.testing.assert_close(value.detach(), DATA[f"{case}/param{step}/{parameter}"], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -1,24 +1,23 @@
 """Optima and predictions recorded of cyanure 0.22, 1.2.2 and a float64 solver; ours by both solvers."""
 
-import json
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from recordings import facts, matches, tensors
 
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.fitting import predictions, preprocessed
 
-FOLDER = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parents[1] / "golden")) / "lowshot"
-DATA = load_file(FOLDER / "data.safetensors")
-RECORDED = json.loads((FOLDER / "results.json").read_text())
+DATA = {name: tensor.numpy() for name, tensor in tensors("lowshot/data.safetensors").items()}
+RECORDED = facts("lowshot/results.json")
 CASES = RECORDED["cases"]
-PREPROCESS = {"msn": "centre_and_normalise", "ibot": "normalise"}
-GAP, AGREEMENT, POINTS = 1e-3, 0.99, 0.005  # what the recording's README asks for
+((AGGREGATE,),) = (found.groups() for found in matches(r"(aggregate_over_\d+_splits)", RECORDED))
+PREPROCESS = {"msn": "centre_and_normalise", "moca": "centre_and_normalise", "ibot": "normalise"}
+GAP, AGREEMENT = 1e-3, 0.99  # what the recording's README asks for
+IMAGES = len(DATA["test_labels"])
+STRAY = max(1, IMAGES // 200)  # images more or less that may be right: its 0.5 points, 2 of 400
 SOLVERS = ("lbfgs", "cyanure")
 
 
@@ -39,6 +38,11 @@ def predicted(name, solver):
     return predictions(torch.from_numpy(queries), fitted(name, solver).weights)
 
 
+def hits(name, solver):
+    """Test images that are right."""
+    return np.count_nonzero(predicted(name, solver) == DATA["test_labels"])
+
+
 def test_preparation_is_cyanures():
     ours, shapeless = preprocessed(DATA["test_features"], "centre_and_normalise")
     np.testing.assert_allclose(ours, DATA["test_features_preprocessed"], rtol=0, atol=2e-7)
@@ -50,9 +54,9 @@ def test_preparation_is_cyanures():
 def test_the_optimum_is_reached(name, solver):
     optimum = CASES[name]["optimum_f64"]
     assert fitted(name, solver).objective == pytest.approx(optimum["objective"], rel=GAP)
-    guesses = predicted(name, solver)
-    assert np.mean(guesses == DATA[f"{name}/pred_opt"]) >= AGREEMENT
-    assert np.mean(guesses == DATA["test_labels"]) == pytest.approx(optimum["test_acc"], abs=POINTS)
+    agreed = np.count_nonzero(predicted(name, solver) == DATA[f"{name}/pred_opt"])
+    assert agreed >= AGREEMENT * IMAGES
+    assert abs(hits(name, solver) - round(optimum["test_acc"] * IMAGES)) <= STRAY
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -72,13 +76,20 @@ def test_ours_is_closer_than_the_papers_solver(name):
     assert distance <= max(recorded["old"], 1e-6)
 
 
-@pytest.mark.parametrize("shots", sorted({name.partition("-")[0] for name in RECORDED["aggregate_over_3_splits"]}))
+def splits_of(shots):
+    """The cases of one aggregate: those that differ in their split alone and have the recorded accuracies."""
+    groups, wanted = {}, RECORDED[AGGREGATE][f"{shots}-shot/optimum_f64"]["values"]
+    for found in matches(rf"(.+_shots{shots})_split\d+", sorted(CASES)):
+        groups.setdefault(found[1], []).append(found[0])
+    accuracies = {each: [100 * CASES[name]["optimum_f64"]["test_acc"] for name in groups[each]] for each in groups}
+    return next(groups[each] for each, found in accuracies.items() if found == pytest.approx(wanted))
+
+
+@pytest.mark.parametrize("shots", sorted({name.partition("-")[0] for name in RECORDED[AGGREGATE]}))
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_mean_and_deviation_over_splits(shots, solver):
-    recorded = RECORDED["aggregate_over_3_splits"][f"{shots}-shot/optimum_f64"]
-    names = [name for name in CASES if name.startswith(f"moca_lambd0.1_shots{shots}_split")]
-    values = [100 * np.mean(predicted(name, solver) == DATA["test_labels"]) for name in sorted(names)]
-    assert len(values) == len(recorded["values"])
-    np.testing.assert_allclose(values, recorded["values"], atol=100 * POINTS)
-    assert np.mean(values) == pytest.approx(recorded["mean"], abs=100 * POINTS)
-    assert np.std(values) == pytest.approx(recorded["std_population_ddof0"], abs=100 * POINTS)
+    recorded, points = RECORDED[AGGREGATE][f"{shots}-shot/optimum_f64"], 100 * STRAY / IMAGES
+    values = [100 * hits(name, solver) / IMAGES for name in splits_of(shots)]
+    assert values == pytest.approx(recorded["values"], abs=points + 1e-9)
+    assert np.mean(values) == pytest.approx(recorded["mean"], abs=points + 1e-9)
+    assert np.std(values) == pytest.approx(recorded["std_population_ddof0"], abs=points + 1e-9)

@@ -8,12 +8,12 @@ import torch
 from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
-from probes.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.trainer import Course, Training
+from probes.finetune.training_groups import Augmentation
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.semi import PROTOCOLS as SEMI
-from probes.training_groups import Augmentation
-from probes.tuning import Course, Training
 
 IMAGENET, TENTH = 1_281_167, 128_116  # training images; SimCLR's 10 %
 BEITS = Augmentation(

@@ -1,0 +1,48 @@
+"""A small DINO, and methods built on it, with weights at which everything matters: for tests beside the recording."""
+
+from dataclasses import replace
+
+import torch
+
+from pretrain.loop.updates import Updates
+from pretrain.parts.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
+from pretrain.parts.sizes import VIT_SMOKE
+from pretrain.recipe import Recipe
+from pretrain.schedules import Constant, CosineTo
+
+SPEC = replace(VIT_SMOKE, image_size=32, patch_size=8, width=32, depth=2, mlp_hidden=128, **POSITIONS)
+SIZES = dict(prototypes=48, head_hidden=64, bottleneck=16, local_size=16, local_crops=3, drop_path=0.0)
+TEACHER = dict(
+    teacher_momentum=0.9, teacher_temperature=0.07, teacher_temperature_start=0.04, teacher_warmup=3
+)  # fmt: skip
+
+
+def recipe(settings: type[DistillationSettings], **changes) -> Recipe:
+    """A short training with settings of this type."""
+    return Recipe(
+        source="ours",
+        spec=SPEC,
+        settings=settings(**SIZES | TEACHER | changes),
+        epochs=6,
+        batch=128,
+        lr=0.002,
+        lr_batch=0,
+        schedule=Constant(),
+        weight_decay=0.04,
+        weight_decay_schedule=CosineTo(end=0.4),
+        clip=0.3,
+        clip_each=True,
+    )
+
+
+def prepared(method: type[SelfDistillation], chosen: Recipe) -> Updates:
+    """The method with weights of the order of one, and a teacher that is not the student."""
+    torch.manual_seed(0)
+    built = method(chosen.spec, chosen.settings).double()
+    with torch.no_grad():
+        for network in (built.student, built.teacher):
+            for parameter in network.parameters():
+                if parameter.ndim > 1:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
+        built.centre.center.normal_(std=0.1)
+    return Updates(built, chosen)

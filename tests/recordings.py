@@ -1,0 +1,55 @@
+"""The recorded outputs of the official codes: files of tests/golden, or of another folder of its layout in GOLDEN_ROOT.
+
+Tests take every size, option and name of a case from what lies there, so that other recordings pass through them too.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import cache
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+ROOT = Path(os.environ.get("GOLDEN_ROOT", Path(__file__).parent / "golden"))
+
+
+@cache
+def tensors(path: str) -> dict[str, Tensor]:
+    """All of one file, "mae/mae_step.safetensors" say; shared by all who ask, so not to be written to."""
+    with safe_open(ROOT / path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+@cache
+def facts(path: str) -> Any:
+    """Options and figures of a recording: a JSON file, or the JSON in the metadata of a file of tensors."""
+    if path.endswith(".json"):
+        return json.loads((ROOT / path).read_text())
+    with safe_open(ROOT / path, "pt") as file:
+        return json.loads(file.metadata()["config"])
+
+
+def under(recorded: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, with `new` in its place."""
+    return {new + name.removeprefix(prefix): tensor for name, tensor in recorded.items() if name.startswith(prefix)}
+
+
+def matches(pattern: str, names: Iterable[str]) -> list[re.Match[str]]:
+    """Of the names that are `pattern` as a whole: cases are found by how the recording names them."""
+    return [found for name in names if (found := re.fullmatch(pattern, name))]
+
+
+def depth_of(names: Iterable[str]) -> int:
+    """Blocks of a network with parameters `blocks.N.*` of these names."""
+    return 1 + max(int(found[1]) for found in matches(r"(?:.*[./])?blocks\.(\d+)\..*", names))
+
+
+def steps_per_epoch(epochs: Iterable[float]) -> int:
+    """The fewest steps for which every one of these fractional epochs begins with a step."""
+    return lcm(*(Fraction(epoch).limit_denominator(10_000).denominator for epoch in epochs))
