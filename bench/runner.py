@@ -20,7 +20,7 @@ import numpy as np
 from bench import leaderboard, resampled
 from bench.board import group_of
 from bench.candidates import Candidate, prepare
-from bench.dry_run import Planned, planned, settings_lines
+from bench.dry_run import planned, show
 from bench.environment import hardware, versions
 from bench.intervals import METHOD, intervals_of
 from bench.messages import in_one_line, millions
@@ -126,10 +126,11 @@ def _prepared(request: Request) -> Prepared:
         try:
             candidate = prepare(reference, name, request.out, save=not request.dry_run)
             found[candidate.used.name, candidate.used.digest] = candidate
-        except ValueError as error:
+        except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
-            unavailable.append(str(error))
+            named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
+            unavailable.append(named + in_one_line(error))
     return Prepared(data=data, candidates=list(found.values()), unavailable=unavailable)
 
 
@@ -197,9 +198,12 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
     """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
-        if job.state != "done":
-            for transform, kinds in job.chosen.task.features(export, space).items():
-                found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
+        try:
+            wanted = job.chosen.task.features(export, space) if job.state != "done" else {}
+        except Exception:  # the task fails itself when its turn comes, and not the others with it
+            continue
+        for transform, kinds in wanted.items():
+            found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
 
 
@@ -304,21 +308,11 @@ def _ending(attempt: Attempt) -> str:
 
 
 def _show_plan(request: Request, found: Prepared, selected: Sequence[Chosen]) -> int:
-    """Print what would be done; 1 where a checkpoint cannot be used, or a task would fail."""
-    width = get_terminal_size().columns
-    print("\n".join(settings_lines(selected, width)))
-    everything: list[Planned] = []
+    plans = {}
     for candidate in found.candidates:
         jobs = plan(request.out, candidate.used, found.data, selected, request.space, request.rerun)
-        entries = [planned(job, candidate.spec, request.space.limit) for job in jobs]
-        print("\n".join([title_of(candidate), *(line for entry in entries for line in entry.lines(width))]))
-        everything += entries
-    print(*(f"cannot be used: {reason}" for reason in found.unavailable), sep="\n", end="\n" * bool(found.unavailable))
-    to_do = sum(entry.job.state != "done" for entry in everything)
-    failing = sum(bool(entry.problem) for entry in everything)
-    would_fail = f", of which {failing} would fail" if failing else ""
-    print(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
-    return 1 if failing or found.unavailable else 0
+        plans[title_of(candidate)] = [planned(job, candidate.spec, request.space.limit) for job in jobs]
+    return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 
 def _say_nothing(*words: object, flush: bool = False) -> None:

@@ -22,29 +22,36 @@ def convert(branch):
     tensors = branch.take_trunk()
     return Conversion(spec=plain_vit(branch, tensors), tensors=tensors)
 '''
+FEATURES = """def features(self, export, space):
+        raise LookupError("no features")
+
+    def run"""
 FILES = {
     "layout": LAYOUT,
     "blind": LAYOUT.replace("def recognise", "def unused"),
     "touchy": LAYOUT.replace('"other.patch_embed.proj.weight" in file.tensors', 'file.tensors["nowhere"]'),
     "clumsy": LAYOUT.replace("take_trunk()", "nothing").replace('"other.', '"clumsy.'),
     "leaving": "raise SystemExit(3)",
-    "toy": TOYS.format(key="toy", cost=1),
+    "toy": TOYS.format(key="toy", cost=1).replace("def run", FEATURES),
+    "bare": TOYS.format(key="bare", cost=1).replace("(Task)", ""),
     "thief": TOYS.format(key="thief", cost=1).replace("thief@two", "knn@dino"),
     "vague": TOYS.format(key="vague", cost=1).replace('"toys": (', '"toys": ("vague@three", '),
 }
+IMPORTERS, TASKS = ("layout", "blind", "touchy", "clumsy"), ("toy", "bare", "thief", "vague", "leaving")
 POINTS = {
-    "bench.importers": {key: f"others.{key}" for key in ("layout", "blind", "touchy", "clumsy")}
-    | {"mae": "others.layout"},
-    "bench.probes": {key: f"others.{key}" for key in ("toy", "thief", "vague", "leaving")} | {"knn": "others.toy"},
+    "bench.importers": {key: f"others.{key}" for key in IMPORTERS} | {"mae": "others.layout"},
+    "bench.probes": {key: f"others.{key}" for key in TASKS} | {"knn": "others.toy"},
     "bench.downstream": {"lowshot": "others.thief"},
     "bench.methods": {"byol": "no.such.module"},
 }
 TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
+BARE = "the task of its protocol 'bare@one' is no engine.tasks.Task; derive it from that class"
 LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
     "importer 'blind' of others 2.1": "does not define recognise",
     "task 'knn' of others 2.1": TAKEN,
     "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
+    "task 'bare' of others 2.1": BARE,
     "task 'thief' of others 2.1": "the protocol 'knn@dino' is one of 'knn' already",
     "task 'vague' of others 2.1": "its SUITES name 'vague@three', which its PROTOCOLS lack",
     "task 'lowshot' of others 2.1": "does not define LAYOUT",
