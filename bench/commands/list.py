@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             plugin = f"  [plugin: {extension.plugin}]" if extension.plugin else ""
             say(f"  {key:{width}}  {one_line(extension.path)}{plugin}".rstrip())
         warn_of(refused(SECTIONS[title]))
+    if not name:
+        say("suites: bench list suites", "more about any of these, or about a protocol: bench list NAME")
     return 0
 
 
@@ -90,6 +92,8 @@ def _list_recipes(kind: str | None) -> int:
     from bench.pretraining.recipes import costs
     from engine.extensions import load_extension
 
+    if kind and kind not in SECTIONS:
+        raise ValueError(f"--recipes are of methods; for those of {kind} alone: bench list {kind}")
     if kind not in (None, "methods"):
         raise ValueError(f"{kind} have no recipes; use: bench list methods --recipes")
     for method, path in sorted(source_files("methods").items()):

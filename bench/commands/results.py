@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 also where nothing fits."""
     from bench.results.record import check_folder
-    from bench.results.stored import Wanted, find, lines_of, refuse_ambiguous
+    from bench.results.stored import Filter, find, lines_of, refuse_ambiguous
 
     check_folder(arguments.out)
-    wanted = Wanted(
+    wanted = Filter(
         checkpoint=arguments.checkpoint, data=arguments.data, protocol=arguments.protocol, status=arguments.status
     )
     if arguments.action == "rm" and wanted.is_all:

@@ -45,7 +45,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Filter:
     """Which results; None: all."""
 
     checkpoint: str | None = None
@@ -63,10 +63,10 @@ class Wanted:
 
     @property
     def is_all(self) -> bool:
-        return self == Wanted()
+        return self == Filter()
 
 
-def find(out: Path, wanted: Wanted) -> list[Stored]:
+def find(out: Path, wanted: Filter) -> list[Stored]:
     """The results of a folder that are `wanted`. ValueError, with the choices, for a word that fits none of them."""
     everything = [_read(out, path) for path in result_files(out)]
     known = {
@@ -76,7 +76,7 @@ def find(out: Path, wanted: Wanted) -> list[Stored]:
     }
     for option, choices in known.items():
         word = getattr(wanted, option)
-        if word is not None and not any(each in Wanted(**{option: word}) for each in everything):
+        if word is not None and not any(each in Filter(**{option: word}) for each in everything):
             raise ValueError(f"--{option} {word}: no result of it in {out}{meant(word, sorted(choices))}")
     return [each for each in everything if each in wanted]
 

@@ -1,15 +1,17 @@
 """`bench run --dry-run`: what would be done, in numbers, and with which settings. Nothing is run or written."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from shlex import quote
 from textwrap import wrap
+from typing import Any
 
 from bench.cli.messages import in_one_line
 from bench.cli.settings import setting_text
 from bench.run.plan import Job
 from bench.run.suites import Chosen
 from checkpoints.spec import ViTSpec
+from engine.printing import say
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
 INDENT = " " * 6
@@ -23,14 +25,16 @@ class Planned:
 
     job: Job
     images: Mapping[str, int]
-    sizes: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
 
     def lines(self, width: int) -> Iterator[str]:
         """Two lines, or more where the second one is longer than `width`."""
         counts = " + ".join(f"{count} {split}" for split, count in self.images.items())
         yield f"  {self.job.title}: {counts} images, {STATES[self.job.state]}"
-        yield from _wrapped(f"would fail: {self.problem}" if self.problem else self.sizes, width)
+        # A name and its value stay on one line.
+        words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in self.sizes.items()]
+        yield from _wrapped(f"would fail: {self.problem}" if self.problem else ", ".join(words), width)
 
 
 def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
@@ -42,9 +46,26 @@ def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
         sizes = job.chosen.task.sizes(spec, images)
     except Exception as error:  # mostly settings that do not fit; a task of somebody else's may do anything
         return Planned(job=job, images=images, problem=in_one_line(error))
-    # Kept on one line: a name and its value.
-    words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in sizes.items()]
-    return Planned(job=job, images=images, sizes=", ".join(words))
+    return Planned(job=job, images=images, sizes=sizes)
+
+
+def show(
+    plans: Mapping[str, Sequence[Planned]], unavailable: Sequence[str], selected: Sequence[Chosen], width: int
+) -> int:
+    """Print what would be done, title of the checkpoint -> jobs; 1 where a checkpoint or a task would fail."""
+    say(*settings_lines(selected, width))
+    for title, entries in plans.items():
+        say(title, *(line for entry in entries for line in entry.lines(width)))
+    for reason in unavailable:
+        say(f"cannot be used: {reason}")
+    everything = [entry for entries in plans.values() for entry in entries]
+    if sum("forward passes" in entry.sizes for entry in everything) > 1:
+        say("tasks that read the same features share their forward passes")
+    failing = sum(bool(entry.problem) for entry in everything)
+    would_fail = f", of which {failing} would fail" if failing else ""
+    to_do = sum(entry.job.state != "done" for entry in everything)
+    say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
+    return 1 if failing or unavailable else 0
 
 
 def settings_lines(selected: Sequence[Chosen], width: int) -> Iterator[str]:
@@ -54,9 +75,7 @@ def settings_lines(selected: Sequence[Chosen], width: int) -> Iterator[str]:
         return
     yield "settings; what they mean: bench list PROTOCOL"
     for chosen in selected:
-        values = [
-            f"{field.name}={quote(setting_text(getattr(chosen.task, field.name)))}" for field in fields(chosen.task)
-        ]
+        values = [f"{each.name}={quote(setting_text(getattr(chosen.task, each.name)))}" for each in fields(chosen.task)]
         yield f"  {chosen.name}, version {chosen.protocol.version}{' (modified)' if chosen.changes else ''}"
         yield from _wrapped(" ".join(values), width)
 

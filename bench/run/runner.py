@@ -33,7 +33,7 @@ from bench.results.record import (
     validation_images,
 )
 from bench.run.checkpoints import Candidate, prepare
-from bench.run.dry_run import Planned, planned, settings_lines
+from bench.run.dry_run import planned, show
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import Chosen, Select, catalogue, choose, with_changes
 from bench.statistics import resampled
@@ -127,10 +127,11 @@ def _prepared(request: Request) -> Prepared:
         try:
             candidate = prepare(reference, name, request.out, save=not request.dry_run)
             found[candidate.used.name, candidate.used.digest] = candidate
-        except ValueError as error:
+        except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
-            unavailable.append(str(error))
+            named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
+            unavailable.append(named + in_one_line(error))
     return Prepared(data=data, candidates=list(found.values()), unavailable=unavailable)
 
 
@@ -200,9 +201,12 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
     """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
-        if job.state != "done":
-            for transform, kinds in job.chosen.task.features(export, space).items():
-                found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
+        try:
+            wanted = job.chosen.task.features(export, space) if job.state != "done" else {}
+        except Exception:  # the task fails itself when its turn comes, and not the others with it
+            continue
+        for transform, kinds in wanted.items():
+            found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
 
 
@@ -307,22 +311,11 @@ def _ending(attempt: Attempt) -> str:
 
 
 def _show_plan(request: Request, found: Prepared, selected: Sequence[Chosen]) -> int:
-    """Print what would be done; 1 where a checkpoint cannot be used, or a task would fail."""
-    width = get_terminal_size().columns
-    say(*settings_lines(selected, width))
-    everything: list[Planned] = []
+    plans = {}
     for candidate in found.candidates:
         jobs = plan(request.out, candidate.used, found.data, selected, request.space, request.rerun)
-        entries = [planned(job, candidate.spec, request.space.limit) for job in jobs]
-        say(title_of(candidate), *(line for entry in entries for line in entry.lines(width)))
-        everything += entries
-    for reason in found.unavailable:
-        say(f"cannot be used: {reason}")
-    to_do = sum(entry.job.state != "done" for entry in everything)
-    failing = sum(bool(entry.problem) for entry in everything)
-    would_fail = f", of which {failing} would fail" if failing else ""
-    say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
-    return 1 if failing or found.unavailable else 0
+        plans[title_of(candidate)] = [planned(job, candidate.spec, request.space.limit) for job in jobs]
+    return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 
 def _say_nothing(*lines: object) -> None:

@@ -1,7 +1,6 @@
 """What all dense tasks share: the plan of one training on scenes, where it runs, and how its batch is cut."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from downstream.loop.optimisation import Rates
 from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.files import digest
+from engine.printing import say
 from engine.tasks import Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
 
@@ -93,7 +93,7 @@ class Place:
         }
         if self.world.is_first:
             for line in norm_warnings(self.facts["batch"]):
-                print(f"{plan.label}: {line}", file=sys.stderr, flush=True)
+                say(f"{plan.label}: {line}", errors=True)
         return train(model, plan.optimise(model), *plan.parts(), course, self.world)
 
     def key(self, plan: Plan, at_once: int) -> dict[str, Any]:

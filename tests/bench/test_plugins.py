@@ -22,29 +22,37 @@ def convert(branch):
     tensors = branch.take_trunk()
     return Conversion(spec=plain_vit(branch, tensors), tensors=tensors)
 '''
+FEATURES = """def features(self, export, space):
+        raise LookupError("no features")
+
+    def run"""
 FILES = {
     "layout": LAYOUT,
     "blind": LAYOUT.replace("def recognise", "def unused"),
     "touchy": LAYOUT.replace('"other.patch_embed.proj.weight" in file.tensors', 'file.tensors["nowhere"]'),
     "clumsy": LAYOUT.replace("take_trunk()", "nothing").replace('"other.', '"clumsy.'),
     "leaving": "raise SystemExit(3)",
-    "toy": TOYS.format(key="toy", cost=1),
+    "mine": "from pretrain.methods.mae import METHOD, RECIPES\n",
+    "toy": TOYS.format(key="toy", cost=1).replace("def run", FEATURES),
+    "bare": TOYS.format(key="bare", cost=1).replace("(Task)", ""),
     "thief": TOYS.format(key="thief", cost=1).replace("thief@two", "knn@dino"),
     "vague": TOYS.format(key="vague", cost=1).replace('"toys": (', '"toys": ("vague@three", '),
 }
+IMPORTERS, TASKS = ("layout", "blind", "touchy", "clumsy"), ("toy", "bare", "thief", "vague", "leaving")
 POINTS = {
-    "bench.importers": {key: f"others.{key}" for key in ("layout", "blind", "touchy", "clumsy")}
-    | {"mae": "others.layout"},
-    "bench.probes": {key: f"others.{key}" for key in ("toy", "thief", "vague", "leaving")} | {"knn": "others.toy"},
+    "bench.importers": {key: f"others.{key}" for key in IMPORTERS} | {"mae": "others.layout"},
+    "bench.probes": {key: f"others.{key}" for key in TASKS} | {"knn": "others.toy"},
     "bench.downstream": {"lowshot": "others.thief"},
-    "bench.methods": {"byol": "no.such.module"},
+    "bench.methods": {"byol": "no.such.module", "mine": "others.mine"},
 }
 TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
+BARE = "the task of its protocol 'bare@one' is no engine.tasks.Task; derive it from that class"
 LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
     "importer 'blind' of others 2.1": "does not define recognise",
     "task 'knn' of others 2.1": TAKEN,
     "task 'leaving' of others 2.1": "cannot be imported: SystemExit: 3",
+    "task 'bare' of others 2.1": BARE,
     "task 'thief' of others 2.1": "the protocol 'knn@dino' is one of 'knn' already",
     "task 'vague' of others 2.1": "its SUITES name 'vague@three', which its PROTOCOLS lack",
     "task 'lowshot' of others 2.1": "does not define LAYOUT",
@@ -98,7 +106,8 @@ def test_doctor_says_of_every_plugin_whether_it_can_be_used(plugins, bench):
     _, out, _ = bench("doctor", "--json")
     checks = [check for check in json.loads(out)["checks"] if check["name"] == "plugin"]
     texts = {check["text"]: check["mark"] for check in checks}
-    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "touchy")] + ["task 'toy' of others 2.1"]
+    good = [f"importer {key!r} of others 2.1" for key in ("clumsy", "layout", "touchy")]
+    good += ["task 'toy' of others 2.1", "method 'mine' of others 2.1"]
     expected = {f"{title} is left out: {reason}": "note" for title, reason in LEFT_OUT.items()}
     assert texts == dict.fromkeys(good, "ok") | expected
     assert {check["fix"] for check in checks} == {"", "repair it, or: pip uninstall others"}
@@ -133,6 +142,25 @@ def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
     bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path)
     (result,) = (json.loads(path.read_text()) for path in (tmp_path / "results").rglob("*.json"))
     assert result["checkpoint"]["plugin"] == "" and result["protocol"]["plugin"] == "others 2.1"
+
+
+def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench, tmp_path):
+    words = (
+        "--recipe",
+        "smoke",
+        "--images",
+        "tiny:",
+        "--set",
+        "epochs=1",
+        "schedule.warmup=0",
+        "--out",
+        tmp_path / "run",
+    )
+    assert bench("pretrain", "mine", *words)[0] == 0
+    words = ("--checkpoint", tmp_path / "run" / "export", "--suite", "toy@one", "--data", "tiny=tiny:")
+    assert bench("run", *words, "--out", tmp_path / "out")[0] == 0
+    (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out" / "results").rglob("*.json"))
+    assert (result["checkpoint"]["method"], result["checkpoint"]["plugin"]) == ("mine", "others 2.1")
 
 
 @pytest.mark.parametrize(
