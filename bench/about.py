@@ -12,7 +12,7 @@ from typing import Literal, get_args, get_origin
 from bench.cli.meanings import meanings
 from bench.cli.settings import meant, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
-from bench.run.suites import Catalogue, Chosen, catalogue
+from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.tasks import Task
 from pretrain.recipe import Recipe
@@ -49,11 +49,11 @@ def _suite(name: str, found: Catalogue) -> Iterator[str]:
         yield f"  {chosen.name:{width}}  task {chosen.key}{_needs(chosen)}"
 
 
-def _needs(chosen: Chosen) -> str:
+def _needs(chosen: ChosenProtocol) -> str:
     return f", on scenes: --data {chosen.layout}={chosen.layout}:ROOT" if chosen.layout else ""
 
 
-def _protocol(chosen: Chosen, found: Catalogue) -> Iterator[str]:
+def _protocol(chosen: ChosenProtocol, found: Catalogue) -> Iterator[str]:
     suites = [suite for suite, names in found.suites.items() if chosen.name in names]
     yield f"protocol {chosen.name}, version {chosen.protocol.version}, of task {chosen.key}{_needs(chosen)}"
     yield _row("source", chosen.protocol.source)
@@ -65,7 +65,7 @@ def _protocol(chosen: Chosen, found: Catalogue) -> Iterator[str]:
     yield from _table(values, meanings(type(task)), choices_of(task))
 
 
-def _task(key: str, protocols: Sequence[Chosen], found: Catalogue) -> Iterator[str]:
+def _task(key: str, protocols: Sequence[ChosenProtocol], found: Catalogue) -> Iterator[str]:
     kind = "downstream" if protocols[0].layout else "probes"
     yield f"task {key}{_needs(protocols[0])}"
     yield from _docstring(extensions(kind)[key])

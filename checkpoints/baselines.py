@@ -6,16 +6,16 @@ One patch is the whole image and its embedding its pixels; there is no weight. S
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 
-LARGEST = 48  # 6912 values an image, nine times a ViT-B's: 35 GB for ImageNet
+MAX_SIDE = 48  # 6912 values an image, nine times a ViT-B's: 35 GB for ImageNet
 
 
 def pixels(side: int) -> ViTExport:
     """An export whose feature is the normalised image (3, S, S), resized to S and flattened, channel by channel.
 
-    Raises ValueError for a side that is not 1 to LARGEST.
+    Raises ValueError for a side that is not 1 to MAX_SIDE.
     """
-    if not 1 <= side <= LARGEST:
-        raise ValueError(f"pixels: give a side of 1 to {LARGEST} pixels, as in pixels:32")
+    if not 1 <= side <= MAX_SIDE:
+        raise ValueError(f"pixels: give a side of 1 to {MAX_SIDE} pixels, as in pixels:32")
     spec = ViTSpec(
         architecture="pixels",
         image_size=side,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkpoints.allowed import Attributes
-from checkpoints.scanning import DEEPEST, LARGEST
+from checkpoints.scanning import MAX_DEPTH, MAX_VALUES
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 FLAT_PARAMETER = re.compile(r"_?flat_param(_\d+)?")  # torch's FSDP; the numbered ones are fairscale's
@@ -105,7 +105,7 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     while pending:
         path, value, depth = pending.pop()
         seen += 1
-        if depth > DEEPEST or seen > LARGEST:
+        if depth > MAX_DEPTH or seen > MAX_VALUES:
             raise ValueError(f"nests its values without end (at {path[:60]!a})")
         children = _children(path, value)
         if children is None:
@@ -135,6 +135,6 @@ def _plain(path: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
         raise ValueError(f"holds a tensor at {path!a} that is not a plain dense one ({tensor.dtype}, {tensor.layout})")
     stored = tensor.untyped_storage().nbytes() // tensor.itemsize
-    if tensor.numel() > max(stored, LARGEST):  # a stride of 0: small files become more than any memory holds
+    if tensor.numel() > max(stored, MAX_VALUES):  # a stride of 0: small files become more than any memory holds
         raise ValueError(f"holds a tensor at {path!a} that repeats {stored} values up to {tensor.numel()}; {UNFOLD}")
     return tensor.detach()

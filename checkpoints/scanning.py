@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO
 
-DEEPEST = 100  # levels; the files of the supported methods stay under 20
-LARGEST = 1_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
-LONGEST = 10_000_000  # instructions; about ten for each value of a checkpoint
+MAX_DEPTH = 100  # levels; the files of the supported methods stay under 20
+MAX_VALUES = 1_000_000  # values, shared ones counted at every use; a ViT-L with its optimiser has under 50 000
+MAX_INSTRUCTIONS = 10_000_000  # instructions; about ten for each value of a checkpoint
 CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"})
 CHANGES = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
 READS_MEMO = frozenset({"GET", "BINGET", "LONG_BINGET"})
@@ -87,10 +87,10 @@ class _Machine:
         parts = taken[1:] if opcode in CHANGES else taken
         made.depth = max([made.depth, *(1 + part.depth for part in parts)])
         made.size += sum(part.size for part in parts)
-        if made.depth > DEEPEST:
-            raise ValueError(f"it nests values more than {DEEPEST} levels deep")
-        if made.size > LARGEST:
-            raise ValueError(f"it unfolds into more than {LARGEST} values")
+        if made.depth > MAX_DEPTH:
+            raise ValueError(f"it nests values more than {MAX_DEPTH} levels deep")
+        if made.size > MAX_VALUES:
+            raise ValueError(f"it unfolds into more than {MAX_VALUES} values")
         return made
 
 
@@ -111,8 +111,8 @@ def scan_pickle(stream: BinaryIO) -> Scan:
     machine, protocol, number = _Machine(), 0, None
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if count > LONGEST:
-                raise ValueError(f"it has more than {LONGEST} instructions")
+            if count > MAX_INSTRUCTIONS:
+                raise ValueError(f"it has more than {MAX_INSTRUCTIONS} instructions")
             protocol = max(protocol, argument if opcode.name == "PROTO" else opcode.proto)
             if number is None and isinstance(argument, int) and opcode.name != "PROTO":
                 number = argument

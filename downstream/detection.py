@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from downstream.data.detection_data import Sizes
-    from downstream.loop.running import Judged
+    from downstream.loop.running import TrainedModel
 
 LAYOUT = "coco"
 AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
@@ -145,9 +145,9 @@ class Detection(Task):
             train, val = open_both(space, LAYOUT, world)
             train = learnable(train, val)
             place = Place(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
-            judged = place.judged(self.plan(export, train, val, space.seed))
+            trained = place.trained(self.plan(export, train, val, space.seed))
             departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
-            return outcome(place, judged, train, val, {"epochs": self.epochs, "warnings": departures})
+            return outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
@@ -226,7 +226,7 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
     return train.subset(train.listing.learnable, "with-objects")
 
 
-def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
+def outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
     """Metrics, the detections of every validation image, precisions on resampled images, and the facts."""
     from downstream.metrics.detection_metric import backend, described
 
@@ -234,13 +234,13 @@ def outcome(place: Place, judged: "Judged", train: SceneSet, val: SceneSet, rest
         "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
         "notes": list(dict.fromkeys([*train.notes, *val.notes])),
-        "evaluations": [judged.history],
-        "reported_step": [judged.step],
-        "detections": int((judged.arrays["classes"] >= 0).sum()),
+        "evaluations": [trained.history],
+        "reported_step": [trained.step],
+        "detections": int((trained.arrays["classes"] >= 0).sum()),
         "evaluated_by": described(backend()),
         "libraries": libraries_used(),
         **place.facts,
         **rest,
     }
-    drawn = resampled(lambda weights: reweighted(judged.arrays, weights), len(val))
-    return Outcome(metrics=judged.metrics, per_image=dict(judged.arrays), resampled=drawn, facts=facts)
+    drawn = resampled(lambda weights: reweighted(trained.arrays, weights), len(val))
+    return Outcome(metrics=trained.metrics, per_image=dict(trained.arrays), resampled=drawn, facts=facts)

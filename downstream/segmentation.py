@@ -14,7 +14,7 @@ from engine.tasks import Outcome
 
 if TYPE_CHECKING:
     from downstream.data.segmentation_data import Sizes
-    from downstream.loop.running import Judged
+    from downstream.loop.running import TrainedModel
 
 
 def parts(train: SceneSet, val: SceneSet, sizes: "Sizes") -> tuple[Any, Any, Any]:
@@ -27,20 +27,22 @@ def parts(train: SceneSet, val: SceneSet, sizes: "Sizes") -> tuple[Any, Any, Any
     return training_images(train, sizes), validation_images(val, sizes), metric
 
 
-def outcome(place: Place, judged: Sequence["Judged"], train: Sequence[SceneSet], val: SceneSet, rest: dict) -> Outcome:
+def outcome(
+    place: Place, trained: Sequence["TrainedModel"], train: Sequence[SceneSet], val: SceneSet, rest: dict
+) -> Outcome:
     """Means over the trainings, the areas of every validation image, scores of resampled images, and the facts."""
-    several = len(judged) > 1
-    areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(judged)}
-    names = list(judged[0].metrics)
-    metrics = {name: float(np.mean([each.metrics[name] for each in judged])) for name in names}
+    several = len(trained) > 1
+    areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(trained)}
+    names = list(trained[0].metrics)
+    metrics = {name: float(np.mean([each.metrics[name] for each in trained])) for name in names}
     if several:
-        metrics["mIoU_std"] = float(np.std([each.metrics["mIoU"] for each in judged], ddof=1))
+        metrics["mIoU_std"] = float(np.std([each.metrics["mIoU"] for each in trained], ddof=1))
     facts = {
         "train": [{"url": scenes.url, "images": len(scenes), "fingerprint": scenes.fingerprint} for scenes in train],
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
-        "evaluations": [each.history for each in judged],
-        "reported_step": [each.step for each in judged],
+        "evaluations": [each.history for each in trained],
+        "reported_step": [each.step for each in trained],
         "libraries": libraries_used(),
         **place.facts,
         **rest,

@@ -16,7 +16,7 @@ from torch import distributed
 
 Value = TypeVar("Value")
 # Ranks may reach a meeting point hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
-LONGEST_WAIT = timedelta(days=2)
+MAX_WAIT = timedelta(days=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,9 @@ def start_world(device: str) -> Iterator[World]:
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
         # Objects and flags travel by gloo between CPUs, so that exchanging them does not wait for the GPU.
-        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=LONGEST_WAIT, device_id=chosen)
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=MAX_WAIT, device_id=chosen)
     else:
-        distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
+        distributed.init_process_group("gloo", timeout=MAX_WAIT)
     try:
         yield current_world()
         _leave_together()

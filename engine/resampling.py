@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-MOST = 20_000  # resamples: on 24 images the smallest p of a test is then 0.0009, and Holm over 50 can still reject
+MAX_RESAMPLES = (
+    20_000  # resamples: on 24 images the smallest p of a test is then 0.0009, and Holm over 50 can still reject
+)
 DRAWN = 20_000_000  # images in all resamples: 4000 times COCO's 5000, whose AP takes 80 s then, of boxes and of masks
 BLOCK = 50  # resamples at once: N x BLOCK weights stay small
 
@@ -19,7 +21,7 @@ def resampled(score: Callable[[np.ndarray], Mapping[str, np.ndarray]], images: i
 
     score: weights (r, N) float64, how often each image counts -> name -> (r,).
     """
-    resamples = min(MOST, -(-DRAWN // images))
+    resamples = min(MAX_RESAMPLES, -(-DRAWN // images))
     generator = np.random.RandomState(0)  # draws the same in every version of numpy, which default_rng may not
     parts = []
     for first in range(0, resamples, BLOCK):

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.leaderboard.tables import to_markdown
 from bench.results.board import Board, Cell, read_board
 from bench.results.record import result_files
-from bench.statistics.significance import level_with_best
+from bench.statistics.significance import tied_with_best
 from engine.files import write_atomic
 from engine.printing import in_csv
 
@@ -58,7 +58,7 @@ def rewrite(out: Path) -> Board:
         before = _state(out)
         board = read_board(out)
         write_atomic(out / "leaderboard.csv", to_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board, level_with_best(out, board)))
+        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(out, board)))
         if _state(out) == before:
             return board
 

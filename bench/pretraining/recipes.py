@@ -21,7 +21,7 @@ ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenRecipe:
     """A method's file, and one of its recipes with the user's `changes`: name -> value that differs."""
 
     method: str
@@ -37,7 +37,7 @@ class Chosen:
         return f"{self.name} with {changes}" if changes else self.name
 
 
-def choose(method: str, name: str | None, texts: Sequence[str]) -> Chosen:
+def choose(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
     """The recipe `name` of `method` with every `field=value` of `texts`. ValueError gives the choices."""
     if method not in (methods := source_files("methods")):
         raise ValueError(f"no method {method!r}{meant(method, list(methods))}")
@@ -50,7 +50,7 @@ def choose(method: str, name: str | None, texts: Sequence[str]) -> Chosen:
     before, after = values_by_path(recipe), values_by_path(changed)
     names = names_by_path(recipe)
     changes = {names[path]: value for path, value in after.items() if value != before[path]}
-    return Chosen(method=method, module=module, name=name, recipe=changed, changes=changes)
+    return ChosenRecipe(method=method, module=module, name=name, recipe=changed, changes=changes)
 
 
 def costs(recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ import torch
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
-from bench.pretraining.recipes import Chosen, choose, names_by_path, values_by_path
+from bench.pretraining.recipes import ChosenRecipe, choose, names_by_path, values_by_path
 from bench.run.plan import example
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
@@ -61,7 +61,7 @@ def run(request: Request) -> int:
         return 0 if ending == "finished" else STOPPED
 
 
-def _opened(request: Request) -> tuple[Chosen, ImageSet]:
+def _opened(request: Request) -> tuple[ChosenRecipe, ImageSet]:
     if request.run.wandb and not find_spec("wandb"):
         raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
     chosen = choose(request.method, request.recipe, request.changes)
@@ -91,7 +91,7 @@ def _without_labels(url: str) -> str:
     return f"; labels are not needed here: images:{folder} takes every image below it" if is_folder else ""
 
 
-def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Trainer:
+def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> Trainer:
     """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
     facts = {"name": f"{chosen.method}-{chosen.name}", "recipe": chosen.label}
     if plugin := extension_of("methods", chosen.module).plugin:
@@ -102,7 +102,7 @@ def prepared(chosen: Chosen, images: ImageSet, run: Run, world: World) -> Traine
         raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}") from error
 
 
-def described(chosen: Chosen, trainer: Trainer, settings: bool) -> Iterator[str]:
+def described(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
     """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
     recipe, run, cut = trainer.recipe, trainer.run, trainer.cut
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"

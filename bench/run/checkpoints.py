@@ -15,7 +15,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class LoadedCheckpoint:
     """A checkpoint that has been loaded once and proved; `reference` loads it again without another import."""
 
     used: CheckpointUsed
@@ -23,7 +23,7 @@ class Candidate:
     reference: str
 
 
-def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidate:
+def prepare(reference: str, name: str | None, out: Path, save: bool) -> LoadedCheckpoint:
     """Load `reference`, verify its fingerprint and, when `save`, keep an import under `out`/exports.
 
     ValueError when it cannot be loaded or its activations are not the recorded ones.
@@ -36,11 +36,11 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> Candidat
         raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
     if is_export(reference):
-        return Candidate(used=used, spec=export.spec, reference=reference)
+        return LoadedCheckpoint(used=used, spec=export.spec, reference=reference)
     folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
     if save and not folder.exists():
         _save(export, folder)
-    return Candidate(used=used, spec=export.spec, reference=str(folder) if folder.exists() else reference)
+    return LoadedCheckpoint(used=used, spec=export.spec, reference=str(folder) if folder.exists() else reference)
 
 
 def _save(export: ViTExport, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.cli.messages import in_one_line
 from bench.cli.settings import setting_text
 from bench.run.plan import Job
-from bench.run.suites import Chosen
+from bench.run.suites import ChosenProtocol
 from checkpoints.spec import ViTSpec
 from engine.printing import say
 
@@ -50,7 +50,7 @@ def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
 
 
 def show(
-    plans: Mapping[str, Sequence[Planned]], unavailable: Sequence[str], selected: Sequence[Chosen], width: int
+    plans: Mapping[str, Sequence[Planned]], unavailable: Sequence[str], selected: Sequence[ChosenProtocol], width: int
 ) -> int:
     """Print what would be done, title of the checkpoint -> jobs; 1 where a checkpoint or a task would fail."""
     say(*settings_lines(selected, width))
@@ -68,7 +68,7 @@ def show(
     return 1 if failing or unavailable else 0
 
 
-def settings_lines(selected: Sequence[Chosen], width: int) -> Iterator[str]:
+def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[str]:
     """All settings of every protocol, as `--set` takes them; where they are many, who shows them."""
     if len(selected) > MAX_SHOWN:
         yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"

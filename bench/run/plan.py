@@ -20,7 +20,7 @@ from bench.results.record import (
     stem,
 )
 from bench.run.checkpoints import checked_name
-from bench.run.suites import Chosen
+from bench.run.suites import ChosenProtocol
 from downstream.data.scenes import PLACES, layout_of, open_scenes
 from engine.tasks import Workspace
 from imagesets.sets import open_set, parse_url
@@ -34,7 +34,7 @@ SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes
 class Job:
     """One result to obtain."""
 
-    chosen: Chosen
+    chosen: ChosenProtocol
     protocol: ProtocolUsed
     settings: Mapping[str, Any]
     data: DataUsed
@@ -97,7 +97,7 @@ def plan(
     out: Path,
     checkpoint: CheckpointUsed,
     data: Sequence[DataUsed],
-    selected: Sequence[Chosen],
+    selected: Sequence[ChosenProtocol],
     space: Workspace,
     rerun: bool,
 ) -> list[Job]:
@@ -107,7 +107,7 @@ def plan(
     return sorted(jobs, key=lambda job: job.state == "failed before")
 
 
-def without_data(data: Sequence[DataUsed], selected: Sequence[Chosen]) -> list[Chosen]:
+def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
     """Protocols that none of the image sets is for. ValueError if that is all of them."""
     there = {layout_of(images.url) for images in data}
     lacking = [chosen for chosen in selected if chosen.layout not in there]
@@ -118,7 +118,9 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[Chosen]) -> list[C
     return lacking
 
 
-def _job(out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: Chosen, space: Workspace, rerun: bool) -> Job:
+def _job(
+    out: Path, checkpoint: CheckpointUsed, data: DataUsed, chosen: ChosenProtocol, space: Workspace, rerun: bool
+) -> Job:
     settings = settings_of(chosen.task)
     protocol = ProtocolUsed(
         name=chosen.name,

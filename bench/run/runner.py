@@ -32,10 +32,10 @@ from bench.results.record import (
     resampled_name,
     validation_images,
 )
-from bench.run.checkpoints import Candidate, prepare
+from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
-from bench.run.suites import Chosen, Select, catalogue, choose, with_changes
+from bench.run.suites import ChosenProtocol, Select, catalogue, choose, with_changes
 from bench.statistics import resampled
 from bench.statistics.intervals import METHOD, intervals_of
 from checkpoints.export import ViTExport
@@ -95,10 +95,10 @@ def run(request: Request) -> int:
         if request.dry_run:
             there = [chosen for chosen in selected if chosen not in lacking]
             return world.on_rank0(lambda: _show_plan(request, found, there))
-        return _run_all(request, world, found.candidates, found.data, selected)
+        return _run_all(request, world, found.checkpoints, found.data, selected)
 
 
-def _selected(request: Request, world: World) -> list[Chosen]:
+def _selected(request: Request, world: World) -> list[ChosenProtocol]:
     found = catalogue()
     if world.is_rank0:
         warn_of(found.broken)
@@ -110,7 +110,7 @@ class Prepared:
     """Image sets and checkpoints of a run; of a dry run also the checkpoints that cannot be had, and why."""
 
     data: Sequence[DataUsed]
-    candidates: Sequence[Candidate]
+    checkpoints: Sequence[LoadedCheckpoint]
     unavailable: Sequence[str] = ()
 
 
@@ -125,31 +125,31 @@ def _prepared(request: Request) -> Prepared:
     found, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
         try:
-            candidate = prepare(reference, name, request.out, save=not request.dry_run)
-            found[candidate.used.name, candidate.used.digest] = candidate
+            checkpoint = prepare(reference, name, request.out, save=not request.dry_run)
+            found[checkpoint.used.name, checkpoint.used.digest] = checkpoint
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
             named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
             unavailable.append(named + in_one_line(error))
-    return Prepared(data=data, candidates=list(found.values()), unavailable=unavailable)
+    return Prepared(data=data, checkpoints=list(found.values()), unavailable=unavailable)
 
 
 def _run_all(
     request: Request,
     world: World,
-    candidates: Sequence[Candidate],
+    checkpoints: Sequence[LoadedCheckpoint],
     data: Sequence[DataUsed],
-    selected: Sequence[Chosen],
+    selected: Sequence[ChosenProtocol],
 ) -> int:
     # What the first process found undone is what all do.
     plans = world.on_rank0(
-        lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in candidates]
+        lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in checkpoints]
     )
     tally = Tally()
     try:
-        for candidate, jobs in zip(candidates, plans, strict=True):
-            _run_one(request, world, candidate, jobs, tally)
+        for checkpoint, jobs in zip(checkpoints, plans, strict=True):
+            _run_one(request, world, checkpoint, jobs, tally)
     finally:
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
@@ -172,11 +172,11 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
     say("", *to_terminal(board, get_terminal_size().columns, shown).split("\n"), "")
 
 
-def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequence[Job], tally: Tally) -> None:
+def _run_one(request: Request, world: World, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
     tell = say if world.is_rank0 else _say_nothing
-    tell(title_of(candidate))
+    tell(title_of(checkpoint))
     undone = any(job.state != "done" for job in jobs)
-    export = world.on_all_ranks(lambda: load(candidate.reference)) if undone else None
+    export = world.on_all_ranks(lambda: load(checkpoint.reference)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
@@ -189,12 +189,12 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_rank0:
-            path = _record(job, candidate, request.space, attempt, world)
+            path = _record(job, checkpoint, request.space, attempt, world)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
         tally.done += attempt.error is None
         if attempt.error:
-            tally.failed.append(f"{candidate.used.name}: {job.title}: {in_one_line(attempt.error)}")
+            tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
@@ -250,7 +250,7 @@ def _checked(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, world: World) -> Path:
+def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt, world: World) -> Path:
     outcome = attempt.outcome
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
     of_means = intervals_of(outcome.metrics, arrays)
@@ -264,7 +264,7 @@ def _record(job: Job, candidate: Candidate, space: Workspace, attempt: Attempt, 
         metrics={name: float(value) for name, value in outcome.metrics.items()},
         intervals=of_means | of_sets,
         interval_method="; ".join([METHOD] * bool(of_means) + [resampled.METHOD] * bool(of_sets)),
-        checkpoint=candidate.used,
+        checkpoint=checkpoint.used,
         data=job.data,
         seed=space.seed,
         random=outcome.random,
@@ -294,9 +294,9 @@ def _rate(cost: Mapping[str, float]) -> float | None:
     return round(forwards / seconds, 1) if forwards and seconds else None
 
 
-def title_of(candidate: Candidate) -> str:
+def title_of(checkpoint: LoadedCheckpoint) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
-    used = candidate.used
+    used = checkpoint.used
     facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
@@ -310,11 +310,11 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(request: Request, found: Prepared, selected: Sequence[Chosen]) -> int:
+def _show_plan(request: Request, found: Prepared, selected: Sequence[ChosenProtocol]) -> int:
     plans = {}
-    for candidate in found.candidates:
-        jobs = plan(request.out, candidate.used, found.data, selected, request.space, request.rerun)
-        plans[title_of(candidate)] = [planned(job, candidate.spec, request.space.limit) for job in jobs]
+    for checkpoint in found.checkpoints:
+        jobs = plan(request.out, checkpoint.used, found.data, selected, request.space, request.rerun)
+        plans[title_of(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 

@@ -19,7 +19,7 @@ Select = Literal["holdout", "val"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenProtocol:
     """One protocol to run, with the settings that the user changed."""
 
     key: str  # the task file
@@ -39,7 +39,7 @@ class Chosen:
 class Catalogue:
     """Everything that can be run."""
 
-    protocols: Mapping[str, Chosen]  # protocol name -> itself, unchanged, cheap ones first
+    protocols: Mapping[str, ChosenProtocol]  # protocol name -> itself, unchanged, cheap ones first
     suites: Mapping[str, tuple[str, ...]]  # suite -> protocol names
     broken: Mapping[Extension, str]  # task file that is left out -> why
 
@@ -51,7 +51,7 @@ class Catalogue:
 
 def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
     """Import every task file. One that cannot be imported is left out, with its reason in `broken`."""
-    protocols: dict[str, Chosen] = {}
+    protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
     found = [extension for kind in kinds for extension in extensions(kind).values()]
@@ -70,7 +70,7 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
 
 
-def _protocols(extension: Extension, module: ModuleType) -> dict[str, Chosen]:
+def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
     shared = {
         "key": extension.key,
         "plugin": extension.plugin,
@@ -80,11 +80,14 @@ def _protocols(extension: Extension, module: ModuleType) -> dict[str, Chosen]:
     for name, value in module.PROTOCOLS.items():
         if not isinstance(getattr(value, "task", None), Task):
             raise ValueError(f"the task of its protocol {name!r} is no engine.tasks.Task; derive it from that class")
-    return {name: Chosen(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
+    return {name: ChosenProtocol(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
 
 
 def _check_names(
-    extension: Extension, added: Mapping[str, Chosen], suites: Mapping[str, Sequence[str]], known: Mapping[str, Chosen]
+    extension: Extension,
+    added: Mapping[str, ChosenProtocol],
+    suites: Mapping[str, Sequence[str]],
+    known: Mapping[str, ChosenProtocol],
 ) -> None:
     """ValueError for names of another task file, which a later one does not take over, and for names of nothing."""
     if twice := sorted(added.keys() & known.keys()):
@@ -95,7 +98,7 @@ def _check_names(
         raise ValueError(f"its SUITES name {unknown[0]!r}, which its PROTOCOLS lack")
 
 
-def choose(text: str, found: Catalogue) -> list[Chosen]:
+def choose(text: str, found: Catalogue) -> list[ChosenProtocol]:
     """The protocols that `smoke`, `knn`, `knn@dino` or a comma-separated list of such words stand for, cheap first."""
     wanted: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -115,7 +118,9 @@ def choose(text: str, found: Catalogue) -> list[Chosen]:
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
 
 
-def with_changes(selected: Sequence[Chosen], texts: Sequence[str], select: Select = "holdout") -> list[Chosen]:
+def with_changes(
+    selected: Sequence[ChosenProtocol], texts: Sequence[str], select: Select = "holdout"
+) -> list[ChosenProtocol]:
     """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.
 
     All changes of a protocol apply together. Where both the file and the protocol itself are named, the protocol wins.
@@ -154,7 +159,7 @@ def selecting(task: Task, select: Select) -> Task:
     return task
 
 
-def _with_task(chosen: Chosen, task: Task) -> Chosen:
+def _with_task(chosen: ChosenProtocol, task: Task) -> ChosenProtocol:
     before, after = settings_of(chosen.task), settings_of(task)
     changes = {name: value for name, value in after.items() if value != before[name]}
     return replace(chosen, protocol=replace(chosen.protocol, task=task), changes=changes)

@@ -27,14 +27,14 @@ def to_text(comparisons: Comparisons) -> str:
     found, lines = comparisons.found, []
     for title, rows in groupby(found, title_of):
         lines += [title, *_table(list(rows)), ""]
-    lines += [verdict(each, len(found)) for each in found]
+    lines += [conclusion(each, len(found)) for each in found]
     if found:
         lines += ["", "Differences in points. p: two-sided, on the same images. The intervals are not Holm-corrected."]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
 
 
-def verdict(each: Comparison, over: int) -> str:
+def conclusion(each: Comparison, over: int) -> str:
     """`a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`"""
     test, where = each.paired, f"on {each.group} {each.metric}"
     certainty = f"{p_text(each.p_holm, with_sign=True)} after Holm over {over}"

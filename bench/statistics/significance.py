@@ -13,7 +13,7 @@ from bench.statistics.paired import LEVEL, holm
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
 
 
-def level_with_best(out: Path, board: Board) -> dict[Key, frozenset[Key]]:
+def tied_with_best(out: Path, board: Board) -> dict[Key, frozenset[Key]]:
     """(group, metric) -> (name, digest) of all that are level with the best one, which is among them."""
     measured: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in read_measured(out)[0]:

@@ -116,7 +116,7 @@ class Metric(Protocol):
     arrays: dict[str, np.ndarray]  # over the validation images; on the first process alone
 
 
-class KeepJudgements(Hook):
+class KeepEvaluations(Hook):
     """Metrics of every evaluation, and the arrays behind the one that counts, on disk the moment they are known.
 
     best: the metric whose highest value decides which evaluation counts; "" for the last evaluation.

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from downstream.loop.hooks import (
     STATE_SUFFIX,
-    KeepJudgements,
+    KeepEvaluations,
     KeepState,
     Metric,
     SeedIterations,
@@ -47,15 +47,15 @@ from engine.progress import Progress
 from engine.training.states import newest_whole
 
 STATES = 20  # states saved over a training, at least
-LONGEST = 1000  # iterations between two of them
+MAX_INTERVAL = 1000  # iterations between two of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class RunnerConfig:
     """How one training runs. folder: its own, named by everything that decides about its bits.
 
     batch images of an optimiser step are worked on `at_once` by each process. judge_every: optimiser steps between
-    evaluations; 0: one at the end. best: see KeepJudgements.
+    evaluations; 0: one at the end. best: see KeepEvaluations.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ class Course:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class TrainedModel:
     """What a training came to. step: the optimiser step of the evaluation that counts. history: step -> metrics."""
 
     metrics: dict[str, float]
@@ -145,7 +145,7 @@ class Precise(OptimWrapper):
             yield
 
 
-class JudgeLoop(ValLoop):
+class EvaluationLoop(ValLoop):
     """mmengine's evaluation in the precision of the training, with a progress bar of its own."""
 
     def __init__(self, device: str, precision: str, **settings: Any) -> None:
@@ -169,50 +169,50 @@ def train(
     train_images: Any,
     val_images: Any,
     metric: Metric,
-    course: Course,
+    config: RunnerConfig,
     world: World,
-) -> Judged:
+) -> TrainedModel:
     """Train to the end, from the last state if there is one, and judge; at once if that was done before.
 
     model: of mmseg or mmdet, its heads initialised. optimiser: its groups keep their own full rate. train_images,
     val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for memory that does not
     suffice, and for what reading images raises; the last state stays.
     """
-    accumulation = course.accumulation(world)
+    accumulation = config.accumulation(world)
     for group in optimiser.param_groups:
         group["base_lr"] = group["lr"]
-    every = (course.judge_every or course.rates.steps) * accumulation
-    judgements = KeepJudgements(course.folder, metric, every, course.best)
-    if not (course.folder / "finished").exists():
-        bar = Progress(course.label, course.rates.steps * accumulation, "iterations", quiet=not world.is_rank0)
+    every = (config.judge_every or config.rates.steps) * accumulation
+    evaluations = KeepEvaluations(config.folder, metric, every, config.best)
+    if not (config.folder / "finished").exists():
+        bar = Progress(config.label, config.rates.steps * accumulation, "iterations", quiet=not world.is_rank0)
         hooks = [
-            SetRates(course.rates, accumulation),
-            SeedIterations(course.seed),
+            SetRates(config.rates, accumulation),
+            SeedIterations(config.seed),
             StopOnNonsense(),
             ShowProgress(bar),
-            KeepState(course.folder / "states", save_interval(course.rates.steps) * accumulation),
+            KeepState(config.folder / "states", save_interval(config.rates.steps) * accumulation),
         ]
-        stream = Stream(train_images, course.seed)
-        runner = runner_of(model, optimiser, stream, val_images, hooks, judgements, course, world)
+        stream = Stream(train_images, config.seed)
+        runner = runner_of(model, optimiser, stream, val_images, hooks, evaluations, config, world)
         try:
             with bar, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the libraries' notes about their own calls
                 runner.train()
         except (RuntimeError, MemoryError, ValueError) as error:
-            explained = _explained(error, course)
+            explained = _explained(error, config)
             if hasattr(error, "told_by"):
                 explained.told_by = error.told_by
             raise explained from error
         world.barrier()
         if world.is_rank0:
-            (course.folder / "finished").touch()
-            shutil.rmtree(course.folder / "states", ignore_errors=True)
-    return world.on_rank0(lambda: _judged(course, judgements, accumulation))
+            (config.folder / "finished").touch()
+            shutil.rmtree(config.folder / "states", ignore_errors=True)
+    return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
 
 
 def save_interval(steps: int) -> int:
     """Optimiser steps between two states."""
-    return max(1, min(LONGEST, steps // STATES))
+    return max(1, min(MAX_INTERVAL, steps // STATES))
 
 
 def runner_of(
@@ -221,41 +221,41 @@ def runner_of(
     stream: Stream,
     val_images: Any,
     hooks: list[Hook],
-    judgements: KeepJudgements,
-    course: Course,
+    evaluations: KeepEvaluations,
+    config: RunnerConfig,
     world: World,
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
-    accumulation = course.accumulation(world)
-    state = world.on_rank0(lambda: newest_whole(course.folder / "states", STATE_SUFFIX))
-    loading = {"num_workers": course.workers, "persistent_workers": course.workers > 0}
+    accumulation = config.accumulation(world)
+    state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
+    loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
     in_order = DefaultSampler(val_images, shuffle=False)
-    positions = Positions(course.at_once, course.rates.steps * accumulation, world.rank, world.size)
-    name = f"{course.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
+    positions = Positions(config.at_once, config.rates.steps * accumulation, world.rank, world.size)
+    name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
-            device=course.device,
+            device=config.device,
             model=model,
-            work_dir=str(course.folder),
-            train_dataloader=AgreedLoader(stream, world, batch_size=course.at_once, sampler=positions, **loading),
+            work_dir=str(config.folder),
+            train_dataloader=AgreedLoader(stream, world, batch_size=config.at_once, sampler=positions, **loading),
             train_cfg={
                 "type": IterBasedTrainLoop,
-                "max_iters": course.rates.steps * accumulation,
+                "max_iters": config.rates.steps * accumulation,
                 "val_begin": 1,
-                "val_interval": judgements.every,
+                "val_interval": evaluations.every,
             },
             optim_wrapper=Precise(
-                course.device, course.precision, optimizer=optimiser, accumulative_counts=accumulation
+                config.device, config.precision, optimizer=optimiser, accumulative_counts=accumulation
             ),
             val_dataloader=AgreedLoader(val_images, world, sampler=in_order, **loading),
-            val_cfg={"type": JudgeLoop, "device": course.device, "precision": course.precision},
-            val_evaluator=Evaluator([judgements.metric]),
+            val_cfg={"type": EvaluationLoop, "device": config.device, "precision": config.precision},
+            val_evaluator=Evaluator([evaluations.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
-            custom_hooks=[*hooks, judgements],
+            custom_hooks=[*hooks, evaluations],
             load_from=str(state) if state else None,
             resume=state is not None,
             launcher="pytorch" if world.size > 1 else "none",
-            randomness={"seed": course.seed},
+            randomness={"seed": config.seed},
             log_processor={"by_epoch": False},
             visualizer=Visualizer(name=name, vis_backends=[]),
             default_scope=None,
@@ -263,22 +263,22 @@ def runner_of(
         )
 
 
-def _judged(course: Course, judgements: KeepJudgements, accumulation: int) -> Judged:
-    history = judgements.read()
-    chosen = judgements.counts(history)
-    with np.load(course.folder / "arrays.npz") as arrays:
+def _trained(config: RunnerConfig, evaluations: KeepEvaluations, accumulation: int) -> TrainedModel:
+    history = evaluations.read()
+    chosen = evaluations.counts(history)
+    with np.load(config.folder / "arrays.npz") as arrays:
         kept = {name: arrays[name] for name in arrays.files}
     by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
-    return Judged(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
+    return TrainedModel(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
 
 
-def _explained(error: Exception, course: Course) -> Exception:
+def _explained(error: Exception, config: RunnerConfig) -> Exception:
     """The error to raise: for memory that ran out, which setting to lower; of a loader process, what it was about."""
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return ValueError(
-            f"out of memory with {course.at_once} images at once on {course.device}: lower --batch-size; "
-            f"accumulation keeps the recipe's batch of {course.batch}"
+            f"out of memory with {config.at_once} images at once on {config.device}: lower --batch-size; "
+            f"accumulation keeps the recipe's batch of {config.batch}"
         )
     if "more than 1 value per channel" in text:
         return ValueError("batch norm needs statistics of two images at once: give --batch-size 2 or more")

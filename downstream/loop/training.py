@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from downstream.loop.hooks import Metric
-    from downstream.loop.running import Judged
+    from downstream.loop.running import TrainedModel
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
 AT_ONCE = 8  # images of a pass unless --batch-size says otherwise
 LOADERS = 8  # processes that read images, at most
-FEW = 500  # training images below which starting such processes takes longer than they save
+MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,13 @@ class Place:
     most: int = AT_ONCE
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def judged(self, plan: Plan) -> "Judged":
-        """Train and judge, or read what was judged before."""
+    def trained(self, plan: Plan) -> "TrainedModel":
+        """Train and judge, or read what was trained before."""
         with quiet_libraries():
-            from downstream.loop.running import Course, train
+            from downstream.loop.running import RunnerConfig, train
 
         at_once = micro_batch_size(share_of(plan.batch, self.world.size), self.space.batch_size or self.most)
-        course = Course(
+        config = RunnerConfig(
             folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
             rates=plan.rates,
             batch=plan.batch,
@@ -78,7 +78,7 @@ class Place:
             seed=self.space.seed,
             device=self.space.device,
             precision=self.space.precision,
-            workers=loaders(self.space, len(plan.train)),
+            workers=loader_processes(self.space, len(plan.train)),
             label=plan.label,
         )
         synchronised = self.world.size > 1 and torch.device(self.space.device).type == "cuda"
@@ -87,14 +87,14 @@ class Place:
         self.facts["batch"] = {
             "images": plan.batch,
             "at_once": at_once,
-            "accumulated": course.accumulation(self.world),
+            "accumulated": config.accumulation(self.world),
             "processes": self.world.size,
             "batch_norm_over": at_once * (self.world.size if synchronised else 1) if has_batch_norm(model) else None,
         }
         if self.world.is_first:
             for line in norm_warnings(self.facts["batch"]):
                 say(f"{plan.label}: {line}", errors=True)
-        return train(model, plan.optimise(model), *plan.parts(), course, self.world)
+        return train(model, plan.optimise(model), *plan.parts(), config, self.world)
 
     def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
         """Everything that decides about the bits of a training."""
@@ -141,11 +141,11 @@ def check_space(space: Workspace, layout: str) -> None:
         )
 
 
-def loaders(space: Workspace, images: int) -> int:
+def loader_processes(space: Workspace, images: int) -> int:
     """Processes that read training images."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if images >= FEW else 0
+    return min(LOADERS, os.cpu_count() or 1) if images >= MIN_IMAGES else 0
 
 
 def fitted(side: int, patch_size: int) -> int:

@@ -81,7 +81,7 @@ def evaluated(
     arrays = _arrays(listing, found, most)
     metrics: dict[str, float] = {}
     for kind, name in KINDS.items():
-        precisions, overlaps = _judged(listing, found, name, module, most)
+        precisions, overlaps = _trained(listing, found, name, module, most)
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _matches(listing, arrays, overlaps)
         metrics |= {f"{kind}_{each}": precisions[each] for each in AT}
         ours = average_precisions(detections(arrays, kind), np.ones((1, len(found))))
@@ -102,7 +102,7 @@ def _arrays(listing: Instances, found: Sequence[Found], most: int) -> dict[str, 
     return {"classes": classes, "scores": scores, "boxes": boxes, "objects": objects}
 
 
-def _judged(
+def _trained(
     listing: Instances, found: Sequence[Found], name: str, module: ModuleType, most: int
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
     """The back end's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""

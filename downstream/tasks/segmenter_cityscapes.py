@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from downstream.data.segmentation_data import Sizes
-    from downstream.loop.running import Judged
+    from downstream.loop.running import TrainedModel
 
 COST = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates that are tried
 LAYOUT = "cityscapes"  # of the sets that this task evaluates on: cityscapes:ROOT, tiny-cityscapes:
@@ -100,9 +100,9 @@ class Segmenter(Task):
             splits = self.training_sets(everything)
             place = Place(export=export, space=space, world=world, task="segmenter_cityscapes")
             crop = fitted(self.crop, export.spec.patch_size)
-            tried = {lr: place.judged(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
+            tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
             best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
-            others = [place.judged(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
+            others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
             departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
             facts = self.facts(tried, best) | {"warnings": departures}
             return outcome(place, [tried[best], *others], splits, val, facts)
@@ -115,11 +115,11 @@ class Segmenter(Task):
         self.check_count(count, f"{everything.url}: ")
         return [everything.subset(few(count, self.images, s), f"{self.images}-seed{s}") for s in self.splits]
 
-    def facts(self, tried: dict[float, "Judged"], best: float) -> dict[str, Any]:
+    def facts(self, tried: dict[float, "TrainedModel"], best: float) -> dict[str, Any]:
         """What was chosen, and on what."""
         return {
             "learning_rate": best,
-            "per_learning_rate": [{"lr": lr, "mIoU": judged.metrics["mIoU"]} for lr, judged in tried.items()],
+            "per_learning_rate": [{"lr": lr, "mIoU": trained.metrics["mIoU"]} for lr, trained in tried.items()],
             "chosen_on": [
                 *(["learning rate: validation images, first split"] if len(tried) > 1 else []),
                 *(["evaluation: validation images"] if self.report == "best" else []),

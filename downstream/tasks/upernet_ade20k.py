@@ -82,9 +82,9 @@ class UperNet(Task):
             train, val = open_both(space, LAYOUT, world)
             place = Place(export=export, space=space, world=world, task="upernet_ade20k")
             crop = fitted(self.crop, export.spec.patch_size)
-            judged = place.judged(self.plan(export, train, val, crop, space.seed))
+            trained = place.trained(self.plan(export, train, val, crop, space.seed))
             departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-            return outcome(place, [judged], [train], val, {"steps": self.steps, "warnings": departures})
+            return outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""

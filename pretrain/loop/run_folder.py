@@ -19,7 +19,7 @@ UNCOMPARED = ("data.url", "settings.source")
 CLAIMING = ".run.json.*"
 LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
-SHOWN, LONGEST = 4, 40  # differences that a refusal names; characters of a value in it
+SHOWN, MAX_SHOWN = 4, 40  # differences that a refusal names; characters of a value in it
 MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
 BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
 
@@ -97,4 +97,4 @@ def differences(there: Any, asked: Any, name: str = "") -> list[str]:
 def _short(value: Any) -> str:
     """A value for people, of whom none reads a whole digest."""
     text = str(value)
-    return text if len(text) <= LONGEST else f"{text[:12]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:12]}..."

@@ -17,7 +17,7 @@ from pretrain.parts.views import noise
 
 Sampling = Literal["random", "block", "grid", "square"]
 ATTEMPTS = 10  # for one block
-LEAST = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
+MIN_SHARE = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
 ASPECT = 0.3  # of a block, up to its inverse
 
 
@@ -85,7 +85,7 @@ def _block(mask: Tensor, least: int, most: int) -> int:
 
 
 def _blocks(grid: tuple[int, int], hidden: int) -> Tensor:
-    return blocks(grid, hidden, least=max(1, round(LEAST * grid[0] * grid[1])))
+    return blocks(grid, hidden, least=max(1, round(MIN_SHARE * grid[0] * grid[1])))
 
 
 def _square(grid: tuple[int, int], hidden: int) -> Tensor:

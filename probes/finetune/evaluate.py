@@ -26,7 +26,7 @@ BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, K)
 
 
-class Right(NamedTuple):
+class Correct(NamedTuple):
     """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable.
 
     unreadable: paths of these -> why.
@@ -43,15 +43,15 @@ class Right(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
-    """Judges networks on some images. `space.workers`: lanes on a CPU, loader processes otherwise."""
+class Evaluator:
+    """Evaluates networks on some images. `space.workers`: lanes on a CPU, loader processes otherwise."""
 
     image_set: ImageSet
     transform: EvalTransform
     space: Workspace
     world: World
 
-    def __call__(self, network: Network) -> Right:
+    def __call__(self, network: Network) -> Correct:
         """Every process gets the whole result. Raises UnreadableImage unless `space.skip_bad`."""
         count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
@@ -61,23 +61,23 @@ class Judge:
             for number, (hits, bad) in found.items():
                 places[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): why for index, why in bad.items()}
-        return Right(*places, unreadable)
+        return Correct(*places, unreadable)
 
     def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
         """Number of each of these batches -> hits (2, B), NaN where unreadable, and why these are."""
         reader = Reader(self.image_set, self.transform, batches)
         found = {}
 
-        def judge(item: int, loaded: Loaded) -> None:
+        def evaluate(item: int, loaded: Loaded) -> None:
             number, span = reader.spans[item]
             found[number] = self.hits(network, Loaded(*loaded), span), loaded[2]
 
         if torch.device(self.space.device).type == "cpu":
-            run_on_core_threads(lambda item: judge(item, reader[item]), range(len(reader)), self.space.workers)
+            run_on_core_threads(lambda item: evaluate(item, reader[item]), range(len(reader)), self.space.workers)
         else:
             loader = DataLoader(reader, batch_size=None, num_workers=loaders(self.space), pin_memory=True)
             for item, loaded in enumerate(loader):
-                judge(item, loaded)
+                evaluate(item, loaded)
         return found
 
     def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:

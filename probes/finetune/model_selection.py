@@ -1,4 +1,4 @@
-"""Which epoch of a training is reported: judged after every epoch, without keeping any weights but the latest.
+"""Which epoch of a training is reported: evaluated after every epoch, without keeping any weights but the latest.
 
 last     the last one; the validation images choose nothing
 holdout  the best on held-out training images, the first of equals
@@ -13,20 +13,20 @@ import numpy as np
 from torch import Tensor
 
 from imagesets.transforms import normalise
-from probes.finetune.evaluate import Judge
-from probes.finetune.trainer import Standing, Training
+from probes.finetune.evaluate import Evaluator
+from probes.finetune.trainer import Training, TrainState
 
 Select = Literal["last", "holdout", "val"]
 TOO_HIGH = "top1 and top5 are of the epoch that did best on these very images, and so too high"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chooser:
-    """val, held: judges of the validation and the held-out images. mean, std: (3,) of the image preparation."""
+class ModelSelection:
+    """val, held: evaluators on the validation and the held-out images. mean, std: (3,) of the image preparation."""
 
     select: Select
-    val: Judge
-    held: Judge | None
+    val: Evaluator
+    held: Evaluator | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -37,42 +37,42 @@ class Chooser:
 
     def __call__(self, training: Training) -> None:
         """After an epoch: note how well it did, and what the epochs that may be reported get right."""
-        judged, course, standing = training.judged, training.course, training.standing
+        evaluated, config, train_state = training.evaluated, training.config, training.train_state
 
         def network(pixels: Tensor) -> Tensor:
             with training.autocast():
-                return judged(normalise(pixels.to(course.device), self.mean, self.std)).float()
+                return evaluated(normalise(pixels.to(config.device), self.mean, self.std)).float()
 
         right = (self.held or self.val)(network)
-        standing.skipped["train" if self.held else "val"] |= right.unreadable
-        earlier = max((entry[self.by] for entry in standing.history), default=-1.0)
+        train_state.skipped["train" if self.held else "val"] |= right.unreadable
+        earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
         entry = {"epoch": training.epoch, self.by: right.accuracy, "loss": training.losses[-1]}
-        standing.history.append(entry)
-        is_best, is_last = entry[self.by] > earlier, training.epoch == course.rates.epochs
+        train_state.history.append(entry)
+        is_best, is_last = entry[self.by] > earlier, training.epoch == config.rates.epochs
         if self.held and (is_best or is_last):
             right = self.val(network)
-            standing.skipped["val"] |= right.unreadable
+            train_state.skipped["val"] |= right.unreadable
         for name, wanted in (("best", is_best), ("last", is_last)):
             if wanted:
-                standing.arrays |= {f"{name}_top1": right.top1, f"{name}_top5": right.top5}
+                train_state.arrays |= {f"{name}_top1": right.top1, f"{name}_top5": right.top5}
 
-    def per_image(self, standing: Standing) -> dict[str, np.ndarray]:
+    def per_image(self, train_state: TrainState) -> dict[str, np.ndarray]:
         """Correctness of each validation image in the reported and in the last epoch: name -> (N,) float32."""
         reported = "last" if self.select == "last" else "best"
         pairs = (("", reported), ("_last", "last"))
         return {
-            f"{top}{suffix}": standing.arrays[f"{name}_{top}"] for suffix, name in pairs for top in ("top1", "top5")
+            f"{top}{suffix}": train_state.arrays[f"{name}_{top}"] for suffix, name in pairs for top in ("top1", "top5")
         }
 
-    def facts(self, standing: Standing) -> dict[str, Any]:
+    def facts(self, train_state: TrainState) -> dict[str, Any]:
         """JSON values: what chose, the best, the last and the reported epoch, and how every epoch did."""
-        best, last = max(standing.history, key=self._score)["epoch"], standing.history[-1]["epoch"]
+        best, last = max(train_state.history, key=self._score)["epoch"], train_state.history[-1]["epoch"]
         return {
             "selection": self.select,
             "epoch": last if self.select == "last" else best,
             "best_epoch": best,
             "last_epoch": last,
-            "history": standing.history,
+            "history": train_state.history,
         }
 
     def _score(self, entry: Mapping[str, float]) -> float:

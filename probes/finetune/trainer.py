@@ -1,8 +1,8 @@
 """Train a classifier end to end; go on after a kill at any step as if nothing had happened.
 
-A state holds the weights, both moments of AdamW, the averaged weights and what was judged (engine/training/states.py).
-A batch is back-propagated in parts that fit the device, over as
-many processes as there are, and always has the recipe's size.
+A state holds the weights, both moments of AdamW, the averaged weights and what was evaluated
+(engine/training/states.py). A batch is back-propagated in parts that fit the device, over as many processes as there are, and always has the
+recipe's size.
 """
 
 from collections import deque
@@ -38,18 +38,18 @@ from engine.training.states import (
     save_state,
 )
 from probes.finetune.classifier import Classifier
-from probes.finetune.training_groups import Group
+from probes.finetune.training_groups import MixedGroup
 
 SAVE_EVERY = 60.0  # seconds of work that a kill may cost, or more where saving is slow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class FinetuneConfig:
     """How a training goes. layer_decay, weight_decay, decay_tokens: engine/layer_decay.py. clip: norm of the gradient,
     0 for any.
 
-    average: decay of the averaged weights, 0 for none; with it, they are what is judged. judge_every: epochs; the last
-    one is always judged. groups: those of each step that are this process's, of `group` images, `part` at once.
+    average: decay of the averaged weights, 0 for none; with it, they are what is evaluated. judge_every: epochs; the
+    last one is always evaluated. groups: those of each step that are this process's, of `group` images, `part` at once.
     """
 
     rates: StepRates
@@ -69,8 +69,8 @@ class Course:
 
 
 @dataclass(kw_only=True)
-class Standing:
-    """What training and judging have found so far. history: a JSON entry an epoch. arrays: by name.
+class TrainState:
+    """What training and evaluation have found so far. history: a JSON entry an epoch. arrays: by name.
 
     skipped: paths of unreadable images -> why, of those to train on ("train"), with those held out, and of "val".
     """
@@ -83,59 +83,59 @@ class Standing:
 class Training:
     """A training under way. step: updates done."""
 
-    def __init__(self, classifier: Classifier, course: Course, world: World) -> None:
-        self.classifier, self.course, self.world = classifier.to(course.device), course, world
-        fit_attention(self.classifier, course.device, course.precision)
+    def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
+        self.classifier, self.config, self.world = classifier.to(config.device), config, world
+        fit_attention(self.classifier, config.device, config.precision)
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
-        groups = layer_groups(parameters, depth, course.layer_decay, course.weight_decay, course.decay_tokens)
-        self.optimizer = torch.optim.AdamW(groups, lr=course.rates.lr, fused=True)
-        self.averaged = self._averaged() if course.average else None
+        groups = layer_groups(parameters, depth, config.layer_decay, config.weight_decay, config.decay_tokens)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.rates.lr, fused=True)
+        self.averaged = self._averaged() if config.average else None
         self.network: nn.Module = self.classifier
         if world.size > 1:
             # No module has buffers that change, so none need be sent.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step = 0
-        self.standing = Standing()
+        self.train_state = TrainState()
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return autocast(self.course.device, self.course.precision)
+        return autocast(self.config.device, self.config.precision)
 
     def _averaged(self) -> nn.Module:
         from timm.utils import ModelEmaV3
 
-        return ModelEmaV3(self.classifier, decay=self.course.average)
+        return ModelEmaV3(self.classifier, decay=self.config.average)
 
     @property
-    def judged(self) -> Classifier:
+    def evaluated(self) -> Classifier:
         """The network whose accuracy counts."""
         return self.averaged.module if self.averaged is not None else self.classifier
 
     @property
     def epoch(self) -> int:
         """Epochs that are over."""
-        return self.step // self.course.rates.steps_per_epoch
+        return self.step // self.config.rates.steps_per_epoch
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait while another run does the same training, then keep others from it for the length of a block."""
-        lock = locked(self.course.folder.with_suffix(".lock"), "it does the same training")
+        lock = locked(self.config.folder.with_suffix(".lock"), "it does the same training")
         with ExitStack() as held:
             self.world.on_rank0(lambda: held.enter_context(lock))
             yield
 
     def resume(self) -> None:
         """Go on from the newest state, where there is one."""
-        path = self.world.on_rank0(lambda: newest_whole(self.course.folder))
+        path = self.world.on_rank0(lambda: newest_whole(self.config.folder))
         if path is not None:
             self.world.on_all_ranks(lambda: self.load(path))
 
-    def run(self, batches: Iterator[Group], judge: Callable[["Training"], None], label: str) -> None:
-        """Train to the end. `batches`: this process's groups, from `step` on. `judge` may write to `standing`.
+    def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
+        """Train to the end. `batches`: this process's groups, from `step` on. `evaluate` may write to `train_state`.
 
         Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays.
         """
-        rates, saving = self.course.rates, Timer(SAVE_EVERY)
+        rates, saving = self.config.rates, Timer(SAVE_EVERY)
         self.network.train()
         with Progress(label, rates.steps - self.step, "steps", quiet=not self.world.is_rank0) as progress:
             while self.step < rates.steps:
@@ -143,7 +143,7 @@ class Training:
                 self.step += 1
                 if self.is_due():
                     self.network.eval()
-                    judge(self)
+                    evaluate(self)
                     self.network.train()
                 if saving.is_due() or self.step == rates.steps:
                     with saving:
@@ -151,32 +151,32 @@ class Training:
                 progress.advance(1)
 
     def is_due(self) -> bool:
-        """Whether an epoch is over that is to be judged."""
-        rates, (epoch, within) = self.course.rates, divmod(self.step, self.course.rates.steps_per_epoch)
-        return within == 0 and (epoch % self.course.judge_every == 0 or epoch == rates.epochs)
+        """Whether an epoch is over that is to be evaluated."""
+        rates, (epoch, within) = self.config.rates, divmod(self.step, self.config.rates.steps_per_epoch)
+        return within == 0 and (epoch % self.config.judge_every == 0 or epoch == rates.epochs)
 
-    def update(self, batches: Iterator[Group]) -> None:
+    def update(self, batches: Iterator[MixedGroup]) -> None:
         """One step of the optimiser on one batch of the recipe's size."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.course.rates.at(self.step, group["lr_scale"])
+            group["lr"] = self.config.rates.at(self.step, group["lr_scale"])
         self.optimizer.zero_grad(set_to_none=True)
         last: list[Tensor] = []
         # What can fail in one process alone comes before the first exchange between them: the last part's backward.
         shares = self.world.gather_results(lambda: self.forward_backward(batches, last))
         for share in shares:
-            self.standing.skipped["train"] |= share.unreadable
+            self.train_state.skipped["train"] |= share.unreadable
         self.check(fmean(share.loss for share in shares))
         last[0].backward()
-        if self.course.clip:
-            nn.utils.clip_grad_norm_(self.classifier.parameters(), self.course.clip)
+        if self.config.clip:
+            nn.utils.clip_grad_norm_(self.classifier.parameters(), self.config.clip)
         self.optimizer.step()
         if self.averaged is not None:
             self.averaged.update(self.classifier)
 
-    def forward_backward(self, batches: Iterator[Group], last: list[Tensor]) -> "Share":
+    def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
         """This process's share of a step. The last part's loss goes to `last`, still to be propagated back."""
-        count = len(self.course.groups) * self.course.group // self.course.part
-        total, unreadable = torch.zeros((), device=self.course.device), {}
+        count = len(self.config.groups) * self.config.group // self.config.part
+        total, unreadable = torch.zeros((), device=self.config.device), {}
         for number, (images, targets, place) in enumerate(self.parts(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():
@@ -189,26 +189,26 @@ class Training:
         return Share(total.item(), unreadable)
 
     def parts(
-        self, batches: Iterator[Group], unreadable: dict[str, str]
+        self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
     ) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
         """Images and targets of this step on the device, a part at a time, with its place: group and first image."""
-        for number in self.course.groups:
+        for number in self.config.groups:
             group = next(batches)
             unreadable |= group.unreadable
-            for first in range(0, len(group.images), self.course.part):
-                chosen = slice(first, first + self.course.part)
-                images, targets = (t[chosen].to(self.course.device, non_blocking=True) for t in group[:2])
+            for first in range(0, len(group.images), self.config.part):
+                chosen = slice(first, first + self.config.part)
+                images, targets = (t[chosen].to(self.config.device, non_blocking=True) for t in group[:2])
                 yield images, targets, (number, first)
 
     def loss(self, images: Tensor, targets: Tensor, place: tuple[int, int]) -> Tensor:
         """Cross-entropy with target probabilities, its drop path drawn for this place in the training."""
-        with seeded(DROP, self.course.seed, self.step, *place, device=self.course.device), self.autocast():
+        with seeded(DROP, self.config.seed, self.step, *place, device=self.config.device), self.autocast():
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
 
     def check(self, loss: float) -> None:
         """ValueError for a loss that is not finite."""
-        rates = self.course.rates
+        rates = self.config.rates
         epoch = self.step / rates.steps_per_epoch
         where = f"step {self.step} of {rates.steps} (epoch {epoch:.2f}, learning rate {rates.at(self.step):.3g})"
         check_finite(loss, "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
@@ -216,18 +216,18 @@ class Training:
 
     def save(self) -> None:
         """Save the state; once the training is over, what the evaluations found is all that is kept."""
-        over = self.step == self.course.rates.steps
+        over = self.step == self.config.rates.steps
         if not self.world.is_rank0 or not (over or self.is_finite()):
             return
         tensors = {} if over else self.state()
-        tensors |= {f"standing.{name}": torch.tensor(array) for name, array in self.standing.arrays.items()}
+        tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
         facts = {
             "step": self.step,
             "losses": list(self.losses),
-            "history": self.standing.history,
-            "skipped": self.standing.skipped,
+            "history": self.train_state.history,
+            "skipped": self.train_state.skipped,
         }
-        save_state(self.course.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
+        save_state(self.config.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
     def is_finite(self) -> bool:
         """Whether the weights are worth keeping; a broken gradient shows in the next step's loss only."""
@@ -246,10 +246,10 @@ class Training:
         facts = state.facts
         self.step = facts["step"]
         self.losses.extend(facts["losses"])
-        self.standing.history = facts["history"]
-        self.standing.skipped = facts["skipped"]
-        self.standing.arrays = {name: tensor.numpy() for name, tensor in state.under("standing.").items()}
-        if self.step == self.course.rates.steps:
+        self.train_state.history = facts["history"]
+        self.train_state.skipped = facts["skipped"]
+        self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
+        if self.step == self.config.rates.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:

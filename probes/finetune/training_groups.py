@@ -90,7 +90,7 @@ def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class GroupPlan:
     """How `count` training images become steps of `batch` images and groups of `group`; the rest is left out, other
     images in every epoch.
 
@@ -132,7 +132,7 @@ def group_size(share: int, most: int, even: bool) -> int:
     )
 
 
-class Group(NamedTuple):
+class MixedGroup(NamedTuple):
     """images (m, 3, S, S) float32, targets (m, K) probabilities; unreadable: path -> why, replaced by the next."""
 
     images: Tensor
@@ -141,11 +141,11 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Groups(Dataset):
+class MixedGroups(Dataset):
     """The given `groups` of every one of `steps`, step by step. transform: of `Augmentation`."""
 
     image_set: ImageSet
-    cut: Cut
+    plan: GroupPlan
     steps: range
     groups: range
     augmentation: Augmentation
@@ -154,19 +154,19 @@ class Groups(Dataset):
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
 
-    def __getitem__(self, item: int) -> Group:
+    def __getitem__(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
-        epoch, seed, classes = step // self.cut.steps_per_epoch, self.cut.seed, len(self.image_set.classes)
+        epoch, seed, classes = step // self.plan.steps_per_epoch, self.plan.seed, len(self.image_set.classes)
         unreadable: dict[int, str] = {}
         images, labels = [], []
-        for index, repeat in self.cut.images(step, group):
+        for index, repeat in self.plan.images(step, group):
             image, place = self.image_set.next_readable(index, unreadable)
             with seeded(AUGMENT, seed, epoch, index, repeat):
                 images.append(self.transform(image))
             labels.append(int(self.image_set.labels[place]))
         with seeded(MIX, seed, step, group):
             mixed, targets = self.augmentation.mixed(torch.stack(images), torch.tensor(labels), classes)
-        return Group(mixed, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
+        return MixedGroup(mixed, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
 
 
 def loaders(space: Workspace) -> int:
@@ -176,11 +176,11 @@ def loaders(space: Workspace) -> int:
     return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
 
 
-def stream(groups: Groups, space: Workspace) -> Iterator[Group]:
+def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
     pinned = torch.device(space.device).type == "cuda"
     for found in DataLoader(groups, batch_size=None, num_workers=loaders(space), pin_memory=pinned):
-        group = Group(*found)
+        group = MixedGroup(*found)
         if group.unreadable and not space.skip_bad:
             raise UnreadableImage(*next(iter(group.unreadable.items())))
         yield group

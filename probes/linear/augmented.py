@@ -22,7 +22,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import FILTERS, planes
 from probes.features.extraction import Computed, Extractor, Reader, run
 from probes.features.readouts import joined
-from probes.linear.batches import Cut, Readouts, Step
+from probes.linear.batches import EpochPlan, Readouts, Step
 
 Rule = Literal["torchvision", "mae"]
 Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
@@ -101,7 +101,7 @@ class AugmentedBatches:
     rows: np.ndarray
     backbone: Backbone
     readouts: Readouts
-    cut: Cut
+    plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
     rule: Rule
     chunk: int
@@ -111,19 +111,19 @@ class AugmentedBatches:
     forwards: int = 0
 
     def run(self, epoch: int, step: Step) -> None:
-        order = self.rows[self.cut.order(epoch)]
+        order = self.rows[self.plan.order(epoch)]
         images = self.image_set.subset(order, f"epoch-{epoch}")
         transform = TrainTransform(
             size=self.backbone.spec.image_size,
             interpolation=self.interpolation,
             rule=self.rule,
-            seed=self.cut.seed,
+            seed=self.plan.seed,
             epoch=epoch,
             names=order,
         )
         kinds = list(dict.fromkeys(kind for kinds in self.readouts.values() for kind in kinds))
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
-        batches = chunked(len(order), self.cut.size, self.chunk)
+        batches = chunked(len(order), self.plan.size, self.chunk)
         spans = dict(enumerate(span for spans in batches for span in spans))
         joiner = Joiner([len(spans) for spans in batches], spans, images.labels, self.readouts, step, self.device)
         run(Reader(images, transform, spans), extractor, joiner.take, self.workers)

@@ -26,7 +26,7 @@ class Batches(Protocol):
     """One training set, cut into batches anew for every epoch."""
 
     @property
-    def cut(self) -> "Cut": ...
+    def plan(self) -> "EpochPlan": ...
     @property
     def skipped(self) -> dict[int, str]: ...  # images that could not be read so far, and why
     @property
@@ -35,8 +35,8 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """How `rows` training rows are cut. asked: rows of a batch; all rows make one batch where they are fewer.
+class EpochPlan:
+    """How `rows` training rows are plan. asked: rows of a batch; all rows make one batch where they are fewer.
 
     drop_last: leave out what does not fill a batch.
     """
@@ -94,10 +94,10 @@ class CachedBatches:
 
     table: Table
     rows: np.ndarray
-    cut: Cut
+    plan: EpochPlan
     skipped: dict[int, str] = field(default_factory=dict)
     forwards: int = 0
 
     def run(self, epoch: int, step: Step) -> None:
-        for places in self.cut.batches(epoch):
+        for places in self.plan.batches(epoch):
             step(*self.table.read(self.rows[places]))

@@ -23,7 +23,7 @@ Entry = Literal["plain", "batch_norm", "layer_norm"]
 State = dict[str, Tensor]
 
 CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
-FEW = 64  # classes; torch's softmax over fewer is 10 times slower than its steps one by one
+MIN_CLASSES = 64  # classes; torch's softmax over fewer is 10 times slower than its steps one by one
 SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away
 RUNNING = 0.1  # torch's share of a batch in BatchNorm's running statistics, which the sources leave as it is
 
@@ -38,7 +38,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class HeadSettings:
     """What all heads share.
 
     entry: what precedes the linear layer: nothing, BatchNorm without affine parameters, or a trained LayerNorm and L2
@@ -51,10 +51,10 @@ class Recipe:
     eps: float = 1e-5
 
 
-class Group:
+class HeadGroup:
     """G heads on one readout, whose weights (D, G*C) and biases (G*C,) lie side by side."""
 
-    def __init__(self, heads: Sequence[Head], places: range, weight: Tensor, recipe: Recipe) -> None:
+    def __init__(self, heads: Sequence[Head], places: range, weight: Tensor, recipe: HeadSettings) -> None:
         self.places, self.recipe, self.readout = places, recipe, heads[0].readout
         self.size, self.classes = len(heads), weight.shape[1] // len(heads)
         self.parameters = {"weight": weight, "bias": weight.new_zeros(weight.shape[1])}
@@ -110,7 +110,7 @@ class Group:
         return {name: value[..., columns].clone() for name, value in self.parameters.items()}
 
 
-class NormedGroup(Group):
+class NormedGroup(HeadGroup):
     """One head of MSN (linear_eval.py:251-266): LayerNorm with trained gain and shift (D,), unit length, linear layer.
 
     Trained by its own Nesterov SGD, which keeps the rate inside the buffer (src/sgd.py): mu <- momentum mu - lr d,
@@ -166,7 +166,7 @@ class Heads:
         heads: Sequence[Head],
         widths: Mapping[str, int],
         classes: int,
-        recipe: Recipe,
+        recipe: HeadSettings,
         *,
         batch: int,
         seed: int = 0,
@@ -179,7 +179,7 @@ class Heads:
             torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype).mul_(SCALE).to(device)
             for head in heads
         ]
-        kind = NormedGroup if recipe.entry == "layer_norm" else Group
+        kind = NormedGroup if recipe.entry == "layer_norm" else HeadGroup
         self.groups = [
             kind(
                 [heads[place] for place in places],
@@ -285,7 +285,7 @@ def residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def softmax(logits: Tensor) -> Tensor:
     """Over the last dimension; `logits` may be overwritten."""
-    if logits.shape[-1] >= FEW:
+    if logits.shape[-1] >= MIN_CLASSES:
         # In place: a second copy would take a group with its weights and momentum from 21 to 34 MB, past a cache of 32.
         return torch.softmax(logits, dim=-1, out=logits)
     chances = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()

@@ -23,11 +23,11 @@ from probes.linear.heads import Head, Heads
 PER = 256  # images that a learning rate is for, in every source
 SAVE_EVERY = 10.0  # seconds of work that a kill may cost at least; the file of 45 heads of 1000 classes is 140 MB
 
-Judge = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set each gets right (H,)
+CountHits = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set each gets right (H,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class SweepConfig:
     """How long a training takes and how its rate falls. warmup: epochs. folder: of the states that it goes on from."""
 
     epochs: int
@@ -46,8 +46,8 @@ class Sweep:
 
     heads: Heads
     batches: Batches
-    judge: Judge
-    course: Course
+    count_hits: CountHits
+    config: SweepConfig
     history: np.ndarray = field(init=False)
     epoch: int = 0
     best: Heads | None = None
@@ -55,29 +55,29 @@ class Sweep:
     best_epoch: int = -1
 
     def __post_init__(self) -> None:
-        self.history = np.full((self.course.epochs, len(self.heads.heads)), -1, np.int64)
+        self.history = np.full((self.config.epochs, len(self.heads.heads)), -1, np.int64)
 
     def run(self, label: str) -> None:
         """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge.
 
         While another process does the same training, wait; then there is little left to do.
         """
-        with locked(self.course.folder.with_suffix(".lock"), "it trains the same heads"):
-            if (path := newest_whole(self.course.folder)) is not None:
+        with locked(self.config.folder.with_suffix(".lock"), "it trains the same heads"):
+            if (path := newest_whole(self.config.folder)) is not None:
                 self.load(path)
             self.train(label)
 
     def train(self, label: str) -> None:
         """All epochs that are left."""
         saving = Timer(SAVE_EVERY)
-        left = (self.course.epochs - self.epoch) * self.batches.cut.count
+        left = (self.config.epochs - self.epoch) * self.batches.plan.count
         with Progress(label, left, "steps") as progress:
-            while self.epoch < self.course.epochs:
+            while self.epoch < self.config.epochs:
                 self.train_epoch(progress)
-                self.judge_epoch()
+                self.evaluate_epoch()
                 self.epoch += 1
-                over = self.epoch == self.course.epochs
-                if saving.is_due() or (over and states(self.course.folder)):
+                over = self.epoch == self.config.epochs
+                if saving.is_due() or (over and states(self.config.folder)):
                     with saving:
                         self.save()
 
@@ -87,15 +87,15 @@ class Sweep:
 
         def step(features: Mapping[str, Tensor], labels: Tensor) -> None:
             nonlocal iteration
-            course = self.course
+            config = self.config
             factor = rate(
                 1.0,
                 self.epoch,
                 iteration,
-                self.batches.cut.count,
-                epochs=course.epochs,
-                warmup=course.warmup,
-                pace=course.pace,
+                self.batches.plan.count,
+                epochs=config.epochs,
+                warmup=config.warmup,
+                pace=config.pace,
             )
             self.heads.step(features, labels, factor)
             iteration += 1
@@ -103,12 +103,12 @@ class Sweep:
 
         self.batches.run(self.epoch, step)
 
-    def judge_epoch(self) -> None:
+    def evaluate_epoch(self) -> None:
         """Note how every head does, and keep the best one."""
         alive = self.alive()
         if not alive.any():
             self.refuse()
-        hits = np.where(alive, self.judge(self.heads).cpu().numpy(), -1)
+        hits = np.where(alive, self.count_hits(self.heads).cpu().numpy(), -1)
         self.history[self.epoch] = hits
         if self.best is not None and not alive[self.best_place]:
             self.best = None
@@ -134,27 +134,28 @@ class Sweep:
         """The head that is best after the last epoch."""
         return int(self.history[-1].argmax())
 
-    def record(self, judged: int) -> dict[str, Any]:
-        """How every head did on the `judged` rows of the selection set, in percent, and which was chosen; for JSON."""
-        size = self.batches.cut.size
-        grid = [self.record_of(place, judged, size) for place in range(len(self.heads.heads))]
+    def record(self, evaluated: int) -> dict[str, Any]:
+        """How every head did on the `evaluated` rows of the selection set, in percent, and which was chosen; for
+        JSON."""
+        size = self.batches.plan.size
+        grid = [self.record_of(place, evaluated, size) for place in range(len(self.heads.heads))]
         return {
-            "selection_images": judged,
-            "training_images": self.batches.cut.rows,
+            "selection_images": evaluated,
+            "training_images": self.batches.plan.rows,
             "batch": size,
-            "steps_per_epoch": self.batches.cut.count,
+            "steps_per_epoch": self.batches.plan.count,
             "chosen": grid[self.best_place] | {"epoch": self.best_epoch + 1},
             "chosen_last": grid[self.last_place],
             "grid": grid,
         }
 
-    def record_of(self, place: int, judged: int, batch: int) -> dict[str, Any]:
+    def record_of(self, place: int, evaluated: int, batch: int) -> dict[str, Any]:
         head, diverged = self.heads.heads[place], int(self.heads.diverged[place])
         settings = {"readout": head.readout, "lr": head.lr * PER / batch, "weight_decay": head.weight_decay}
         settings |= {"lr_effective": head.lr}
         if diverged >= 0:
             return settings | {"diverged_at_step": diverged}
-        scores = 100 * self.history[:, place] / judged
+        scores = 100 * self.history[:, place] / evaluated
         best = int(scores.argmax())
         return settings | {"best": float(scores[best]), "best_epoch": best + 1, "last": float(scores[-1])}
 
@@ -167,7 +168,7 @@ class Sweep:
             "best_epoch": self.best_epoch,
             "skipped": {str(index): reason for index, reason in self.batches.skipped.items()},
         }
-        save_state(self.course.folder, self.epoch, State(tensors=tensors, facts={"epoch": self.epoch, **facts}))
+        save_state(self.config.folder, self.epoch, State(tensors=tensors, facts={"epoch": self.epoch, **facts}))
 
     def load(self, path: Path) -> None:
         state = load_state(path)

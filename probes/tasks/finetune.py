@@ -23,10 +23,10 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
 from probes.finetune.classifier import Classifier, HeadRecipe
-from probes.finetune.evaluate import Judge
-from probes.finetune.model_selection import TOO_HIGH, Chooser, Select
-from probes.finetune.trainer import Course, Training
-from probes.finetune.training_groups import Augmentation, Cut, Groups, group_size, stream
+from probes.finetune.evaluate import Evaluator
+from probes.finetune.model_selection import TOO_HIGH, ModelSelection, Select
+from probes.finetune.trainer import FinetuneConfig, Training
+from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
 from probes.holdout import check_labels, held_out
 from probes.lowshot.shots import part_of
 from probes.scores import percent
@@ -149,52 +149,52 @@ class Finetune(Task):
         world: World,
     ) -> Outcome:
         """Train on `train`, report on `val`, choose the epoch by `held` where there is one."""
-        cut, part = self.cut(len(train), space, world)
+        plan, part = self.plan(len(train), space, world)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         recipe = HeadRecipe(
             pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables, projector=self.projector
         )
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
-        key = self.key(export, train, val, cut, part, space, world)
-        training = Training(classifier, self.course(cut, part, key, space, world), world)
+        key = self.key(export, train, val, plan, part, space, world)
+        training = Training(classifier, self.config(plan, part, key, space, world), world)
         size = sized.spec.image_size
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
-        chooser = Chooser(
+        selection = ModelSelection(
             select=self.select,
-            val=Judge(image_set=val, transform=transform, space=space, world=world),
-            held=held and Judge(image_set=held, transform=transform, space=space, world=world),
+            val=Evaluator(image_set=val, transform=transform, space=space, world=world),
+            held=held and Evaluator(image_set=held, transform=transform, space=space, world=world),
             mean=export.mean,
             std=export.std,
         )
         with training.alone():
             training.resume()
-            groups = Groups(
+            groups = MixedGroups(
                 image_set=train,
-                cut=cut,
-                steps=range(training.step, training.course.rates.steps),
-                groups=training.course.groups,
+                plan=plan,
+                steps=range(training.step, training.config.rates.steps),
+                groups=training.config.groups,
                 augmentation=self.augmentation,
                 transform=self.augmentation.transform(size, export.mean, export.std),
             )
-            training.run(stream(groups, space), chooser, f"fine-tuning on {train.url}")
-        per_image = chooser.per_image(training.standing)
+            training.run(mixed_groups(groups, space), selection, f"fine-tuning on {train.url}")
+        per_image = selection.per_image(training.train_state)
         metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
-        facts = chooser.facts(training.standing) | self.record(training, cut, {"train": train, "val": val}, world)
-        facts |= {"transform": transform.name, "warnings": self.warnings(export, cut)}
+        facts = selection.facts(training.train_state) | self.record(training, plan, {"train": train, "val": val}, world)
+        facts |= {"transform": transform.name, "warnings": self.warnings(export, plan)}
         return Outcome(metrics=metrics, per_image=per_image, facts=facts)
 
-    def record(self, training: Training, cut: Cut, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
+    def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """What the training consisted of, as JSON values."""
-        course, skipped = training.course, training.standing.skipped
+        config, skipped = training.config, training.train_state.skipped
         return {
-            "learning_rate": course.rates.lr,
-            "steps": course.rates.steps,
+            "learning_rate": config.rates.lr,
+            "steps": config.rates.steps,
             "batch": {
-                "images": cut.batch,
-                "at_once": course.part,
-                "accumulated": cut.batch // (course.part * world.size),
+                "images": plan.batch,
+                "at_once": config.part,
+                "accumulated": plan.batch // (config.part * world.size),
                 "processes": world.size,
-                "mixed_together": cut.group,
+                "mixed_together": plan.group,
             },
             **{
                 split: {
@@ -207,16 +207,16 @@ class Finetune(Task):
             },
         }
 
-    def cut(self, images: int, space: Workspace, world: World) -> tuple[Cut, int]:
+    def plan(self, images: int, space: Workspace, world: World) -> tuple[GroupPlan, int]:
         """How batches are cut into groups, and how many images of a group are worked on at once."""
         share = share_of(self.batch, world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
         most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
-        return Cut(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats), group_size(
-            group, most, even=False
-        )
+        return GroupPlan(
+            count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats
+        ), group_size(group, most, even=False)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -231,16 +231,16 @@ class Finetune(Task):
             interpolation=self.train_interpolation,
         )
 
-    def course(self, cut: Cut, part: int, key: dict[str, Any], space: Workspace, world: World) -> Course:
+    def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace, world: World) -> FinetuneConfig:
         """The settings of `Training`."""
-        share = cut.groups // world.size
-        return Course(
+        share = plan.groups // world.size
+        return FinetuneConfig(
             rates=StepRates(
                 family=self.schedule,
                 lr=self.lr * RULES[self.lr_rule](self.batch),
                 epochs=self.epochs,
                 warmup_epochs=self.warmup_epochs,
-                steps_per_epoch=cut.steps_per_epoch,
+                steps_per_epoch=plan.steps_per_epoch,
                 floor=self.floor,
                 start=self.start,
             ),
@@ -250,7 +250,7 @@ class Finetune(Task):
             clip=self.clip,
             average=self.average,
             groups=range(world.rank * share, (world.rank + 1) * share),
-            group=cut.group,
+            group=plan.group,
             part=part,
             judge_every=self.judge_every,
             device=space.device,
@@ -260,7 +260,14 @@ class Finetune(Task):
         )
 
     def key(
-        self, export: ViTExport, train: ImageSet, val: ImageSet, cut: Cut, part: int, space: Workspace, world: World
+        self,
+        export: ViTExport,
+        train: ImageSet,
+        val: ImageSet,
+        plan: GroupPlan,
+        part: int,
+        space: Workspace,
+        world: World,
     ) -> dict[str, Any]:
         """Everything that decides about the bits of a training."""
         return {
@@ -269,7 +276,7 @@ class Finetune(Task):
             "settings": asdict(self),
             "train": train.fingerprint,
             "val": val.fingerprint,
-            "cut": asdict(cut),
+            "plan": asdict(plan),
             "part": part,
             "processes": world.size,
             "seed": space.seed,
@@ -280,7 +287,7 @@ class Finetune(Task):
             "threads": torch.get_num_threads(),
         }
 
-    def warnings(self, export: ViTExport, cut: Cut) -> list[str]:
+    def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
         """Why a number may not be what the protocol's name suggests."""
         found = []
         if self.select == "val":
@@ -291,8 +298,8 @@ class Finetune(Task):
         branch = export.facts.get("branch", self.branch)
         if self.branch and branch != self.branch:
             found.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
-        if self.augmentation.mixes and cut.group < self.mixed_together:
-            found.append(f"{cut.group} images were mixed with each other, not {self.mixed_together}")
+        if self.augmentation.mixes and plan.group < self.mixed_together:
+            found.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
         return found
 
 

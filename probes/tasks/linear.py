@@ -29,9 +29,9 @@ from probes.features.readouts import kinds_of
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches, Rule
-from probes.linear.batches import CachedBatches, Cut, Table
-from probes.linear.heads import Entry, Head, Heads, Optimizer, Recipe
-from probes.linear.sweep import PER, Course, Sweep, ranked
+from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
+from probes.linear.sweep import PER, Sweep, SweepConfig, ranked
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
 
@@ -103,14 +103,19 @@ class Linear(Task):
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         readouts = self.suited(spec)[0].readouts
         held = round(self.holdout * images["train"]) if self.select == "holdout" else 0
-        cut = Cut(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
-        trained = self.epochs * min(cut.rows, cut.count * cut.size) + held if self.augment else images["train"]
+        plan = EpochPlan(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
+        trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
-        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": self.epochs * cut.count}
-        return found | {"batch": cut.size, "forward passes": trained + images["val"]}
+        found = {
+            "image size": spec.image_size,
+            "heads": heads,
+            "epochs": self.epochs,
+            "steps": self.epochs * plan.count,
+        }
+        return found | {"batch": plan.size, "forward passes": trained + images["val"]}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
-        """How images are prepared that are judged, and those to train on where they are not augmented."""
+        """How images are prepared that are evaluated, and those to train on where they are not augmented."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
@@ -147,17 +152,17 @@ class Linear(Task):
         """Train all heads, choose, and judge the chosen ones on the validation images."""
         asked = self.table(queries, space)
         if self.select == "val":
-            table, judged = asked, np.arange(len(queries))
+            table, evaluated = asked, np.arange(len(queries))
         else:
-            table, judged = self.table(gallery, space), np.arange(len(gallery))
-            judged = judged if self.augment else np.flatnonzero(np.isin(gallery.indices, held))
+            table, evaluated = self.table(gallery, space), np.arange(len(gallery))
+            evaluated = evaluated if self.augment else np.flatnonzero(np.isin(gallery.indices, held))
         batches = self.augmented(export, train, held, space) if self.augment else self.cached(gallery, held, space)
         key = self.key(export, train, gallery, queries, space)
         sweep = Sweep(
-            heads=self.heads(export.spec.width, len(train.classes), batches.cut.size, space),
+            heads=self.heads(export.spec.width, len(train.classes), batches.plan.size, space),
             batches=batches,
-            judge=lambda heads: sum(heads.hits(*block) for block in table.blocks(judged)),
-            course=Course(
+            count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(evaluated)),
+            config=SweepConfig(
                 epochs=self.epochs,
                 warmup=self.warmup_epochs,
                 pace=self.pace,
@@ -170,8 +175,8 @@ class Linear(Task):
             "train": self.trained_on(train, batches, gallery, space) if self.augment else gallery.facts,
             "val": queries.facts,
             "selection": self.select,
-            **sweep.record(len(judged)),
-            "warnings": self.warnings(gallery, queries, train, batches.cut),
+            **sweep.record(len(evaluated)),
+            "warnings": self.warnings(gallery, queries, train, batches.plan),
         }
         return Found(
             chosen={"top1": ranked(sweep.best, asked), "top1_last": ranked(last, asked)},
@@ -182,7 +187,7 @@ class Linear(Task):
     def cached(self, gallery: FeatureSet, held: np.ndarray, space: Workspace) -> CachedBatches:
         """Batches of features on disk, without the images held out."""
         rows = np.flatnonzero(~np.isin(gallery.indices, held))
-        return CachedBatches(table=self.table(gallery, space), rows=rows, cut=self.cut(len(rows), space))
+        return CachedBatches(table=self.table(gallery, space), rows=rows, plan=self.plan(len(rows), space))
 
     def augmented(self, export: ViTExport, train: ImageSet, held: np.ndarray, space: Workspace) -> AugmentedBatches:
         """Batches of augmented images, without those held out."""
@@ -192,7 +197,7 @@ class Linear(Task):
             rows=rows,
             backbone=Backbone(export, space.device, space.precision),
             readouts=self.kinds_by_readout,
-            cut=self.cut(len(rows), space),
+            plan=self.plan(len(rows), space),
             interpolation=self.train_interpolation,
             rule=self.crop_rule,
             chunk=space.batch_size or BATCH[torch.device(space.device).type],
@@ -200,8 +205,8 @@ class Linear(Task):
             workers=space.workers,
         )
 
-    def cut(self, rows: int, space: Workspace) -> Cut:
-        return Cut(rows=rows, asked=self.batch, drop_last=self.drop_last, seed=space.seed)
+    def plan(self, rows: int, space: Workspace) -> EpochPlan:
+        return EpochPlan(rows=rows, asked=self.batch, drop_last=self.drop_last, seed=space.seed)
 
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
@@ -221,7 +226,7 @@ class Linear(Task):
             for lr in self.lrs
         ]
         widths = {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
-        recipe = Recipe(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
+        recipe = HeadSettings(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
         return Heads(grid, widths, classes, recipe, batch=batch, seed=space.seed, device=space.device)
 
     def key(
@@ -257,14 +262,14 @@ class Linear(Task):
             "batch_size": batches.chunk,
         }
 
-    def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet, cut: Cut) -> list[str]:
+    def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet, plan: EpochPlan) -> list[str]:
         """Why to doubt the numbers, a line each."""
         found = []
         if self.select == "val":
             found.append("head and epoch were chosen on the validation images that are reported, as in the papers")
-        if cut.size < cut.asked:
+        if plan.size < plan.asked:
             found.append(
-                f"batches of {cut.size}, all there is to train on, and not of {cut.asked}; rates are scaled by it"
+                f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
             )
         absent = np.setdiff1d(np.arange(len(train.classes)), queries.labels)
         if len(absent):

@@ -6,13 +6,13 @@ from test_compare import DIGITS, left_out, save
 
 from bench.leaderboard.files import rewrite
 from bench.results.record import read_arrays, read_result, resampled_name, result_files
-from engine.resampling import MOST
+from engine.resampling import MAX_RESAMPLES
 
 GENERATOR = np.random.default_rng(0)
-IMAGES = GENERATOR.normal(size=MOST)  # what the resampled images do to any model
+IMAGES = GENERATOR.normal(size=MAX_RESAMPLES)  # what the resampled images do to any model
 
 
-def save_dense(out, name, number, draws=MOST, **others):
+def save_dense(out, name, number, draws=MAX_RESAMPLES, **others):
     """A result whose mIoU is `number`, and near it on resamples."""
     path = save(out, name, 0, per_image=[], resampled=["mIoU"], metrics={"mIoU": number}, **others)
     values = number + 3 * IMAGES[:draws] + 0.5 * GENERATOR.normal(size=draws)
@@ -87,7 +87,7 @@ def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, expo
         result, arrays = read_result(path), read_arrays(path)
         assert set(result.intervals) == set(result.resampled) and set(metrics.split()) <= set(result.resampled)
         assert result.interval_method == "95 % over validation images: bootstrap, expanded percentiles"
-        assert all(arrays[resampled_name(name)].shape == (MOST,) for name in result.resampled)
+        assert all(arrays[resampled_name(name)].shape == (MAX_RESAMPLES,) for name in result.resampled)
     text = bench("compare", "first", "second", "--out", tmp_path)[1]
     assert text.count(f"after Holm over {len(result.resampled)}\n") == len(result.resampled)
     if "segmenter" in suite:

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from bench.cli.settings import MAX_LISTED, Change, changed, meant, read_changes, settings_of
-from bench.run.suites import Chosen, with_changes
+from bench.run.suites import ChosenProtocol, with_changes
 from engine.tasks import Protocol
 
 
@@ -101,7 +101,7 @@ def test_values_with_signs_can_be_given():
     assert read_changes(["knn@dino.k = a=b.c"], "", "") == [Change(name="knn@dino.k", value="a=b.c")]
 
 
-CHOSEN = Chosen(key="toy", name="toy@one", protocol=Protocol(task=Toy(), version=1, source="a paper"))
+CHOSEN = ChosenProtocol(key="toy", name="toy@one", protocol=Protocol(task=Toy(), version=1, source="a paper"))
 
 
 @pytest.mark.parametrize("text", ["k=1", "toy.=1", ".k=1"])

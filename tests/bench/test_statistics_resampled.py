@@ -83,7 +83,7 @@ def test_equal_models_differ_about_as_often_as_promised(kind, images, draws, mon
 
 
 def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.5) -> float:
-    monkeypatch.setattr("engine.resampling.MOST", 200)
+    monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 200)
     generator, found = np.random.default_rng(images), []
     for _ in range(draws):
         found.append(paired(*metrics_of(DRAWN[kind](generator, images, shared), kind)))

@@ -60,7 +60,7 @@ with quiet_libraries():
 SPEC = ViTSpec(
     architecture="vit_small_patch16_224", image_size=224, patch_size=16, width=384, depth=12, heads=6, mlp_hidden=1536
 )
-EPOCHS = 1000  # as long as a real training in steps, so that none of those timed saves a state or is judged
+EPOCHS = 1000  # as long as a real training in steps, so that none of those timed saves a state or is trained
 DETECTION = {"augment": "scales", "short": (512,), "long": 768, "epochs": EPOCHS}
 TASKS = {
     "upernet": replace(ADE["upernet@ibot_S"].task, crop=512),
@@ -160,7 +160,7 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
 
     running.runner_of = watched
     try:
-        Place(export=export, space=space, world=World(), task=name).judged(plan_of(task, export, *scenes))
+        Place(export=export, space=space, world=World(), task=name).trained(plan_of(task, export, *scenes))
     except Enough:
         step, bare, loading = rounds.medians()
         print(f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",

@@ -26,7 +26,7 @@ from engine.tasks import Workspace
 from imagesets.sets import open_set
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import Groups, loaders, stream
+from probes.finetune.training_groups import MixedGroups, loaders
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 SPEC = ViTSpec(
@@ -89,21 +89,21 @@ class Subject:
         torch.manual_seed(0)
         export = ViTExport.from_vit(ViT(SPEC), Preparation())
         train = open_set(space.data, "train")
-        cut, part = task.cut(len(train), space, World())
+        plan, part = task.plan(len(train), space, World())
         classifier = Classifier(export, 1000, HeadRecipe(), task.drop_path, seed=0)
-        self.training = Training(classifier, task.course(cut, part, {}, space, World()), World())
+        self.training = Training(classifier, task.config(plan, part, {}, space, World()), World())
         self.training.network.train()
         augmentation = task.augmentation
-        groups = Groups(
+        groups = MixedGroups(
             image_set=replace(train, classes=tuple(map(str, range(1000)))),
-            cut=cut,
+            plan=plan,
             steps=range(1000),
-            groups=self.training.course.groups,
+            groups=self.training.config.groups,
             augmentation=augmentation,
             transform=augmentation.transform(SPEC.image_size, export.mean, export.std),
         )
         self.batch = groups[0]
-        self.batches = stream(groups, space)
+        self.batches = mixed_groups(groups, space)
 
     def step(self) -> float:
         """Seconds of one update from files."""
@@ -114,10 +114,10 @@ class Subject:
         return self.timed(self.bare_step)
 
     def bare_step(self) -> None:
-        training, part = self.training, self.training.course.part
+        training, part = self.training, self.training.config.part
         training.optimizer.zero_grad(set_to_none=True)
         for first in range(0, len(self.batch.images), part):
-            images, targets = (t[first : first + part].to(training.course.device) for t in self.batch[:2])
+            images, targets = (t[first : first + part].to(training.config.device) for t in self.batch[:2])
             with training.autocast():
                 logits = training.network(images)
             loss = torch.nn.functional.cross_entropy(logits.float(), targets) * part / len(self.batch.images)
@@ -127,7 +127,7 @@ class Subject:
     def timed(self, work) -> float:
         started = time.perf_counter()
         work()
-        if self.training.course.device != "cpu":
+        if self.training.config.device != "cpu":
             torch.cuda.synchronize()
         self.training.step += 1
         return time.perf_counter() - started

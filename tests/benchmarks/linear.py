@@ -28,8 +28,8 @@ from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.readouts import kinds_of
 from probes.linear.augmented import AugmentedBatches
-from probes.linear.batches import CachedBatches, Cut, Table
-from probes.linear.heads import Head, Heads, Recipe
+from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.heads import Head, Heads, HeadSettings
 from probes.tasks.linear import IBOT_LRS
 
 ROWS, WIDTH, BATCH = 50_000, 384, 1024
@@ -83,13 +83,13 @@ def cached_batches(rows: int, classes: int) -> CachedBatches:
     return CachedBatches(
         table=Table(arrays={kinds[0]: values}, labels=labels, readouts={READOUT: kinds}, device="cpu"),
         rows=np.arange(rows),
-        cut=Cut(rows=rows, asked=BATCH, drop_last=False, seed=0),
+        plan=EpochPlan(rows=rows, asked=BATCH, drop_last=False, seed=0),
     )
 
 
 def cached(rounds: int) -> None:
     batches = cached_batches(ROWS, 10)
-    heads = Heads(grid(), {READOUT: WIDTH}, 10, Recipe(), batch=BATCH)
+    heads = Heads(grid(), {READOUT: WIDTH}, 10, HeadSettings(), batch=BATCH)
     values = torch.from_numpy(batches.table.arrays[kinds_of(READOUT, norm=True)[0]])
     labels = torch.from_numpy(batches.table.labels)
 
@@ -97,7 +97,7 @@ def cached(rounds: int) -> None:
         for head in heads.heads:
             layer = nn.Linear(WIDTH, 10)
             optimizer = torch.optim.SGD(layer.parameters(), lr=head.lr, momentum=0.9)
-            for places in torch.from_numpy(batches.cut.order(0)).split(BATCH):
+            for places in torch.from_numpy(batches.plan.order(0)).split(BATCH):
                 loss = F.cross_entropy(layer(values[places]), labels[places])
                 optimizer.zero_grad()
                 loss.backward()
@@ -110,7 +110,7 @@ def cached(rounds: int) -> None:
 
 
 def limit(classes: int, rounds: int) -> None:
-    heads = Heads(grid(), {READOUT: WIDTH}, classes, Recipe(), batch=BATCH)
+    heads = Heads(grid(), {READOUT: WIDTH}, classes, HeadSettings(), batch=BATCH)
     values, labels = features(BATCH, classes)
     inputs, truth = {READOUT: torch.from_numpy(values)}, torch.from_numpy(labels)
     operands = [(torch.randn(TOKENS, rows), torch.randn(rows, columns)) for rows, columns in BLOCK_SHAPES]
@@ -158,7 +158,7 @@ def images(count: int, rounds: int) -> None:
         rows=np.arange(count),
         backbone=Backbone(ViTExport.from_vit(ViT(spec), Preparation())),
         readouts={READOUT: kinds_of(READOUT, norm=True)},
-        cut=Cut(rows=count, asked=count, drop_last=False, seed=0),
+        plan=EpochPlan(rows=count, asked=count, drop_last=False, seed=0),
         interpolation="bilinear",
         rule="torchvision",
         chunk=8,
@@ -166,7 +166,7 @@ def images(count: int, rounds: int) -> None:
         workers=None,
     )
     sweep, single = (
-        Heads(grid(number), {READOUT: WIDTH}, classes, Recipe(), batch=count) for number in (len(IBOT_LRS), 1)
+        Heads(grid(number), {READOUT: WIDTH}, classes, HeadSettings(), batch=count) for number in (len(IBOT_LRS), 1)
     )
 
     def epoch(heads: Heads) -> None:

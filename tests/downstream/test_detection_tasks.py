@@ -47,7 +47,7 @@ MASKRCNN = TASKS["maskrcnn"]
 
 @pytest.fixture
 def trained(monkeypatch):
-    """(model, course) of every training, in order."""
+    """(model, config) of every training, in order."""
     seen, train = [], running.train
     monkeypatch.setattr(running, "train", lambda *values: (seen.append((values[0], values[5])), train(*values))[1])
     return seen
@@ -116,8 +116,8 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
         for name, values in ours.items():
             assert outcome.metrics[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
     assert set(outcome.resampled) == set(outcome.metrics)
-    model, course = trained[0]
-    assert (course.rates.steps, course.rates.milestones) == (4, (2,))
+    model, config = trained[0]
+    assert (config.rates.steps, config.rates.milestones) == (4, (2,))
     sizes = TASKS[task].sizes(export.spec, {"train": 8, "val": 8})
     assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
     assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])

@@ -75,8 +75,8 @@ def rates(monkeypatch):
     [
         ("SetRates", "before_train_iter", 6, 4),  # within a step, after the state of iteration 4
         ("KeepState", "after_train_iter", 11, 10),  # before the state of a step is written
-        ("KeepJudgements", "after_val_epoch", 1, 8),  # the first evaluation, known and not yet on disk
-        ("KeepJudgements", "after_val_epoch", 2, 16),  # the last one, with the training over
+        ("KeepEvaluations", "after_val_epoch", 1, 8),  # the first evaluation, known and not yet on disk
+        ("KeepEvaluations", "after_val_epoch", 2, 16),  # the last one, with the training over
     ],
 )
 def test_killed_and_continued(tmp_path, quiet, rates, capfd, hook, method, count, resumed):

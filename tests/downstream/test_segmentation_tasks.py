@@ -31,7 +31,7 @@ LINEAR = replace(
 
 @pytest.fixture
 def trained(monkeypatch):
-    """(model, course) of every training, in order."""
+    """(model, config) of every training, in order."""
     seen, train = [], running.train
     monkeypatch.setattr(running, "train", lambda *values: (seen.append((values[0], values[5])), train(*values))[1])
     return seen
@@ -83,7 +83,7 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     )
     assert (whole["at_once"], whole["accumulated"]) == (4, 1) and (cut["at_once"], cut["accumulated"]) == (2, 2)
     assert (whole["batch_norm_over"], cut["batch_norm_over"]) == (4, 2)
-    first, second = (course for _, course in trained)
+    first, second = (config for _, config in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
     sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.rates.steps, "batch": 4, "evaluations": 1}
@@ -114,7 +114,7 @@ def test_listing_tasks_imports_none_of_the_libraries():
 
 def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     outcome = LINEAR.run(export_of(), workspace(tmp_path, "tiny-cityscapes:"))
-    labels = [course.label for _, course in trained]
+    labels = [config.label for _, config in trained]
     assert [label.rpartition("-")[2] for label in labels] == ["seed12345", "seed12345", "seed23456"]
     best = outcome.facts["learning_rate"]
     found = {each["lr"]: each["mIoU"] for each in outcome.facts["per_learning_rate"]}
@@ -125,7 +125,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
     sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
-    assert {sizes["steps of each"]} == {course.rates.steps for _, course in trained}
+    assert {sizes["steps of each"]} == {config.rates.steps for _, config in trained}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 

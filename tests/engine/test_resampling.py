@@ -11,7 +11,11 @@ def test_draws_are_with_replacement_and_the_same_each_time():
     seen = []
     values = resampled(lambda weights: seen.append(weights) or {"first": weights[:, 0]}, 7)["first"]
     weights = np.concatenate(seen)
-    assert weights.shape == (resampling.MOST, 7) and (weights.sum(1) == 7).all() and (values == weights[:, 0]).all()
+    assert (
+        weights.shape == (resampling.MAX_RESAMPLES, 7)
+        and (weights.sum(1) == 7).all()
+        and (values == weights[:, 0]).all()
+    )
     assert values.var() == pytest.approx(6 / 7, rel=0.1)  # of Binomial(7, 1 / 7)
     assert np.array_equal(values, resampled(lambda weights: {"first": weights[:, 0]}, 7)["first"])
 

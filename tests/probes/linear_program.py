@@ -42,13 +42,13 @@ def killed_once(folder: Path, protocol: str) -> None:
     before = saved_at(folder)
     child = os.fork()
     if not child:
-        judge_epoch = sweep.Sweep.judge_epoch
+        evaluate_epoch = sweep.Sweep.evaluate_epoch
 
         def slowly(self):
             time.sleep(0.02)
-            judge_epoch(self)
+            evaluate_epoch(self)
 
-        sweep.Sweep.judge_epoch = slowly
+        sweep.Sweep.evaluate_epoch = slowly
         evaluated(folder, protocol)
         os._exit(0)
     while saved_at(folder) == before:

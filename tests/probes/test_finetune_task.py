@@ -22,7 +22,7 @@ from imagesets.sets import open_set
 from probes.finetune import trainer
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import Cut, Groups, group_size, posterized
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, posterized
 from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
@@ -61,11 +61,11 @@ def history(outcome) -> list[float]:
     return [entry["loss"] for entry in outcome.facts["history"]]
 
 
-def groups_of(task: Finetune, images: int = 100, size: int = 16) -> Groups:
+def groups_of(task: Finetune, images: int = 100, size: int = 16) -> MixedGroups:
     train = open_set("digits:", "train").limited(images)
-    return Groups(
+    return MixedGroups(
         image_set=train,
-        cut=Cut(count=len(train), batch=task.batch, group=task.mixed_together, seed=0),
+        plan=GroupPlan(count=len(train), batch=task.batch, group=task.mixed_together, seed=0),
         steps=range(6),
         groups=range(task.batch // task.mixed_together),
         augmentation=task.augmentation,
@@ -74,18 +74,18 @@ def groups_of(task: Finetune, images: int = 100, size: int = 16) -> Groups:
 
 
 def test_an_epoch_shows_every_image_once_and_drops_the_rest():
-    cut = Cut(count=70, batch=32, group=8, seed=0)
-    assert (cut.steps_per_epoch, cut.groups) == (2, 4)
+    plan = GroupPlan(count=70, batch=32, group=8, seed=0)
+    assert (plan.steps_per_epoch, plan.groups) == (2, 4)
     epochs = [
-        np.array([place for step in steps for group in range(4) for place, _ in cut.images(step, group)])
+        np.array([place for step in steps for group in range(4) for place, _ in plan.images(step, group)])
         for steps in ((0, 1), (2, 3))
     ]
     assert all(len(np.unique(epoch)) == 64 for epoch in epochs) and (epochs[0] != epochs[1]).any()
 
 
 def test_repeats_show_fewer_images_more_often_in_other_groups():
-    cut = Cut(count=60, batch=30, group=10, seed=0, repeats=3)
-    groups = [cut.images(step, group) for step in range(2) for group in range(3)]
+    plan = GroupPlan(count=60, batch=30, group=10, seed=0, repeats=3)
+    groups = [plan.images(step, group) for step in range(2) for group in range(3)]
     assert all(len({place for place, _ in group}) == 10 for group in groups)
     shown = [pair for group in groups for pair in group]
     assert len(shown) == len(set(shown)) == 60 and len({place for place, _ in shown}) == 20
@@ -154,8 +154,8 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
 def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
     task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
     outcome = task.run(export, workspace(tmp_path, "digits:", limit=400))
-    facts, chooser = outcome.facts, "holdout" if select == "holdout" else "val"
-    scores = [entry[chooser] for entry in facts["history"]]
+    facts, selection = outcome.facts, "holdout" if select == "holdout" else "val"
+    scores = [entry[selection] for entry in facts["history"]]
     assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 4
     assert facts["epoch"] == (4 if select == "last" else facts["best_epoch"])
     assert outcome.metrics["top1"] == pytest.approx(100 * outcome.per_image["top1"].mean())
@@ -183,16 +183,16 @@ def test_bfloat16_trains(export, tmp_path):
 
 
 def test_rates_decay_by_layer(export):
-    cut, part = QUICK.cut(100, workspace_anywhere(), World())
+    plan, part = QUICK.plan(100, workspace_anywhere(), World())
     training = Training(
         Classifier(export, 10, HeadRecipe(), 0.0, seed=0),
-        QUICK.course(cut, part, {}, workspace_anywhere(), World()),
+        QUICK.config(plan, part, {}, workspace_anywhere(), World()),
         World(),
     )
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.course.rates.at(3)
+    peak = training.config.rates.at(3)
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)
@@ -240,12 +240,12 @@ def test_another_image_size_resizes_the_positions(export, tmp_path):
 
 
 def test_training_and_judging_resize_each_in_their_own_way(export, tmp_path):
-    """Recorded are the transform of the images that are judged, and unchanged losses of those trained on."""
+    """Recorded are the transform of the images that are evaluated, and unchanged losses of those trained on."""
     space = workspace(tmp_path, "digits:", limit=100)
     both = QUICK.run(export, space)
-    judged = replace(QUICK, interpolation="bilinear").run(export, space)
-    assert judged.facts["transform"] == "resize18-bilinear_crop16_exact" != both.facts["transform"]
-    assert history(judged) == history(both)
+    evaluated = replace(QUICK, interpolation="bilinear").run(export, space)
+    assert evaluated.facts["transform"] == "resize18-bilinear_crop16_exact" != both.facts["transform"]
+    assert history(evaluated) == history(both)
     assert history(replace(QUICK, train_interpolation="bilinear").run(export, space)) != history(both)
 
 

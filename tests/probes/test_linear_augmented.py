@@ -17,7 +17,7 @@ from imagesets.sets import open_set
 from probes.features.readouts import kinds_of
 from probes.holdout import held_out
 from probes.linear.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
-from probes.linear.batches import Cut
+from probes.linear.batches import EpochPlan
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)
@@ -85,7 +85,7 @@ def batches_of(export, images, rows, workers=1, skip_bad=False, seed=0):
         rows=rows,
         backbone=Backbone(export),
         readouts={name: kinds_of(name, norm=True) for name in ("avg", "cls2")},
-        cut=Cut(rows=len(rows), asked=20, drop_last=False, seed=seed),
+        plan=EpochPlan(rows=len(rows), asked=20, drop_last=False, seed=seed),
         interpolation="bilinear",
         rule="torchvision",
         chunk=7,
@@ -105,7 +105,7 @@ def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     rows = np.arange(0, 100, 2)
     batches = batches_of(export, images, rows)
     found = seen(batches, epoch=3)
-    order = rows[batches.cut.order(3)]
+    order = rows[batches.plan.order(3)]
     assert sorted(order) == list(rows) and list(order) != list(rows)
     assert [len(labels) for _, labels in found] == [20, 20, 10]
     assert torch.cat([labels for _, labels in found]).tolist() == images.labels[order].tolist()

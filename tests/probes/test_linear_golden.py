@@ -12,7 +12,7 @@ from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from probes.features.kinds import rows_of
 from probes.features.readouts import joined, kinds_of
-from probes.linear.heads import Head, Heads, Recipe
+from probes.linear.heads import Head, Heads, HeadSettings
 
 # What the READMEs of MAE and ExtreMA allow for the rounding of a float32 recording: of losses and outputs, of trained
 # weights.
@@ -38,7 +38,7 @@ def test_mae_lars_steps_with_batch_norm_and_weight_decay():
     data, config = tensors("mae/mae_finetune.safetensors"), facts("mae/mae_finetune.safetensors")
     first, *_, last = sorted({int(found[1]) for found in matches(r"lin\.head(\d+)\..*", data)})
     before, after = under(data, f"lin.head{first}."), under(data, f"lin.head{last}.")
-    features, recipe = data["cls.out.features"].double(), Recipe(optimizer="lars", entry="batch_norm", eps=1e-6)
+    features, recipe = data["cls.out.features"].double(), HeadSettings(optimizer="lars", entry="batch_norm", eps=1e-6)
     heads = heads_from(before["1.weight"], recipe, config["lars_lr"], len(features), config["lars_wd"])
     heads.groups[0].parameters["bias"].copy_(before["1.bias"])
     for running, kind in zip(heads.running["x"], ("mean", "var"), strict=True):
@@ -55,7 +55,7 @@ def test_mae_lars_steps_with_batch_norm_and_weight_decay():
 def test_extrema_sgd_steps_with_batch_norm_at_changing_rates():
     data = under(tensors("extrema/cases.safetensors"), "linear/")
     features, labels = {"x": data["features"].double()}, data["labels"].long()
-    heads = heads_from(data["head_init.weight"], Recipe(entry="batch_norm", eps=1e-5), lr=1.0, rows=len(labels))
+    heads = heads_from(data["head_init.weight"], HeadSettings(entry="batch_norm", eps=1e-5), lr=1.0, rows=len(labels))
     for lr, loss in zip(data["lr"].tolist(), data["loss"], strict=True):
         close(heads.step(features, labels, lr)[0], loss, LOSS)
     parameters = heads.groups[0].parameters

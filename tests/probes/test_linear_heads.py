@@ -6,7 +6,7 @@ from recordings import facts, tensors
 from torch import nn
 from torch.nn import functional as F
 
-from probes.linear.heads import Head, Heads, Recipe, grouped, residuals
+from probes.linear.heads import Head, Heads, HeadSettings, grouped, residuals
 
 DATA, META = tensors("lars/data.safetensors"), facts("lars/meta.json")
 WIDTHS = {"wide": 12, "narrow": 5}
@@ -88,10 +88,10 @@ def msn_step(parameters, buffers, head, lr, momentum=0.9):
 
 
 RECIPES = {
-    "sgd": (Recipe(), torch_sgd_step),
-    "sgd and batch norm": (Recipe(entry="batch_norm"), torch_sgd_step),
-    "lars and batch norm": (Recipe(optimizer="lars", entry="batch_norm", eps=1e-6), lars_step),
-    "msn": (Recipe(optimizer="msn", entry="layer_norm"), msn_step),
+    "sgd": (HeadSettings(), torch_sgd_step),
+    "sgd and batch norm": (HeadSettings(entry="batch_norm"), torch_sgd_step),
+    "lars and batch norm": (HeadSettings(optimizer="lars", entry="batch_norm", eps=1e-6), lars_step),
+    "msn": (HeadSettings(optimizer="msn", entry="layer_norm"), msn_step),
 }
 
 
@@ -153,7 +153,7 @@ def test_together_as_alone(name, classes, dtype):
 def test_sgd_is_torchs_own(weight_decay):
     features, labels = problem(9, torch.float64)
     head = Head(readout="wide", lr=0.5, weight_decay=weight_decay)
-    heads = Heads([head], {"wide": 12}, 9, Recipe(), batch=64, dtype=torch.float64)
+    heads = Heads([head], {"wide": 12}, 9, HeadSettings(), batch=64, dtype=torch.float64)
     module = module_of(heads, 0, torch.float64)
     optimizer = torch.optim.SGD(module.parameters(), lr=head.lr, momentum=0.9, weight_decay=weight_decay)
     for step in range(STEPS):
@@ -168,7 +168,7 @@ def test_sgd_is_torchs_own(weight_decay):
 
 def test_hits_are_those_of_the_logits():
     features, labels = problem(5, torch.float32)
-    heads = Heads(GRID, WIDTHS, 5, Recipe(), batch=64)
+    heads = Heads(GRID, WIDTHS, 5, HeadSettings(), batch=64)
     for step in range(5):
         heads.step(features, labels, factor(step))
     expected = (heads.logits(features).argmax(dim=2) == labels[:, None]).sum(dim=0)
@@ -178,8 +178,8 @@ def test_hits_are_those_of_the_logits():
 def test_a_diverging_head_is_noted_and_leaves_the_others_alone():
     features, labels = problem(5, torch.float32)
     sane = [Head(readout="wide", lr=0.1), Head(readout="wide", lr=0.2)]
-    alone = Heads(sane, {"wide": 12}, 5, Recipe(), batch=64)
-    mixed = Heads([*sane, Head(readout="wide", lr=3e38)], {"wide": 12}, 5, Recipe(), batch=64)
+    alone = Heads(sane, {"wide": 12}, 5, HeadSettings(), batch=64)
+    mixed = Heads([*sane, Head(readout="wide", lr=3e38)], {"wide": 12}, 5, HeadSettings(), batch=64)
     for _ in range(10):
         alone.step(features, labels, 1.0)
         mixed.step(features, labels, 1.0)
@@ -197,7 +197,7 @@ def test_a_very_wrong_head_has_not_diverged():
 
 def test_state_continues_bit_for_bit():
     features, labels = problem(7, torch.float32)
-    recipe = Recipe(optimizer="lars", entry="batch_norm")
+    recipe = HeadSettings(optimizer="lars", entry="batch_norm")
     whole, begun, resumed = (Heads(GRID, WIDTHS, 7, recipe, batch=64) for _ in range(3))
     for step in range(6):
         whole.step(features, labels, factor(step))
@@ -210,7 +210,7 @@ def test_state_continues_bit_for_bit():
 
 def test_a_kept_head_does_not_change():
     features, labels = problem(7, torch.float32)
-    heads = Heads(GRID, WIDTHS, 7, Recipe(entry="batch_norm"), batch=64)
+    heads = Heads(GRID, WIDTHS, 7, HeadSettings(entry="batch_norm"), batch=64)
     heads.step(features, labels, 1.0)
     kept, then = heads.alone(8), heads.logits(features)[:, 8]
     heads.step(features, labels, 1.0)
