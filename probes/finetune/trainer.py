@@ -1,8 +1,8 @@
 """Train a classifier end to end; go on after a kill at any step as if nothing had happened.
 
-A state holds the weights, both moments of AdamW, the averaged weights and what was evaluated
-(engine/training/states.py). A batch is back-propagated in parts that fit the device, over as many processes as there are, and always has the
-recipe's size.
+A state holds the weights, both moments of AdamW, the averaged weights and what the evaluations found
+(engine/training/states.py). A batch is back-propagated in parts that fit the device, over as many processes as there
+are, and always has the recipe's size.
 """
 
 from collections import deque
