@@ -26,7 +26,7 @@ from engine.tasks import Workspace
 from imagesets.sets import open_set
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import MixedGroups, loaders
+from probes.finetune.training_groups import MixedGroups, loaders, mixed_groups
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 SPEC = ViTSpec(

@@ -13,6 +13,7 @@ import torch
 from processes import in_processes
 from recorded import EXACT, close, close_norm, close_states, doubled, fill
 from recordings import facts, matches, steps_per_epoch, tensors, under
+from small_trainings import forward_pass
 from torch import Tensor, nn
 
 from checkpoints.positions import sincos_positions
@@ -146,7 +147,7 @@ def test_recorded_pass(name, monkeypatch):
     left = recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)), monkeypatch)
 
     assert torch.equal(visible(views["noise"], case["masks"], method.keep).transpose(0, 1), DATA[f"{name}/keep_ids"])
-    step = method(views, start())
+    step = forward_pass(method, views, start())
     step.loss.backward()
 
     assert not left
@@ -183,7 +184,7 @@ def test_recorded_pass_in_float32(name, monkeypatch):
     method = method_of(case, model_of(name)).float()
     heard = listen(method)
     recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)).float(), monkeypatch)
-    step = method({part: tensor.float() for part, tensor in views_of(name).items()}, start())
+    step = forward_pass(method, {part: tensor.float() for part, tensor in views_of(name).items()}, start())
     step.loss.backward()
     heard_close(heard, name, FLOAT32)
     close(step.loss, DATA[f"{name}/loss"][0], FLOAT32, "loss")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from recorded_moca import MISC, our_name
+from small_trainings import forward_pass
 from torch.nn import functional as F
 
 import pretrain.methods.moca as module
@@ -69,8 +70,9 @@ def test_every_switch_trains_all_that_is_trainable(changes):
     optimizer = torch.optim.Adam([p for p in ours.parameters() if p.requires_grad], lr=3e-3)
     for _ in range(6):
         optimizer.zero_grad()
-        step = ours(given, NOW)
+        step = forward_pass(ours, given, NOW)
         step.loss.backward()
+        ours.observe(step.observed, NOW)
         for name, parameter in ours.named_parameters():
             assert (parameter.grad is not None) == parameter.requires_grad, name
         optimizer.step()
@@ -117,7 +119,7 @@ def test_mistakes_are_named_in_one_line(changes, words):
 def test_fewer_images_than_new_words_are_refused():
     ours = moca()
     with pytest.raises(ValueError, match="new_words=4 is more than the 3 images"):
-        ours(views(ours, images=3), NOW)
+        ours(views(ours, images=3))
 
 
 def test_complementary_rounds():
@@ -249,21 +251,21 @@ def test_divergences_are_torch_s():
 def test_both_decoders_add_up():
     both, parts = moca(early_layers=(1, 0)), []
     given = views(both)
-    total = both(given, NOW).logs["loss_loc"].item()
+    total = forward_pass(both, given, NOW).logs["loss_loc"].item()
     for number, early in enumerate((1, 0)):
         alone = moca(early_layers=(early,))
         state = {name: value for name, value in moca(early_layers=(1, 0)).state_dict().items()}
         for name in alone.state_dict():
             state[name] = state[name.replace("predictions.0.", f"predictions.{number}.")]
         alone.load_state_dict({name: state[name] for name in alone.state_dict()})
-        parts.append(alone(given, NOW).logs["loss_loc"].item())
+        parts.append(forward_pass(alone, given, NOW).logs["loss_loc"].item())
     assert total == pytest.approx(sum(parts)) and parts[0] != pytest.approx(parts[1])
 
 
 def test_pixels_are_those_of_the_masked_patches():
     ours = moca(target="pixels", image_weight=0.0, **ONE_ROUND)
     given = views(ours)
-    loss = ours(given, NOW).loss.item()
+    loss = forward_pass(ours, given, NOW).loss.item()
     images = torch.cat([given["first"], given["second"]])
     (seen,) = ours.student_rounds(images, given["noise"])
     prediction = ours.predictions[0]
@@ -281,7 +283,7 @@ def test_pixels_are_those_of_the_masked_patches():
 def test_embeddings_are_compared_by_angle():
     ours = moca(target="embeddings", image_weight=0.0, **ONE_ROUND)
     given = views(ours)
-    loss = ours(given, NOW).loss.item()
+    loss = forward_pass(ours, given, NOW).loss.item()
     images = torch.cat([given["first"], given["second"]])
     (seen,) = ours.student_rounds(images, given["noise"])
     prediction, tokens = ours.predictions[0], ours.teacher_targets(images)[0].flatten(0, 1)
@@ -297,14 +299,17 @@ def test_the_teacher_moves_to_the_student_before_it_teaches():
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     given = views(ours)
-    first = ours(given, replace(NOW, part=0, parts=2)).loss.item()
+    one, other = (replace(NOW, part=part, parts=2) for part in (0, 1))
+    first = forward_pass(ours, given, one)
+    ours.observe(first.observed, one)
     weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)
     assert not all(torch.equal(teacher, student) for teacher, student in weights)
     assert ours.codebook.oldest == 0
-    second = ours(given, replace(NOW, part=1, parts=2)).loss.item()
+    second = forward_pass(ours, given, other)
+    ours.observe(second.observed, other)
     weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)
     assert all(torch.allclose(teacher, student) for teacher, student in weights)
-    assert first != pytest.approx(second) and ours.codebook.oldest == 4
+    assert first.loss.item() != pytest.approx(second.loss.item()) and ours.codebook.oldest == 4
 
 
 def test_weights_of_the_published_model():

@@ -31,6 +31,7 @@ from recorded_moca import (
     settings,
 )
 from recordings import matches, steps_per_epoch, tensors, under
+from small_trainings import forward_pass
 
 from engine.distributed import World
 from pretrain.loop.updates import Updates
@@ -74,8 +75,9 @@ def test_recorded_case(name, dtype):
     ours = method(settings(config), config["avg_pooling"], dtype)
     words, views = ours.codebook.words.clone(), case_views(data, dtype)
 
-    step = ours(views, ONE)
+    step = forward_pass(ours, views, ONE)
     step.loss.backward()
+    ours.observe(step.observed, ONE)
     close(step.loss, data["loss.total"], limit, "loss")
     for kind in parts_of(ours):
         close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], limit, f"loss_{kind}")
@@ -150,7 +152,7 @@ def check_prediction(ours, seen, found, data, words, limit):
 def test_teacher_targets():
     """After the teacher's move: features, assignments and their means over the inner patches. They are of all cases."""
     ours = method(BOTH)
-    ours(case_views(recorded(f"case_{next(iter(CASES))}")), ONE)
+    ours.before_forward(ONE)
     pictures = torch.cat(list(images(0).values()))
     fresh = method(ours.settings)
     tokens = ours.teacher_targets(pictures)[0]
