@@ -1,7 +1,7 @@
 """MOCA against recorded steps of its official code (valeoai/MOCA), in float64.
 
-The recording is float32. Its README measures 1e-6 for an independent implementation and allows more for gradients and
-for weights after several steps, which ours does not need: all differences are below 1e-6.
+The recording is float32. Its README measures 1e-6 for an independent implementation and allows more, most of which ours
+does not need.
 """
 
 import re
@@ -42,7 +42,9 @@ from pretrain.parts.masking import MaskRounds
 ONE = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 DRAWS = ("update_view", "randperm", "interior_token")
 LIMIT = 1e-6
-LIMITS = {torch.float64: LIMIT, torch.float32: 5 * LIMIT}
+# Its README allows 1e-5 and 1e-4: at other sizes float32 is 8e-7 and 3e-6 off the float64 that is compared here.
+OUTPUT, GRADIENT = 2e-6, 1e-5
+SLACK = {torch.float64: 1, torch.float32: 5}  # times these limits, for ours in float32 as well
 ROUNDING = 1e-5  # its README's, of gradient norms
 # Runs of one process, and of several: "ddp2_rank0" and "ddp2_rank1" are two processes of ddp2.
 ALONE = [name for name in TRAIN if not matches(r".+_rank\d+", [name])]
@@ -71,19 +73,19 @@ def views_of(batch, rounds, drawn):
 @pytest.mark.parametrize("name", CASES)
 def test_recorded_case(name, dtype):
     case, data = CASES[name], recorded(f"case_{name}")
-    limit, config = LIMITS[dtype], case["config"]
+    slack, config = SLACK[dtype], case["config"]
     ours = method(settings(config), config["avg_pooling"], dtype)
     words, views = ours.codebook.words.clone(), case_views(data, dtype)
 
     step = forward_pass(ours, views, ONE)
     step.loss.backward()
     ours.observe(step.observed, ONE)
-    close(step.loss, data["loss.total"], limit, "loss")
+    close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
     for kind in parts_of(ours):
-        close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], limit, f"loss_{kind}")
-    check_gradients(ours, case, under(data, "grad."), limit)
-    check_state(ours, data, limit)
-    check_rounds(ours, data, views, words, limit)
+        close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
+    check_gradients(ours, case, under(data, "grad."), slack * GRADIENT)
+    check_state(ours, data, slack * LIMIT)
+    check_rounds(ours, data, views, words, slack * OUTPUT)
 
 
 def parts_of(ours):
@@ -159,9 +161,9 @@ def test_teacher_targets():
     assignments = fresh.codebook.assign(tokens)
     for view in (0, 1):
         found = under(TEACHER, f"teacher.view{view + 1}.")
-        close(tokens[view], found["features"][:, 1:], LIMIT, "features")
-        close(assignments.shares[view], found["codes"], LIMIT, "codes")
-        close(fresh.codebook.pooled(assignments.shares)[view], found["bow"], LIMIT, "bow")
+        close(tokens[view], found["features"][:, 1:], OUTPUT, "features")
+        close(assignments.shares[view], found["codes"], OUTPUT, "codes")
+        close(fresh.codebook.pooled(assignments.shares)[view], found["bow"], OUTPUT, "bow")
 
 
 def clocks_of(run):
