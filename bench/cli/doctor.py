@@ -229,23 +229,22 @@ def _dense() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    # Imported, as a plugin can fail at that; of tasks the names are compared as well.
-    from bench.run.suites import catalogue
+    plugins = [each for kind in FOLDERS for each in extensions(kind).values() if each.plugin]
+    left_out = {each: reason for kind in FOLDERS for each, reason in refused(kind).items()}
+    if plugins:
+        from bench.run.suites import catalogue
 
-    left_out = dict(catalogue().broken)
-    for kind in FOLDERS:
-        left_out |= refused(kind)
-        for plugin in (each for each in extensions(kind).values() if each.plugin and each not in left_out):
-            try:
-                loaded(plugin)
-                yield Check(name="plugin", mark="ok", text=plugin.title)
-            except ValueError as error:
-                left_out[plugin] = in_one_line(error)
+        # Tasks alone have further names, of protocols and suites, that can clash.
+        left_out |= {each: reason for each, reason in catalogue().broken.items() if each.plugin}
+    for plugin in (each for each in plugins if each not in left_out):
+        try:
+            loaded(plugin)
+            yield Check(name="plugin", mark="ok", text=plugin.title)
+        except ValueError as error:
+            left_out[plugin] = in_one_line(error)
     for plugin, reason in left_out.items():
-        if plugin.plugin:
-            fix = f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
-            text = f"{plugin.title} is left out: {reason}"
-            yield Check(name="plugin", mark="note", text=text, fix=fix, needed=False)
+        text, fix = f"{plugin.title} is left out: {reason}", f"repair it, or: pip uninstall {plugin.plugin.split()[0]}"
+        yield Check(name="plugin", mark="note", text=text, fix=fix, needed=False)
 
 
 def _machine() -> Iterator[Check]:

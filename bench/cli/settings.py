@@ -35,14 +35,12 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def read_changes(texts: Sequence[str], form: str, example: str) -> list[Change]:
-    """`NAME=VALUE ...`. ValueError, with the `form` and an `example`, for another text, and for a name given twice."""
+    """`NAME=VALUE ...`; of one name that is given again the last value. ValueError, with the `form` and an `example`."""
     found: dict[str, Change] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (equals and name):
             raise ValueError(f"--set {text}: write {form}, for example {example}")
-        if name in found:
-            raise ValueError(f"--set {name}: given twice, {found[name]} and {name}={value}; leave one out")
         found[name] = Change(name=name, value=value)
     return list(found.values())
 

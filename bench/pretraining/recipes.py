@@ -11,7 +11,7 @@ from functools import reduce
 from types import ModuleType
 from typing import Any
 
-from bench.cli.settings import Change, changed, meant, read_changes, setting_text, types_of
+from bench.cli.settings import changed, meant, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from pretrain.recipe import Recipe
 
@@ -64,13 +64,8 @@ def costs(recipe: Recipe) -> str:
 
 def with_changes(recipe: Recipe, texts: Sequence[str]) -> Recipe:
     """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
-    changes: dict[str, Change] = {}
-    for change in read_changes(texts, "FIELD=VALUE", "epochs=10"):
-        path = path_of(change.name, recipe)
-        if path in changes:
-            raise ValueError(f"--set {change}: {changes[path]} sets the same; leave one out")
-        changes[path] = change
-    return changed(recipe, changes)
+    changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
+    return changed(recipe, {path_of(change.name, recipe): change for change in changes})
 
 
 def path_of(name: str, recipe: Recipe) -> str:

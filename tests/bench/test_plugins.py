@@ -145,18 +145,8 @@ def test_an_export_of_ours_names_no_plugin(plugins, bench, exports, tmp_path):
 
 
 def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench, tmp_path):
-    words = (
-        "--recipe",
-        "smoke",
-        "--images",
-        "tiny:",
-        "--set",
-        "epochs=1",
-        "schedule.warmup=0",
-        "--out",
-        tmp_path / "run",
-    )
-    assert bench("pretrain", "mine", *words)[0] == 0
+    words = ("--recipe", "smoke", "--images", "tiny:", "--set", "epochs=1", "schedule.warmup=0")
+    assert bench("pretrain", "mine", *words, "--out", tmp_path / "run")[0] == 0
     words = ("--checkpoint", tmp_path / "run" / "export", "--suite", "toy@one", "--data", "tiny=tiny:")
     assert bench("run", *words, "--out", tmp_path / "out")[0] == 0
     (result,) = (json.loads(path.read_text()) for path in (tmp_path / "out" / "results").rglob("*.json"))

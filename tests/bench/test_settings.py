@@ -126,9 +126,8 @@ def test_a_protocol_goes_before_its_task_in_any_order(texts):
     assert with_changes([CHOSEN], texts)[0].changes == {"k": [2]}
 
 
-def test_a_name_given_twice_is_refused():
-    with pytest.raises(ValueError, match=r"--set toy\.k: given twice, toy\.k=1 and toy\.k=2; leave one out"):
-        with_changes([CHOSEN], ["toy.k=1", "toy.rate=1", "toy.k=2"])
+def test_a_name_given_again_has_its_last_value():
+    assert with_changes([CHOSEN], ["toy.k=x", "toy.rate=1", "toy.k=2"])[0].changes == {"k": [2], "rate": 1.0}
 
 
 def test_many_choices_are_not_listed_in_a_message():
