@@ -35,7 +35,7 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def read_changes(texts: Sequence[str], form: str, example: str) -> list[Change]:
-    """`NAME=VALUE ...`; of one name that is given again the last value. ValueError, with the `form` and an `example`."""
+    """`NAME=VALUE ...`; the last value of a repeated name. ValueError, with the `form` and an `example`."""
     found: dict[str, Change] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
