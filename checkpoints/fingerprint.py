@@ -35,7 +35,8 @@ def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std)
     )
-    spec, points = vit.spec, {}
+    spec = vit.spec
+    points: Fingerprint = {}
     image = (synthetic_image(spec.image_size) - mean) / std
     layers = vit(image, layers=range(spec.depth))
     points |= {f"block {number}": _summary(tokens) for number, tokens in enumerate(layers)}

@@ -64,7 +64,11 @@ def transpose_positions(table: Tensor, grid: tuple[int, int], prefix: int = 0) -
 
 
 def sincos_positions(
-    grid: tuple[int, int], width: int, first: Literal["column", "row"], prefix: int = 0, dtype=torch.float32
+    grid: tuple[int, int],
+    width: int,
+    first: Literal["column", "row"],
+    prefix: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Sine-cosine table (1, prefix + h*w, D), zero prefix rows; half the channels for each axis, `first` axis first.
 

@@ -108,7 +108,8 @@ def _global_name(module: str, name: str = "") -> str:
 def scan_pickle(stream: BinaryIO) -> Scan:
     """Scan one pickle and leave `stream` behind it. Raises ValueError, saying what "it" does, for a malformed pickle
     and for nesting beyond the limits."""
-    machine, protocol, number = _Machine(), 0, None
+    machine, protocol = _Machine(), 0
+    number: int | None = None
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if count > MAX_INSTRUCTIONS:

@@ -8,7 +8,7 @@
 Letters: B batch, L patches, l kept patches, D width, P prefix tokens (class token, registers), H heads, h x w grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import isqrt
 
@@ -49,7 +49,8 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
     if type(trunk) not in (VisionTransformer, Beit):
         raise ValueError(f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its VisionTransformer or Beit")
     if trunk.blocks[0].norm1.eps != spec.norm_eps:
-        norm = partial(type(trunk.blocks[0].norm1), eps=spec.norm_eps)
+        kind: Callable[..., nn.Module] = type(trunk.blocks[0].norm1)
+        norm = partial(kind, eps=spec.norm_eps)
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **spec.timm_args())
     return trunk
 

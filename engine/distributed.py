@@ -46,7 +46,8 @@ class World:
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
         """The result of `work`, which the first process alone runs, in every process; its failure is that of all."""
-        return self.gather_results(lambda: work() if self.is_rank0 else None)[0]
+        results: list[Any] = self.gather_results(lambda: work() if self.is_rank0 else None)
+        return results[0]
 
     def on_all_ranks(self, work: Callable[[], Value]) -> Value:
         """Run `work` in every process, for its own result, which need not travel; a failure is that of all."""
@@ -62,7 +63,8 @@ class World:
         """
         if self.size == 1:
             return [work()]
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = work()
         except Exception as raised:  # carried to every process and raised there
@@ -71,7 +73,7 @@ class World:
         failures = {rank: other for rank, (_, other) in enumerate(outcomes) if other is not None}
         if failures:
             failure = error or failures[min(failures)]
-            failure.told_by = min(failures)
+            failure.told_by = min(failures)  # type: ignore[attr-defined]
             raise failure
         return [value for value, _ in outcomes]
 

@@ -108,6 +108,11 @@ def source_files(kind: str) -> dict[str, Path]:
     return {key: extension.path for key, extension in extensions(kind).items()}
 
 
+def _folders(package: str) -> Sequence[str]:
+    spec = importlib.util.find_spec(package) if package else None
+    return (spec and spec.submodule_search_locations) or ()
+
+
 def one_line(path: Path) -> str:
     """First line of a file's docstring; empty when the file cannot be read as Python source."""
     try:

@@ -7,6 +7,9 @@ util/lars.py:18-47 skips ndim <= 1; DINO utils.py:553-591 skips ndim == 1 alone)
 timm's Lars takes |g| + wd |p| for |g + wd p|, 9e-4 off at a weight decay of 0.01, and cannot tell stacked heads apart.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +38,14 @@ class Lars(torch.optim.Optimizer):
     Groups take lr, momentum, weight_decay and trust. The state of a parameter is its momentum buffer `mu`.
     """
 
-    def __init__(self, params, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = TRUST):
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = TRUST,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()

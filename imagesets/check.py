@@ -190,13 +190,14 @@ def _class_at(image_set: ImageSet, extreme: Callable[[np.ndarray], np.integer]) 
 
 def _in_both(opened: list[ImageSet], contents: Sequence[Contents | None]) -> tuple[tuple[str, str], ...]:
     """Pairs of paths (train, val) with the same content, one for every image of val that has a twin in train."""
-    if len(opened) < 2 or any(content is None for content in contents):
+    read = [content for content in contents if content is not None]
+    if len(read) < 2:
         return ()
-    train, val = (content.digests for content in contents)
+    train, val = (content.digests for content in read)
     order = np.argsort(train, kind="stable")
     place = np.searchsorted(train, val, sorter=order).clip(max=len(train) - 1)
     twin = order[place]
-    found = np.flatnonzero((train[twin] == val) & (contents[1].extents[:, 0] > 0))
+    found = np.flatnonzero((train[twin] == val) & (read[1].extents[:, 0] > 0))
     return tuple((opened[0].path(int(twin[index])), opened[1].path(int(index))) for index in found)
 
 

@@ -50,7 +50,7 @@ def read_bytes(path: str) -> bytes:
             return file.read()
     except OSError as error:
         if error.errno in FILE_ERRORS:
-            raise UnreadableImage(path, error.strerror) from error
+            raise UnreadableImage(path, error.strerror or str(error)) from error
         raise
 
 

@@ -9,7 +9,7 @@ from imagesets.listing import class_tree, require_folder, require_same_classes, 
 from imagesets.sets import ImageSet, Split
 
 # Which folder may serve as which split, best first.
-FOLDERS = {"train": ("train",), "val": ("val", "test")}
+FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "test")}
 
 
 def open_split(place: str, split: Split) -> ImageSet:

@@ -67,7 +67,8 @@ def _size(entry: os.DirEntry) -> int:
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:
     """The set of root/CLASS/**/IMAGE. Raises ValueError for a class without images."""
-    names, sizes, counts = [], [], []
+    names: list[str] = []
+    sizes, counts = [], []
     for name in classes:
         before = len(names)
         for image, size in images_below(os.path.join(root, name), name):

@@ -20,7 +20,7 @@ from imagesets.names import PackedNames
 from imagesets.selection import spread
 
 Split = Literal["train", "val"]
-SPLITS = ("train", "val")
+SPLITS: tuple[Split, ...] = ("train", "val")
 
 # Scheme -> the module that opens it, by `open_split(place, split) -> ImageSet`.
 SCHEMES = {

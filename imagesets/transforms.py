@@ -40,7 +40,7 @@ class EvalTransform:
 
     size: int = 224
     crop: float = 0.875
-    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"
+    interpolation: str = "bicubic"  # a key of FILTERS; "fast" has two of them
     decode: Literal["exact", "fast"] = "exact"
 
     def __post_init__(self) -> None:

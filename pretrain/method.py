@@ -145,7 +145,8 @@ def decay_groups(
 
     The rule of timm's add_weight_decay, which MAE, LUT, ExtreMA, MOCA and, by another way, DINO and SimMIM use.
     """
-    decayed, plain = {}, {}
+    decayed: dict[str, Parameter] = {}
+    plain: dict[str, Parameter] = {}
     for name, parameter in parameters:
         if parameter.requires_grad:
             is_plain = parameter.ndim <= 1 or name.endswith(".bias") or name in undecayed

@@ -242,7 +242,7 @@ def resampled_name(metric: str) -> str:
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # as NumPy types it, an array might be a flag
     return buffer.getvalue()
 
 
@@ -254,7 +254,7 @@ def _from_json(kind: type, value: Mapping[str, Any], where: str) -> Any:
         if entry.name not in value:
             continue
         found = value[entry.name]
-        if is_dataclass(hint) and isinstance(found, dict):
+        if isinstance(hint, type) and is_dataclass(hint) and isinstance(found, dict):
             found = _from_json(hint, found, f"{where}: {entry.name}")
         elif not _fits(found, hint):
             raise ValueError(f"{where}: not a result file: {entry.name} is {found!r}")

@@ -188,7 +188,7 @@ class Writer:
         with self._lock:
             for kind in self._lacking(number):
                 content = np.ascontiguousarray(rows[kind], np.float32)
-                _write_all(self._files[kind], memoryview(content).cast("B"), self._offset(number))
+                _write_all(self._files[kind], content.data.cast("B"), self._offset(number))
             self._uncommitted[number] = bad
             if time.monotonic() - self._committed_at >= COMMIT_EVERY:
                 self._commit()
