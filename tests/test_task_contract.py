@@ -1,6 +1,5 @@
 """Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
 
-import json
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 
@@ -11,15 +10,15 @@ from PIL import Image
 
 from bench.cli.meanings import meanings
 from bench.cli.settings import Change, changed, setting_text, settings_of
+from bench.development.protocol_page import PAGE, protocol_page
+from bench.development.protocols import ROOT, own_tasks, protocol_versions, read_record
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
-from engine.files import digest
 from engine.tasks import Outcome, Workspace
 
-RECORD = Path(__file__).parent / "golden" / "protocols.json"
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
 # Dense tasks evaluate on labelled scenes, not on classes of images: tests/downstream has their share of this contract.
@@ -75,9 +74,13 @@ def test_the_file_defines_what_a_task_file_must(key):
 
 
 def test_a_changed_protocol_has_a_new_version():
-    """Recorded digests: when this fails, raise the version of what you changed and record the new digest."""
-    now = {n: [p.version, digest(settings_of(p.task))] for n, p in sorted(PROTOCOLS.items())}
-    assert now == json.loads(RECORD.read_text())
+    """When this fails, raise the version of what you changed and run `bench dev protocols`."""
+    assert protocol_versions(own_tasks()) == read_record(ROOT)
+
+
+def test_the_page_of_protocols_is_that_of_the_code():
+    """When this fails, run `bench dev protocols`."""
+    assert (ROOT / PAGE).read_text() == protocol_page(own_tasks())
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -1,0 +1,23 @@
+"""For developers: record the protocols after a change, and write docs/protocols.md."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench dev`."""
+    parser.add_argument("action", choices=("protocols",),
+        help="protocols: record new or changed ones in tests/golden/protocols.json, refusing other settings under the "
+        "same version, and write docs/protocols.md from the code")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: record and page are those of the code."""
+    from bench.development.protocol_page import PAGE, protocol_page
+    from bench.development.protocols import RECORD, ROOT, own_tasks, protocol_versions, update_record
+    from engine.files import write_atomic
+
+    tasks = own_tasks()
+    lines = update_record(ROOT, protocol_versions(tasks))
+    write_atomic(ROOT / PAGE, protocol_page(tasks))
+    print(*lines, *([] if lines else ["no protocol changed"]), f"written: {RECORD}, {PAGE}", sep="\n")
+    return 0

@@ -1,0 +1,78 @@
+"""`bench dev protocols`: the record follows the code, and refuses settings that changed under the same version."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.development.protocol_page import PAGE
+from bench.development.protocols import RECORD, ROOT, own_tasks, read_record, update_record
+from engine.extensions import FOLDERS, source_files
+
+NOW = {"knn@a": (2, "new"), "knn@b": (1, "same")}
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    (tmp_path / RECORD).parent.mkdir(parents=True)
+    return tmp_path
+
+
+def recorded(checkout: Path, before: dict) -> None:
+    (checkout / RECORD).write_text(json.dumps(before))
+
+
+@pytest.mark.parametrize(
+    ("before", "lines"),
+    [
+        (NOW, []),
+        ({"knn@b": [1, "same"]}, ["new: knn@a, version 2"]),
+        (NOW | {"knn@c": [3, "x"]}, ["gone: knn@c, version 3"]),
+        (NOW | {"knn@a": [1, "old"]}, ["changed: knn@a, version 1 -> 2, other settings"]),
+        (NOW | {"knn@a": [1, "new"]}, ["changed: knn@a, version 1 -> 2, the same settings"]),
+    ],
+)
+def test_what_changed_is_said_and_recorded(checkout, before, lines):
+    recorded(checkout, before)
+    assert update_record(checkout, NOW) == lines
+    assert read_record(checkout) == NOW
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ({"knn@a": [2, "old"], "knn@b": [1, "old"]}, "settings of knn@a, knn@b changed and the version did not"),
+        ({"knn@a": [3, "old"], "knn@b": [1, "same"]}, "versions only rise: set that of knn@a to 3 or more"),
+    ],
+)
+def test_other_settings_under_the_same_version_are_refused(checkout, before, message):
+    recorded(checkout, before)
+    with pytest.raises(ValueError, match=message):
+        update_record(checkout, NOW)
+    assert json.loads((checkout / RECORD).read_text()) == before
+
+
+def test_outside_a_checkout_it_says_so(tmp_path):
+    with pytest.raises(ValueError, match="does not exist; run this in a checkout"):
+        update_record(tmp_path, NOW)
+
+
+def test_the_command_writes_the_record_and_the_page(bench, checkout, monkeypatch):
+    tasks, now = own_tasks(), read_record(ROOT)
+    monkeypatch.setattr("bench.development.protocols.own_tasks", lambda: tasks)
+    monkeypatch.setattr("bench.development.protocols.ROOT", checkout)
+    recorded(checkout, {name: entry for name, entry in now.items() if name != "knn@dino"})
+    code, out, _ = bench("dev", "protocols")
+    assert code == 0
+    assert out.splitlines() == ["new: knn@dino, version 1", f"written: {RECORD}, {PAGE}"]
+    assert (checkout / RECORD).read_text() == (ROOT / RECORD).read_text()
+    assert (checkout / PAGE).read_text() == (ROOT / PAGE).read_text()
+
+
+def test_the_record_is_of_this_project_alone(toys):
+    """Every task file of its folders, and none that another installed package brings."""
+    files = [
+        path for kind in ("probes", "downstream") for path in ROOT.glob(f"{FOLDERS[kind].replace('.', '/')}/[!_]*")
+    ]
+    assert "toy" in source_files("probes")
+    assert sorted(own_tasks()) == sorted(path.stem for path in files)
