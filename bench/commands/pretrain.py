@@ -9,7 +9,7 @@ EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
   bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --at-once 128 --resume
   bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
-  torchrun --nproc-per-node 8 -m bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
+  torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
 
 methods and their recipes: bench list methods --recipes
 exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it, all is saved: add --resume; 2 an error
