@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path := hiding_module():
         print(f"bench: error: {path} hides the package {path.stem!r} of bench; {advice(path)}", file=sys.stderr)
         return 2
-    from bench.cli.main import main as run_command
+    from bench.cli.main import run_command
 
     return run_command(argv)
 

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"no option {option}{f'; did you mean {near[0]}?' if near else ''}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = with_dashes(sys.argv[1:] if argv is None else argv)
     try:

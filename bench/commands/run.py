@@ -9,7 +9,7 @@ EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
-  torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data in1k=imagenet:/data --out results
+  torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
 """
 
 

@@ -127,7 +127,7 @@ def make_export(folder: Path, seed: int) -> Path:
 @pytest.fixture
 def bench(capsys):
     """Call the command line: `code, out, err = bench("run", ...)`."""
-    from bench.cli.main import main
+    from bench.__main__ import main
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.cli.main import main
+from bench.__main__ import main
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
