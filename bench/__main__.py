@@ -16,7 +16,7 @@ PACKAGES = ("checkpoints", "downstream", "engine", "imagesets", "pretrain", "pro
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2 where another module hides one of our packages."""
     if path := hiding_module():
-        print(f"bench: error: {path} hides the package {path.stem!r} of bench; {advice(path)}", file=sys.stderr)
+        sys.stderr.write(f"bench: error: {str(path)!r} hides the package {path.stem!r} of bench; {advice(path)}\n")
         return 2
     from bench.cli.main import run_command
 
@@ -37,7 +37,7 @@ def advice(path: Path) -> str:
     """What to do about `path`, which lies in the working folder or on PYTHONPATH."""
     if str(path.parent) == sys.path[0]:
         return "run `bench` in place of `python -m bench`, and under torchrun `torchrun --no-python bench ...`"
-    return f"rename it, or take {path.parent} off PYTHONPATH"
+    return f"rename it, or take {str(path.parent)!r} off PYTHONPATH"
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_python_m_bench_names_what_hides_a_package(own, tmp_path):
     found = tmp_path / own.removesuffix("/__init__.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"bench: error: {found} hides the package {found.stem!r} of bench; run `bench` in place of `python -m bench`, "
+        f"bench: error: '{found}' hides the package {found.stem!r} of bench; run `bench` in place of `python -m bench`, "
         "and under torchrun `torchrun --no-python bench ...`\n"
     )
 
@@ -60,7 +60,9 @@ def test_a_mere_folder_hides_a_package_of_an_editable_install(tmp_path):
     site.mkdir()
     (site / "sitecustomize.py").write_text(EDITABLE)
     done = ended(project, sys.executable, "-m", "bench", "list", path=(site,))
-    assert done.returncode == 2 and done.stderr.startswith(f"bench: error: {project / 'checkpoints'} hides the package")
+    assert done.returncode == 2 and done.stderr.startswith(
+        f"bench: error: '{project / 'checkpoints'}' hides the package"
+    )
     (project / "checkpoints").rmdir()
     assert ended(project, sys.executable, "-m", "bench", "list", path=(site,)).stdout.startswith("tasks:\n")
 
@@ -68,7 +70,7 @@ def test_a_mere_folder_hides_a_package_of_an_editable_install(tmp_path):
 def test_on_pythonpath_the_advice_is_another(folder, tmp_path):
     (tmp_path / "bench").write_text(COMMAND)
     done = ended(tmp_path, sys.executable, str(tmp_path / "bench"), "list", path=(folder, ROOT))
-    assert done.returncode == 2 and done.stderr.endswith(f"; rename it, or take {folder} off PYTHONPATH\n")
+    assert done.returncode == 2 and done.stderr.endswith(f"; rename it, or take '{folder}' off PYTHONPATH\n")
 
 
 def test_the_command_works_there_alone_and_under_torchrun(folder, toy_packages, exports, tmp_path):
