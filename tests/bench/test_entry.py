@@ -49,8 +49,8 @@ def test_python_m_bench_names_what_hides_a_package(own, tmp_path):
     found = tmp_path / own.removesuffix("/__init__.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"bench: error: '{found}' hides the package {found.stem!r} of bench; run `bench` in place of `python -m bench`, "
-        "and under torchrun `torchrun --no-python bench ...`\n"
+        f"bench: error: '{found}' hides the package {found.stem!r} of bench; "
+        "run `bench` in place of `python -m bench`, and under torchrun `torchrun --no-python bench ...`\n"
     )
 
 
