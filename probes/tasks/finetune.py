@@ -2,6 +2,9 @@
 
 The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
 and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+
+The last epoch is reported, so that no image chooses. With `select` val the best epoch on the validation images is
+reported beside it, as in most sources; with `select` holdout the best one on images that are then not trained on.
 """
 
 from collections.abc import Mapping
