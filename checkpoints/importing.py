@@ -187,7 +187,7 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
     )
 
 
-def _sizes(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def _sizes(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
         "patch_size": patch.shape[-1],

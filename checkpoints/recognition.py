@@ -6,6 +6,7 @@ Shapes: P tokens in front of the patches, L patches, D width.
 import re
 from collections.abc import Iterable, Mapping
 from math import isqrt
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,10 @@ from checkpoints.positions import sincos_positions
 from checkpoints.reading import ForeignFile
 from checkpoints.spec import PositionTable
 
+SINCOS_ORDERS: tuple[tuple[Literal["column", "row"], PositionTable], ...] = (
+    ("column", "sincos_column_first"),
+    ("row", "sincos_row_first"),
+)
 TRUNK = re.compile(
     r"cls_token|pos_embed|reg_token|patch_embed\.proj\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
     r"|rel_pos_bias\.relative_position_bias_table"
@@ -95,11 +100,11 @@ def table_kind(table: Tensor, rows: int, fine_tuned: bool = False) -> PositionTa
     fine_tuned: a table that was trained on from sines and cosines counts as these.
     """
     side, prefix = isqrt(rows), table.shape[1] - rows
-    for first in ("column", "row") if table.shape[2] % 4 == 0 and rows else ():
+    for first, kind in SINCOS_ORDERS if table.shape[2] % 4 == 0 and rows else ():
         expected = sincos_positions((side, side), table.shape[2], first, prefix, torch.float64)
         alike = fine_tuned and _correlation(table[:, prefix:], expected[:, prefix:]) > LIKENESS
         if alike or (table - expected).abs().max() < TABLE_DRIFT:
-            return f"sincos_{first}_first"
+            return kind
     return "learned"
 
 

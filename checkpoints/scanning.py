@@ -114,7 +114,8 @@ def scan_pickle(stream: BinaryIO) -> Scan:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if count > MAX_INSTRUCTIONS:
                 raise ValueError(f"it has more than {MAX_INSTRUCTIONS} instructions")
-            protocol = max(protocol, argument if opcode.name == "PROTO" else opcode.proto)
+            stated = argument if opcode.name == "PROTO" and isinstance(argument, int) else opcode.proto
+            protocol = max(protocol, stated)
             if number is None and isinstance(argument, int) and opcode.name != "PROTO":
                 number = argument
             machine.step(opcode, argument)

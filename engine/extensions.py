@@ -71,7 +71,7 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    folders = importlib.util.find_spec(FOLDERS[kind]).submodule_search_locations
+    folders = _folders(FOLDERS[kind])
     paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
     return {
         path.stem.rstrip("_"): Extension(

@@ -43,8 +43,8 @@ class StepRates:
         if self.family == "simmim":
             return self._timm(max(0, step - 1), warmup, self.steps, scale * self.lr)
         if self.family == "deit":
-            epoch = step // self.steps_per_epoch
-            return self._timm(max(0, epoch - 1), self.warmup_epochs, self.epochs, scale * self.lr)
+            whole = step // self.steps_per_epoch
+            return self._timm(max(0, whole - 1), self.warmup_epochs, self.epochs, scale * self.lr)
         if self.family == "mae":
             epoch = step / self.steps_per_epoch
             return scale * half_cosine(self.lr, epoch, self.epochs, self.warmup_epochs, self.floor)

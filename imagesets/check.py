@@ -116,7 +116,7 @@ def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int] |
     except UnreadableImage as error:
         return error
     content = image.tobytes() if data is None else data
-    brightest = image.getextrema()[0][1] if GREY_BITS in image.info else -1
+    brightest = int(np.asarray(image).max()) if GREY_BITS in image.info else -1
     return image.size, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"), brightest
 
 

@@ -92,7 +92,7 @@ def bits_of(image: Image.Image) -> int:
         return 8
     if (image.format, image.mode) in SIXTEEN_BITS:
         return 16
-    if image.format == "TIFF" and image.mode.startswith("I;16"):
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode.startswith("I;16"):
         if image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0) == 0:  # Pillow inverts 8 bits alone
             raise ValueError(f"a TIFF of more than 8 bits in which 0 is white; {AS_8_BITS}")
         return image.tag_v2[TiffImagePlugin.BITSPERSAMPLE][0]  # 16 or 12

@@ -84,12 +84,11 @@ def find(out: Path, wanted: Filter) -> list[Stored]:
 def _read(out: Path, path: Path) -> Stored:
     parts = path.relative_to(out / "results").parts
     checkpoint, data = parts[:2] if len(parts) == 3 else ("", "")
-    place = dict(path=path, checkpoint=checkpoint, data=data)
     try:
         result = read_result(path)
     except (ValueError, OSError) as error:
-        return Stored(**place, status="unreadable", problem=str(error))
-    return Stored(**place, status=result.status, result=result)
+        return Stored(path=path, checkpoint=checkpoint, data=data, status="unreadable", problem=str(error))
+    return Stored(path=path, checkpoint=checkpoint, data=data, status=result.status, result=result)
 
 
 def lines_of(found: Sequence[Stored]) -> list[str]:
@@ -109,8 +108,10 @@ def _what(each: Stored) -> str:
 
 
 def _says(each: Stored) -> str:
-    if each.result is None or each.status != "ok":
-        return each.problem or each.result.message
+    if each.result is None:
+        return each.problem
+    if each.status != "ok":
+        return each.result.message
     metric, value = next(iter(each.result.metrics.items()))
     return f"{metric} {value:.2f}  {each.result.date[:10]}"
 

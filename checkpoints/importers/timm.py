@@ -28,7 +28,7 @@ from checkpoints.fingerprint import synthetic_image
 from checkpoints.importing import HEADS, Branch, Conversion, plain_vit, relative_vit
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import Preparation, RelativePosition, ViTSpec
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
@@ -37,8 +37,10 @@ DROPPED = {
     rf"({WITHIN}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
 # What the spec of a named architecture says and no tensor of a file does.
-UNSEEN = ("architecture", "class_token", "registers", "qkv_bias", "layer_scale", "norm_eps", "class_position")
-UNSEEN += ("position_resize", "final_norm", "pool")
+UNSEEN = (
+    *("architecture", "class_token", "registers", "qkv_bias", "layer_scale", "norm_eps", "class_position"),
+    *("position_resize", "final_norm", "pool"),
+)
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 AGREEMENT = 1e-5  # of the largest value, in float32
 
@@ -235,7 +237,7 @@ def _spec(model: torch.nn.Module, reference: str) -> ViTSpec:
     pooled = not isinstance(model.fc_norm, torch.nn.Identity)
     class_token = model.cls_token is not None
     rows = 0 if model.pos_embed is None else model.pos_embed.shape[1] - model.patch_embed.num_patches
-    relative = "none"
+    relative: RelativePosition = "none"
     if relates:
         relative = "shared" if model.rel_pos_bias is not None else "per_block"
     return ViTSpec(
@@ -270,7 +272,7 @@ def _parts(model: VisionTransformer | Beit) -> Iterator[tuple[str, object, type 
     yield "attention", attention, (Attention, beit.Attention)
     yield "norm inside attention", getattr(attention, "norm", None), (Identity, NoneType)
     yield "MLP", mlp, (Mlp, GluMlp)
-    yield "norm inside the MLP", mlp.norm, Identity
+    yield "norm inside the MLP", getattr(mlp, "norm", None), (Identity, NoneType)
     yield "norm", block.norm1, LayerNorm
 
 

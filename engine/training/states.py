@@ -103,9 +103,11 @@ def newest_whole(folder: Path, suffix: str = SUFFIX) -> Path | None:
     """
     found = states(folder, suffix)
     whole = next((path for path in found if is_whole(path)), None)
-    if found and whole is None:
-        raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
-    for broken in found[: found.index(whole)] if whole else ():
+    if whole is None:
+        if found:
+            raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
+        return None
+    for broken in found[: found.index(whole)]:
         say(f"warning: {broken} does not hold what was written to it; going on from {whole.name}", errors=True)
         broken.unlink()
     return whole

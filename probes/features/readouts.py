@@ -29,7 +29,8 @@ class Readout(NamedTuple):
         found = FORM.fullmatch(text)
         if not found:
             raise ValueError(f"readout {text!r}: write clsN, clsN+avg, avg or avgN, with N the number of last blocks")
-        return cls(found[1] or found[4], int(found[2] or found[5] or 1), bool(found[3]))
+        pool: Literal["cls", "avg"] = "cls" if found[1] else "avg"
+        return cls(pool, int(found[2] or found[5] or 1), bool(found[3]))
 
     def __str__(self) -> str:
         blocks = "" if self.pool == "avg" and self.blocks == 1 else self.blocks

@@ -14,12 +14,12 @@ from checkpoints.spec import ViTSpec
 from engine.tasks import Outcome
 from probes.features.readouts import Readout
 
-Task = TypeVar("Task")
+Suited = TypeVar("Suited")
 
 
-def suited(task: Task, spec: ViTSpec) -> Task:
+def suited(task: Suited, spec: ViTSpec) -> Suited:
     """A task with a setting `pool`, which becomes avg where the network has no class token."""
-    return task if spec.has_class_token else replace(task, pool="avg")
+    return task if spec.has_class_token else replace(task, pool="avg")  # type: ignore[type-var]
 
 
 def readout_of(text: str, spec: ViTSpec) -> str:
