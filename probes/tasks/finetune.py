@@ -3,8 +3,8 @@
 The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
 and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
 
-The last epoch is reported, so that no image chooses. With `select` val the best epoch on the validation images is
-reported beside it, as in most sources; with `select` holdout the best one on images that are then not trained on.
+The last epoch is reported unless `select` says val, the best one on the validation images as in most sources, or
+holdout, the best one on images that are then not trained on.
 """
 
 from collections.abc import Mapping
@@ -217,9 +217,8 @@ class Finetune(Task):
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
         most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
-        return GroupPlan(
-            count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats
-        ), group_size(group, most, even=False)
+        plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
+        return plan, group_size(group, most, even=False)
 
     @property
     def augmentation(self) -> Augmentation:

@@ -4,8 +4,8 @@ All heads of a sweep (learning rate x readout x weight decay) train together on 
 frozen backbone runs once on every augmented batch, as in the papers; without it the heads see one cached feature an
 image, which is a protocol of its own (`..._cached`).
 
-What chooses head and epoch: a slice of the training images that is then not trained on (`select` holdout; the chosen
-head is not fitted again to all of them), or, as in the papers, the validation images that are reported (`select` val).
+Head and epoch are chosen on a slice of the training images that is never trained on (`select` holdout) or, as in the
+papers, on the validation images that are reported (`select` val).
 """
 
 from collections.abc import Mapping
@@ -95,8 +95,7 @@ class Linear(Task):
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
-        """The same evaluation of what a network of this architecture has, see probes/features/stand_ins.py; what is
-        read for each readout. Those that come to the same are read once."""
+        """This evaluation of what the network has (probes/features/stand_ins.py), and what is read for each readout."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
@@ -106,13 +105,9 @@ class Linear(Task):
         plan = EpochPlan(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
-        found = {
-            "image size": spec.image_size,
-            "heads": heads,
-            "epochs": self.epochs,
-            "steps": self.epochs * plan.count,
-        }
-        return found | {"batch": plan.size, "forward passes": trained + images["val"]}
+        steps, passes = self.epochs * plan.count, trained + images["val"]
+        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
+        return found | {"batch": plan.size, "forward passes": passes}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How images are prepared that are evaluated, and those to train on where they are not augmented."""

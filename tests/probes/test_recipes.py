@@ -9,7 +9,7 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
 from probes.finetune.classifier import Classifier, HeadRecipe
-from probes.finetune.trainer import Course, Training
+from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.linear import PROTOCOLS as LINEAR
@@ -28,10 +28,10 @@ BEITS = Augmentation(
 )
 
 
-def course_of(task, images: int) -> Course:
+def config_of(task, images: int) -> FinetuneConfig:
     space = workspace(Path("unused"), "digits:", batch_size=None)
-    cut, part = task.cut(images, space, World())
-    return task.course(cut, part, {}, space, World())
+    plan, part = task.plan(images, space, World())
+    return task.config(plan, part, {}, space, World())
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def course_of(task, images: int) -> Course:
 )
 def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, judged):
     task = FINETUNE[f"finetune@{name}"].task
-    course = course_of(task, IMAGENET)
-    assert course.rates.lr == pytest.approx(lr) and course.group == mixed
+    config = config_of(task, IMAGENET)
+    assert config.rates.lr == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
     assert task.augmentation == BEITS and task.interpolation == judged
     assert task.batch == (2048 if name == "simmim" else 1024)
@@ -81,10 +81,10 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     layer = {"projector.mlp.0.weight": torch.zeros(2048, 32), "projector.mlp.0.bias": torch.zeros(2048)}
     recipe = HeadRecipe(pool=task.pool, std=task.head_std, scale=task.head_scale, projector=task.projector)
     classifier = Classifier(replace(export, extra=layer), 1000, recipe, task.drop_path, seed=0)
-    training = Training(classifier, course_of(task, TENTH), World())
-    course = training.course
-    assert course.rates.steps_per_epoch == 125 and course.rates.steps == 125_000
-    found = [course.rates.at(125 * epoch) for epoch in range(7)]
+    training = Training(classifier, config_of(task, TENTH), World())
+    config = training.config
+    assert config.rates.steps_per_epoch == 125 and config.rates.steps == 125_000
+    found = [config.rates.at(125 * epoch) for epoch in range(7)]
     assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
     assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
