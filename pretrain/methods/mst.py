@@ -132,12 +132,13 @@ class Mst(SelfDistillation):
         in the last block, as the mean over heads (B G, L); None for what nothing needs."""
         outputs, attention, vit = None, None, self.teacher.vit
         if self.settings.inst_weight or self.settings.sampling == "attention":
-            before, after = vit(crops.flatten(0, 1), layers=(-2, -1), norm=False)
+            layers = (-2, -1) if self.settings.sampling == "attention" else (-1,)
+            *before, after = vit(crops.flatten(0, 1), layers=layers, norm=False)
             if self.settings.inst_weight:
                 classes = vit.normalise(after[:, :1]).view(*crops.shape[:2], -1)
                 outputs = self.teacher.head.last_layer(self.embed(self.teacher.head, classes))
             if self.settings.sampling == "attention":
-                attention = vit.attention_of(before, rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
+                attention = vit.attention_of(before[0], rows=slice(0, 1))[:, :, 0, self.spec.prefix :].mean(dim=1)
         return outputs, attention
 
     def masked_patches(self, attention: Tensor | None, draws: Tensor) -> Tensor:

@@ -70,6 +70,11 @@ class TestMasks:
         hidden = mst(sampling="random", mask_chance=0.3).masked_patches(None, self.noise)
         assert torch.equal(hidden, self.noise[:, 0] < 0.3)
 
+    def test_at_random_need_no_second_block(self):
+        chosen = recipe(Settings, sampling="random")
+        method = METHOD(replace(chosen.spec, depth=1), chosen.settings).double()
+        assert method(random_views(), clock(0)).loss.isfinite()
+
     def test_replace_as_bert_does(self):
         method = mst(replace="bert")
         nn.init.ones_(method.mask_token)
