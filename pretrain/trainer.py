@@ -127,8 +127,9 @@ class Trainer:
             log = speaks and averages.seconds >= LOG_EVERY
             return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
 
-        progress = Progress(self.name, len(todo) * self.recipe.batch, quiet=not self.world.is_first)
+        progress = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_first)
         with closing(records), closing(self.parts(todo)) as parts, progress:
+            progress.resume(todo.start * self.recipe.batch)
             while self.step < todo.stop:
                 asked = self.update(parts, averages, wishes)
                 progress.label = f"{self.name}, epoch {self.clock().time:.1f}, loss {self.updates.losses[-1]:.4g}"

@@ -72,8 +72,9 @@ class Sweep:
     def train(self, label: str) -> None:
         """All epochs that are left."""
         saved = time.monotonic()
-        left = (self.course.epochs - self.epoch) * self.batches.cut.count
-        with Progress(label, left, "steps") as progress:
+        steps = self.batches.cut.count
+        with Progress(label, self.course.epochs * steps, "steps") as progress:
+            progress.resume(self.epoch * steps)
             while self.epoch < self.course.epochs:
                 self.train_epoch(progress)
                 self.judge_epoch()

@@ -130,7 +130,8 @@ class Training:
         """
         rates, saved, cost = self.course.rates, time.monotonic(), 0.0
         self.network.train()
-        with Progress(label, rates.steps - self.step, "steps", quiet=not self.world.is_first) as progress:
+        with Progress(label, rates.steps, "steps", quiet=not self.world.is_first) as progress:
+            progress.resume(self.step)
             while self.step < rates.steps:
                 self.update(batches)
                 self.step += 1
