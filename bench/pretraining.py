@@ -135,8 +135,9 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     run, clock = trainer.run, trainer.clock()
     if not finished:
         print(
-            f"stopped by a signal after update {clock.step} of {clock.steps}, state saved in {run.out / 'states'}; run "
-            "the same command again with --resume",
+            f"stopped by a signal after update {clock.step} of {clock.steps}, state saved in {run.out / 'states'}; "
+            f"`bench export {shlex.quote(str(run.out))}` writes the encoder as it is; to go on, run the same command "
+            "again with --resume",
             file=sys.stderr,
         )
         return

@@ -153,7 +153,7 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
     say = print if world.is_first else _say_nothing
     say(title_of(candidate))
     undone = any(job.state != "done" for job in jobs)
-    export = world.each(lambda: load(candidate.reference)) if undone else None
+    export = world.each(lambda: _loaded(candidate)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:
@@ -169,6 +169,13 @@ def _run_one(request: Request, world: World, candidate: Candidate, jobs: Sequenc
             print(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}", flush=True)
         tally.done += attempt.error is None
         tally.failed += attempt.error is not None
+
+
+def _loaded(candidate: Candidate) -> ViTExport:
+    export = load(candidate.reference)
+    if export.digest != candidate.used.digest:
+        raise ValueError(f"{candidate.reference} was replaced while this ran; run the same command again")
+    return export
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:

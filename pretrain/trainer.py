@@ -28,9 +28,10 @@ from imagesets.sets import ImageSet
 from pretrain.batch_norm import synchronised
 from pretrain.checkpointing import State, load_state, newest_whole, save_state
 from pretrain.claims import claimed
+from pretrain.exporting import exports_of, facts_of
 from pretrain.images import Part, Parts, cut_of, default_workers, piece_of, stream
 from pretrain.interruptions import Timer, listening
-from pretrain.method import Clock, Encoder, Method
+from pretrain.method import Clock, Method
 from pretrain.recipe import Recipe
 from pretrain.records import Averages, Records
 from pretrain.updates import Precision, Updates
@@ -102,7 +103,7 @@ class Trainer:
             self.world.first(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
             self.load()
             if self.step == 0:
-                self.world.first(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
+                self.world.first(lambda: self.first_export().save(self.run.out / "start"))
             if self.step < self.clock().steps:
                 with listening(self.stop):
                     self.loop()
@@ -188,7 +189,7 @@ class Trainer:
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            self.write(records, run.monitor(self.exports(first_only=True)["export"], self.clock()))
+            self.write(records, run.monitor(self.first_export(), self.clock()))
 
     def parts(self, steps: range) -> Generator[Part]:
         """What this process sees during `steps`."""
@@ -257,34 +258,13 @@ class Trainer:
         self.updates.norm = state.facts["norm"]
         self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
 
-    def exports(self, first_only: bool = False) -> dict[str, ViTExport]:
-        """Folder name -> export of each of the method's networks."""
-        found = {}
-        for number, (branch, encoder) in enumerate(self.method.encoders().items()):
-            found["export" if number == 0 else f"export-{branch}"] = self.exported(branch, encoder)
-            if first_only:
-                break
-        return found
+    def exports(self) -> Iterator[tuple[str, ViTExport]]:
+        """Folder name and export of each of the method's networks as they are now."""
+        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable)))
 
-    def exported(self, branch: str, encoder: Encoder) -> ViTExport:
-        """One network as an export, with where it comes from."""
-        facts = {
-            "method": self.name,
-            "branch": branch,
-            "official_code": self.recipe.source,
-            "epochs": self.clock().time,
-            "data": self.images.url,
-            "data_fingerprint": self.images.fingerprint,
-            "seed": self.run.seed,
-            "precision": self.run.precision,
-            "skipped_images": len(self.unreadable),
-            **self.run.facts,
-        }
-        export = ViTExport.from_vit(encoder.vit, self.method.preparation, facts)
-        if not encoder.extra:
-            return export
-        extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
-        return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
+    def first_export(self) -> ViTExport:
+        """That of the network which the method's source evaluates."""
+        return next(self.exports())[1]
 
     def export(self) -> None:
         """Write all exports, from the first process."""
@@ -292,7 +272,7 @@ class Trainer:
         self.world.first(self._export)
 
     def _export(self) -> None:
-        for name, export in self.exports().items():
+        for name, export in self.exports():
             export.save(self.run.out / name)
 
 

@@ -26,6 +26,7 @@ from torch import nn
 from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
+from pretrain.exporting import exports_in
 from pretrain.images import Parts, stream
 from pretrain.method import Method
 from pretrain.schedules import Constant
@@ -149,25 +150,28 @@ def test_updates_lower_the_loss_of_their_batch(name):
     assert losses[-1] < losses[0], losses
 
 
+def digests(exports) -> dict[str, str]:
+    return {name: export.digest for name, export in exports}
+
+
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
     first = trainer(quiet.name, tmp_path, monitor=lambda export, clock: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
+    assert digests(exports_in(tmp_path)) == digests(first.exports()), "the state on disk is another training's"
     torch.manual_seed(1)
     second = trainer(quiet.name, tmp_path, resume=True)
     assert second.train() == "finished"
     assert same(quiet.state().tensors, second.state().tensors)
     assert quiet.state().facts == second.state().facts
-    assert {name: export.digest for name, export in quiet.exports().items()} == {
-        name: export.digest for name, export in second.exports().items()
-    }
+    assert digests(quiet.exports()) == digests(second.exports())
 
 
 def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
     knn = load_extension("probes", "knn")
     task = knn.PROTOCOLS[knn.SUITES["smoke"][0]].task
     folders = [folder for folder in quiet.run.out.iterdir() if folder.name.startswith("export")]
-    assert {folder.name for folder in folders} == set(quiet.exports())
+    assert {folder.name for folder in folders} == set(digests(quiet.exports()))
     for folder in folders:
         export = ViTExport.load(folder)
         assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name

@@ -5,15 +5,17 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
-    parser.add_argument("checkpoint", metavar="X", help="export folder, checkpoint file, timm:NAME or hf-hub:ID")
+    parser.add_argument(
+        "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
+    from bench.candidates import opened
     from bench.description import described
-    from checkpoints.resolve import load
 
-    export = load(arguments.checkpoint)
+    _, export = opened(arguments.checkpoint)
     print(arguments.checkpoint)
     print("\n".join(described(export)))
     problems = export.verify()
