@@ -29,6 +29,7 @@ def described(export: ViTExport) -> Iterator[str]:
         importer=" ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key)),
         data=str(facts.get("data") or ""),
         epochs=epochs_of(facts),
+        warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),
         fingerprint=f"{len(export.fingerprint)} activations recorded",

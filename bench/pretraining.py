@@ -133,6 +133,8 @@ def described(chosen: Chosen, trainer: Trainer, settings: bool) -> Iterator[str]
 
 def _say_ending(finished: bool, trainer: Trainer) -> None:
     run, clock = trainer.run, trainer.clock()
+    for warning in trainer.learning.warnings.values():
+        print(f"warning: epoch {clock.epoch}: {warning}", file=sys.stderr)
     if not finished:
         print(
             f"stopped by a signal after update {clock.step} of {clock.steps}, state saved in {run.out / 'states'}; "

@@ -60,6 +60,12 @@ class Progress:
             self._shown = True
             self._write(self._state(now), end="" if self._terminal else "\n")
 
+    def say(self, text: str) -> None:
+        """A line of its own; the bar goes on below it."""
+        with self._lock:
+            if not self.quiet:
+                self._write(text, end="\n")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -76,6 +76,11 @@ class Codebook(nn.Module):
         shares = logarithms.exp()
         return Assignments(shares, -logarithms.mul_(shares).sum(dim=-1))
 
+    @torch.no_grad()
+    def shares(self, tokens: Tensor) -> Tensor:
+        """The assignments (V, B, L, K) alone; mu stays."""
+        return (full(unit(tokens) @ self.words.T) * (self.inv_delta / self.mu_of_update)).softmax(dim=-1)
+
     def _follow(self, contrasts: Tensor) -> None:
         """mu, with the (V,) contrasts between the nearest word and the mean one; over all processes."""
         world = current_world()

@@ -5,7 +5,7 @@ be done while the training goes on in another process, or on another machine.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViT
     return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
 
 
-def facts_of(identity: Mapping[str, Any], step: int, skipped: int) -> dict[str, Any]:
+def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
     """What the exports after `step` updates say of the run that `identity` (run.json) describes.
 
     Before the end they say `unfinished`: updates done, updates and epochs in all; and the name shows it.
@@ -48,6 +48,7 @@ def facts_of(identity: Mapping[str, Any], step: int, skipped: int) -> dict[str, 
         "data_fingerprint": data["fingerprint"],
         "skipped_images": skipped,
     }
+    facts |= {"warnings": list(warnings)} if warnings else {}
     if step < clock.steps:
         facts["unfinished"] = {"step": step, "steps": clock.steps, "epochs": clock.epochs}
         facts |= {"name": f"{facts['name']}-epoch{epochs_done(clock)}of{clock.epochs}"} if "name" in facts else {}
@@ -99,7 +100,8 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
         method.load_state_dict(state.tensors)
     except RuntimeError as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
-    yield from exports_of(method, facts_of(identity, state.facts["step"], len(state.facts["unreadable"])))
+    found, warnings = state.facts, state.facts.get("learning", {}).get("warnings", {})
+    yield from exports_of(method, facts_of(identity, found["step"], len(found["unreadable"]), tuple(warnings.values())))
 
 
 def identity_in(folder: Path) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def identity_in(folder: Path) -> dict[str, Any]:
     path = folder / RUN
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
-        facts_of(identity, 0, 0)
+        facts_of(identity, 0)
         identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{path} does not describe a training ({type(error).__name__}: {error})") from error

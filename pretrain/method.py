@@ -89,6 +89,7 @@ class Method(nn.Module):
     batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
     fewest: images that a forward pass needs, because of the setting `fewest_for`, written as a user would.
+    remedy: what helps besides another rate where nothing is learned; the end of a sentence.
     """
 
     preparation = Preparation()
@@ -96,6 +97,7 @@ class Method(nn.Module):
     batch_statistics = False
     fewest = 1
     fewest_for = ""
+    remedy = ""
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -108,6 +110,14 @@ class Method(nn.Module):
     def forward(self, views: Mapping[str, Tensor], clock: Clock) -> Step:
         """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
         raise NotImplementedError
+
+    def trivial(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
+        """Name of a log -> what that loss comes to on these views for a prediction that is the same whatever the image.
+
+        Empty where nothing can be said. Called once an epoch, without gradient; it must leave the method as it is, and
+        meets no other process.
+        """
+        return {}
 
     def groups(self) -> list[Group]:
         """Parameters for the optimiser."""

@@ -10,7 +10,7 @@ A run's folder holds
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from pretrain.claims import claimed
 from pretrain.exporting import exports_of, facts_of
 from pretrain.images import Part, Parts, cut_of, default_workers, piece_of, stream
 from pretrain.interruptions import Timer, listening
+from pretrain.learning import Learning
 from pretrain.method import Clock, Method
 from pretrain.recipe import Recipe
 from pretrain.records import Averages, Records
@@ -83,6 +84,7 @@ class Trainer:
             )
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
+        self.learning, self.last_views = Learning(), {}
 
     @property
     def method(self) -> Method:
@@ -137,8 +139,10 @@ class Trainer:
                 progress.advance(self.recipe.batch)
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.cut.steps_per_epoch == 0
+                judged = self.judge(progress) if epoch_over else {}
                 if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
-                    self.write(records, averages.taken(self.recipe.batch))
+                    warnings = self.learning.warnings.values() if epoch_over else ()
+                    self.write(records, averages.taken(self.recipe.batch) | judged, tuple(warnings))
                 if epoch_over:
                     self.after_epoch(records)
                 if save:
@@ -150,9 +154,9 @@ class Trainer:
     def records(self) -> Records:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_first)
 
-    def write(self, records: Records, values: Mapping[str, float]) -> None:
+    def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
         """Into the log, from the first process."""
-        self.world.first(lambda: records.write(self.step, values))
+        self.world.first(lambda: records.write(self.step, values, warnings))
 
     def update(
         self, parts: Iterator[Part], averages: Averages, wishes: Callable[[], Mapping[str, bool]]
@@ -170,17 +174,33 @@ class Trainer:
         last = {"epoch": clock.time, "lr": lr, "weight_decay": decay}
         asked = {name: logs.pop(name) > 0 for name in wishes()}
         averages.add(logs, last, time.monotonic() - started)
+        if self.world.is_first:
+            self.learning.see(self.step, logs)
         self.step += 1
         return asked
 
     def views(self, parts: Iterator[Part], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
         """Those of one update, part by part. Where one process has no images, all of them stop here, with its error."""
+        ends_epoch = (self.step + 1) % self.cut.steps_per_epoch == 0
         for _ in range(self.cut.parts):
             started = time.monotonic()
             part = self.world.each(lambda: next(parts))
             averages.waited += time.monotonic() - started
             self.unreadable |= {str(place): why for place, why in part.unreadable.items()}
+            self.last_views = part.views if ends_epoch else {}
             yield part.views
+
+    def judge(self, progress: Progress) -> dict[str, float]:
+        """Whether the epoch has taught anything, by the first process's last images; values for the log."""
+        views, before = self.last_views, set(self.learning.warnings)
+        self.last_views = {}
+        found = self.world.first(
+            lambda: self.learning.judge(self.method, self.recipe, views, self.clock(), self.run.precision)
+        )
+        for subject, warning in self.learning.warnings.items():
+            if subject not in before:
+                progress.say(f"warning: epoch {self.clock().epoch}: {warning}")
+        return found
 
     def after_epoch(self, records: Records) -> None:
         """Export and monitor, where either is due."""
@@ -237,6 +257,7 @@ class Trainer:
             "norm": self.updates.norm,
             "unreadable": self.unreadable,
             "scaler": self.updates.scaler.state_dict(),
+            "learning": self.learning.state(),
         }
         return State(tensors=tensors, facts=facts)
 
@@ -257,10 +278,12 @@ class Trainer:
         self.updates.losses.extend(state.facts["losses"])
         self.updates.norm = state.facts["norm"]
         self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
+        self.learning = Learning(**state.facts.get("learning", {}))  # states before it came have none
 
     def exports(self) -> Iterator[tuple[str, ViTExport]]:
         """Folder name and export of each of the method's networks as they are now."""
-        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable)))
+        warnings = tuple(self.learning.warnings.values())
+        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
 
     def first_export(self) -> ViTExport:
         """That of the network which the method's source evaluates."""

@@ -28,6 +28,7 @@ from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.exporting import exports_in
 from pretrain.images import Parts, stream
+from pretrain.learning import Learning
 from pretrain.method import Method
 from pretrain.schedules import Constant
 
@@ -114,6 +115,23 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
     loss.backward()
     for where, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, where
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
+    """A forward pass between, so that whatever it would leave behind is there."""
+    method = updates(name, small_recipe(name)).method
+    (views,) = batches(method, cut())
+    loss, logs = method(views, clock(cut()))
+    before = {where: value.clone() for where, value in method.state_dict().items()}
+    modes, random = [module.training for module in method.modules()], torch.random.get_rng_state()
+    found = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
+    measured = found.judge(method, small_recipe(name), views, clock(cut()), "float32")
+    assert torch.equal(torch.random.get_rng_state(), random) and same(method.state_dict(), before)
+    assert [module.training for module in method.modules()] == modes
+    trivial = {name.removeprefix("trivial_"): value for name, value in measured.items() if name.startswith("trivial_")}
+    assert trivial and trivial.keys() <= found.means.keys() and all(0 < value < math.inf for value in trivial.values())
+    assert 0 < measured["feature_spread"] <= 1 <= measured["feature_rank"] < BATCH
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,6 +6,7 @@ a predictor and a head without bottleneck are not here. B images, G = 2 global a
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ class Dino(SelfDistillation):
         logits = self.student(views)
         loss = cross_views(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
         return Step(loss, {})
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """Of a student that finds all prototypes equally likely, and where student and teacher have collapsed to it."""
+        return {"loss": log(self.settings.prototypes)}
 
 
 METHOD = Dino

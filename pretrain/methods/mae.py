@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
+from pretrain import trivial
 from pretrain.decoders import TokenDecoder
 from pretrain.mask_shapes import MaskedView, MaskNoise
 from pretrain.masking import kept, mask_at, order_of, take
@@ -108,10 +109,16 @@ class MaskedAutoencoder(nn.Module):
         """Mean squared error of the hidden patches' pixels."""
         decoded = self.decoder(latent, ids)
         prediction = self.pixels(decoded[:, self.visible :])
-        target = take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :])
-        if self.settings.norm_pixels:
-            target = normalised(target)
+        target = self.target(take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]))
         return (prediction - target).square().mean()
+
+    def target(self, patches: Tensor) -> Tensor:
+        """Pixels (B, l, 3pp) as they are predicted."""
+        return normalised(patches) if self.settings.norm_pixels else patches
+
+    def trivial(self, images: Tensor) -> Tensor:
+        """The loss of a prediction that is the same for all patches."""
+        return trivial.of_pixels(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the patches are hidden."""
@@ -134,6 +141,9 @@ class Mae(Method):
         ids = order_of(views["noise"])
         latent = self.autoencoder.encode(views["image"], ids)
         return Step(self.autoencoder.loss(latent, views["image"], ids), {})
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.autoencoder.trivial(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}

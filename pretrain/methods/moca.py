@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
+from pretrain import trivial
 from pretrain.averaging import frozen_copy, move
 from pretrain.codebook import Codebook, NewWords
 from pretrain.decoders import TokenDecoder
@@ -195,6 +196,17 @@ class Moca(Method):
         losses = [prediction(rounds, number, teaching) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
+        images = torch.cat([views[name][: trivial.IMAGES] for name in ("first", "second")])
+        shares = self.codebook.shares(self.teach(images))
+        found = {}
+        if self.generator is not None:
+            found["loss_img"] = DIRECTIONS * trivial.of_assignments(self.codebook.pooled(shares).flatten(0, 1))
+        if self.predictions and self.settings.target == "assignments":
+            found["loss_loc"] = DIRECTIONS * len(self.predictions) * trivial.of_assignments(shares.flatten(0, 2))
+        return found
+
     def alpha(self, clock: Clock) -> float:
         """The teacher's momentum in this update (util/misc.py:462-474)."""
         settings = self.settings
@@ -269,10 +281,10 @@ RECIPES = {
     ),
     "32px": replace(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: one epoch of small updates",
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
         spec=replace(VIT_32PX, **SINCOS, pool="avg"),
         settings=Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
-        epochs=1,
+        epochs=2,
         batch=64,
         lr=1e-3,
         lr_batch=0,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
+from pretrain import trivial
 from pretrain.heads import mlp
 from pretrain.losses import full
 from pretrain.mask_shapes import MaskedView, MaskNoise
@@ -118,6 +119,10 @@ class MaskedPredictor(nn.Module):
         error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
         return error / (target.numel() + 3 * COUNT_EPS)
 
+    def trivial(self, images: Tensor) -> Tensor:
+        """The loss of a prediction that is the same for all patches."""
+        return trivial.of_pixels(patchify(images, self.patch), self.settings.loss)
+
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the blocks are hidden."""
         side = isqrt(len(self.blocks))
@@ -146,6 +151,9 @@ class SimMim(Method):
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.predictor.trivial(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.predictor.vit)}

@@ -68,6 +68,19 @@ def test_resumed_work_shows_its_place_in_the_whole():
     )
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_line_of_its_own_leaves_the_bar_below_it(quiet):
+    stream, clock = Terminal(), Clock()
+    with Progress("features", 10, stream=stream, clock=clock, quiet=quiet) as progress:
+        clock.now += 3
+        progress.advance(4)
+        progress.say("warning: odd")
+        clock.now += 3
+        progress.advance(6)
+    lines = [line.rpartition("\r\x1b[K")[2] for line in stream.getvalue().split("\n")]
+    assert lines == ([""] if quiet else ["warning: odd", "features: 10 of 10 images in 6 s", ""])
+
+
 def test_a_quiet_process_says_nothing():
     assert work(io.StringIO(), [(5, 10)] * 10, quiet=True) == ""
 
