@@ -56,8 +56,11 @@ def detect(file: ForeignFile) -> str:
     """Key of the one importer that recognises the file. ValueError if none does or several do."""
     found = [key for key, importer in load_extensions("importers").items() if _recognises(importer, file)]
     if not found and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
-        trained = file.path.parent.parent / "export"
-        raise ValueError(f"{file.path} is a state to go on training with; at the end the encoder is in {trained}")
+        run = file.path.parent.parent
+        raise ValueError(
+            f"{file.path} is a state to go on training with; bench run and bench inspect take {run}, the training's "
+            f"folder, and `bench export {run}` writes its encoder"
+        )
     if not found and (reason := beyond(file.tensors)):
         raise ValueError(f"{file.path}: {reason}")
     if not found:

@@ -110,6 +110,8 @@ def _about_folder(path: Path) -> str:
         return f"a TensorFlow SavedModel folder; {CONVERT}"
     if (path / "export" / "config.json").exists():
         return f"the folder of a training; name its export: {path / 'export'}"
+    if (path / "run.json").exists():
+        return f"the folder of a training; `bench export {path} --out FOLDER` writes its encoder"
     kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
     inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
     return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")

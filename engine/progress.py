@@ -35,7 +35,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
-        self.done = 0
+        self.done = self.before = 0
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
         self._terminal = self._stream.isatty()
@@ -46,6 +46,10 @@ class Progress:
         self._start = self._clock()
         self._next = self._start + PATIENCE
         return self
+
+    def resume(self, done: int) -> None:
+        """`done` of the units were done by an earlier run: they count, but say nothing about the rate."""
+        self.done = self.before = done
 
     def advance(self, count: int) -> None:
         """`count` more units are done."""
@@ -58,6 +62,12 @@ class Progress:
             self._shown = True
             self._write(self._state(now), end="" if self._terminal else "\n")
 
+    def say(self, text: str) -> None:
+        """A line of its own; the bar goes on below it."""
+        with self._lock:
+            if not self.quiet:
+                self._write(text, end="\n")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -65,16 +75,17 @@ class Progress:
             return
         seconds = self._clock() - self._start
         ending = "" if error is None else ", stopped"
-        self._write(f"{self.label}: {self.done} of {self.total} {self.unit} in {span(seconds)}{ending}", end="\n")
+        now = f", {self.done - self.before} of them now," if self.before else ""
+        self._write(f"{self.label}: {self.done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")
 
     @property
     def rate(self) -> float:
         """Units a second since the start; 0 before any time has passed."""
         seconds = self._clock() - self._start
-        return self.done / seconds if seconds > 0 else 0.0
+        return (self.done - self.before) / seconds if seconds > 0 else 0.0
 
     def _state(self, now: float) -> str:
-        rate = self.done / (now - self._start)
+        rate = (self.done - self.before) / (now - self._start)
         left = span((self.total - self.done) / rate) if rate > 0 else "unknown time"
         counts = f"{self.done}/{self.total} {self.unit}, {rate:.1f} {self.unit}/s, {left} left"
         if not self._terminal:

@@ -96,6 +96,7 @@ class Method(nn.Module):
     batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
     min_batch: images that a forward pass needs, because of the setting `min_batch_setting`, written as a user would.
+    remedy: what helps besides another rate where nothing is learned; the end of a sentence.
     """
 
     preparation = Preparation()
@@ -103,6 +104,7 @@ class Method(nn.Module):
     batch_statistics = False
     min_batch = 1
     min_batch_setting = ""
+    remedy = ""
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -122,6 +124,13 @@ class Method(nn.Module):
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """After each backward pass, with the `observed` of its forward pass: a centre or a codebook follows the
         data."""
+
+    def trivial(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
+        """Name of a log -> what that loss comes to on these views for a prediction that ignores the image.
+
+        Empty where nothing can be said. Called once an epoch, without gradient; it meets no other process.
+        """
+        return {}
 
     def groups(self) -> list[Group]:
         """Parameters for the optimiser."""

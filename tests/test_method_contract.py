@@ -26,7 +26,9 @@ from torch import nn
 from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
+from pretrain.loop.exporting import exports_in
 from pretrain.loop.images import Parts, stream
+from pretrain.loop.learning import Learning
 from pretrain.method import Method
 from pretrain.schedules import Constant
 
@@ -117,6 +119,23 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
+    """A forward pass between, so that whatever it would leave behind is there."""
+    method = updates(name, small_recipe(name)).method
+    (views,) = batches(method, cut())
+    loss, logs = method(views, progress(cut()))
+    before = {where: value.clone() for where, value in method.state_dict().items()}
+    modes, random = [module.training for module in method.modules()], torch.random.get_rng_state()
+    found = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
+    measured = found.assess(method, small_recipe(name), views, progress(cut()), "float32")
+    assert torch.equal(torch.random.get_rng_state(), random) and same(method.state_dict(), before)
+    assert [module.training for module in method.modules()] == modes
+    trivial = {name.removeprefix("trivial_"): value for name, value in measured.items() if name.startswith("trivial_")}
+    assert trivial and trivial.keys() <= found.means.keys() and all(0 < value < math.inf for value in trivial.values())
+    assert 0 < measured["feature_spread"] <= 1 <= measured["feature_rank"] < BATCH
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_every_trainable_parameter_is_optimised_once(name):
     method = updates(name, small_recipe(name)).method
     optimised = Counter(id(p) for group in method.groups() for p in group.parameters.values())
@@ -150,25 +169,28 @@ def test_updates_lower_the_loss_of_their_batch(name):
     assert losses[-1] < losses[0], losses
 
 
+def digests(exports) -> dict[str, str]:
+    return {name: export.digest for name, export in exports}
+
+
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
     first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)
     assert first.train() == "stopped" and first.step == IMAGES // BATCH + 1
+    assert digests(exports_in(tmp_path)) == digests(first.exports()), "the state on disk is another training's"
     torch.manual_seed(1)
     second = trainer(quiet.name, tmp_path, resume=True)
     assert second.train() == "finished"
     assert same(quiet.state().tensors, second.state().tensors)
     assert quiet.state().facts == second.state().facts
-    assert {name: export.digest for name, export in quiet.exports().items()} == {
-        name: export.digest for name, export in second.exports().items()
-    }
+    assert digests(quiet.exports()) == digests(second.exports())
 
 
 def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
     knn = load_extension("probes", "knn")
     task = knn.PROTOCOLS[knn.SUITES["smoke"][0]].task
     folders = [folder for folder in quiet.run.out.iterdir() if folder.name.startswith("export")]
-    assert {folder.name for folder in folders} == set(quiet.exports())
+    assert {folder.name for folder in folders} == set(digests(quiet.exports()))
     for folder in folders:
         export = ViTExport.load(folder)
         assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name

@@ -1,6 +1,7 @@
 """What `bench import` and `bench inspect` say about an export."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bench.cli.messages import millions
 from checkpoints.export import ViTExport
@@ -28,12 +29,21 @@ def described(export: ViTExport) -> Iterator[str]:
         importer=" ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key)),
         plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
-        epochs=str(facts.get("epochs") or ""),
+        epochs=epochs_of(facts),
+        warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),
         fingerprint=f"{len(export.fingerprint)} activations recorded",
         digest=export.digest,
     )
+
+
+def epochs_of(facts: Mapping[str, Any]) -> str:
+    """`5.0`, or how far a training was; empty where nothing is known."""
+    if unfinished := facts.get("unfinished"):
+        done, of = f"{round(facts['epochs'], 2):.6g}", unfinished["epochs"]
+        return f"{done} of {of}, not finished (update {unfinished['step']} of {unfinished['steps']})"
+    return str(facts.get("epochs") or "")
 
 
 def _rows(**rows: str) -> Iterator[str]:

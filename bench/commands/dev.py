@@ -2,6 +2,8 @@
 
 import argparse
 
+from engine.printing import say
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench dev`."""
@@ -19,5 +21,5 @@ def run(arguments: argparse.Namespace) -> int:
     tasks = own_tasks()
     lines = update_record(ROOT, protocol_versions(tasks))
     write_atomic(ROOT / PAGE, protocol_page(tasks))
-    print(*lines, *([] if lines else ["no protocol changed"]), f"written: {RECORD}, {PAGE}", sep="\n")
+    say(*lines, *([] if lines else ["no protocol changed"]), f"written: {RECORD}, {PAGE}")
     return 0

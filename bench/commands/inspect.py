@@ -5,16 +5,18 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
-    parser.add_argument("checkpoint", metavar="X", help="export folder, checkpoint file, timm:NAME or hf-hub:ID")
+    parser.add_argument(
+        "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
     from bench.cli.description import described
-    from checkpoints.resolve import load
+    from bench.run.checkpoints import opened
     from engine.printing import say
 
-    export = load(arguments.checkpoint)
+    _, export = opened(arguments.checkpoint)
     say(arguments.checkpoint)
     say(*described(export))
     problems = export.verify()

@@ -14,7 +14,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     if not is_export(arguments.folder):
-        raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import SOURCE --out FOLDER")
+        raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import, or bench export")
     try:
         export = ViTExport.load(arguments.folder, unchanged=False)
         if problems := export.verify():

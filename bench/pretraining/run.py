@@ -137,10 +137,13 @@ def described(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterato
 
 def _say_ending(finished: bool, trainer: Trainer) -> None:
     run, progress = trainer.run, trainer.progress()
+    for warning in trainer.learning.warnings.values():
+        say(f"warning: epoch {progress.epoch}: {warning}", errors=True)
     if not finished:
         say(
             f"stopped by a signal after update {progress.step} of {progress.steps}, state saved in "
-            f"{run.out / 'states'}; run the same command again with --resume",
+            f"{run.out / 'states'}; `bench export {shlex.quote(str(run.out))}` writes the encoder as it is; to go on, "
+            "run the same command again with --resume",
             errors=True,
         )
         return

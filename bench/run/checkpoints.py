@@ -4,11 +4,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
+from engine.printing import say
+from pretrain.loop.exporting import exports_in, finished_export, is_run
 
 SUFFIXES = (".safetensors", ".pth.tar", ".pth", ".pt", ".ckpt", ".bin", ".tar")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
@@ -29,7 +32,7 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> LoadedCh
     ValueError when it cannot be loaded or its activations are not the recorded ones.
     """
     try:
-        export = load(reference)
+        reference, export = opened(reference)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
     if problems := export.verify():
@@ -41,6 +44,19 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> LoadedCh
     if save and not folder.exists():
         _save(export, folder)
     return LoadedCheckpoint(used=used, spec=export.spec, reference=str(folder) if folder.exists() else reference)
+
+
+def opened(reference: str) -> tuple[str, ViTExport]:
+    """The export that `reference` means, and what loads it again. A pretraining's folder means its export, or, before
+    there is one, the encoder of its newest state, which is said."""
+    folder = Path(reference).expanduser()
+    if not is_run(folder):
+        return reference, load(reference)
+    if found := finished_export(folder):
+        return str(found), load(found)
+    _, export = next(exports_in(folder))
+    say(f"{reference}: epoch {epochs_of(export.facts)}: the encoder of its newest state is taken")
+    return reference, export
 
 
 def _save(export: ViTExport, folder: Path) -> None:

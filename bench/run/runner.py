@@ -176,7 +176,7 @@ def _run_one(request: Request, world: World, checkpoint: LoadedCheckpoint, jobs:
     tell = say if world.is_rank0 else _say_nothing
     tell(title_of(checkpoint))
     undone = any(job.state != "done" for job in jobs)
-    export = world.on_all_ranks(lambda: load(checkpoint.reference)) if undone else None
+    export = world.on_all_ranks(lambda: _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
@@ -195,6 +195,13 @@ def _run_one(request: Request, world: World, checkpoint: LoadedCheckpoint, jobs:
         tally.done += attempt.error is None
         if attempt.error:
             tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
+
+
+def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
+    export = load(candidate.reference)
+    if export.digest != candidate.used.digest:
+        raise ValueError(f"{candidate.reference} was replaced while this ran; run the same command again")
+    return export
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:

@@ -76,7 +76,7 @@ class ShowProgress(Hook):
         self.bar = bar
 
     def before_train(self, runner: Runner) -> None:
-        self.bar.total = runner.max_iters - runner.iter
+        self.bar.resume(runner.iter)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

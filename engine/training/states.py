@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,26 @@ def is_whole(path: Path) -> bool:
     return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
 
 
-def load_state(path: Path) -> State:
-    """A whole state file."""
+def newest_state(folder: Path, prefix: str) -> State | None:
+    """What the newest whole state holds under `prefix`, under the rest of its names; None where there is no state.
+
+    Changes nothing, as another process may be training here: a state that it deletes meanwhile has a newer one.
+    ValueError where all are broken.
+    """
+    while found := states(folder):
+        for path in found:
+            with suppress(FileNotFoundError):
+                if is_whole(path):
+                    state = load_state(path, prefix)
+                    return State(tensors=state.under(prefix), facts=state.facts)
+        if states(folder) == found:
+            raise ValueError(f"{folder}: all {len(found)} training states are broken")
+    return None
+
+
+def load_state(path: Path, prefix: str = "") -> State:
+    """A whole state file, of its tensors those whose names begin with `prefix`."""
     with safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["facts"])
-        return State(tensors={name: file.get_tensor(name) for name in file.keys()}, facts=facts)  # noqa: SIM118
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        return State(tensors={name: file.get_tensor(name) for name in names}, facts=facts)

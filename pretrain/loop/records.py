@@ -7,7 +7,7 @@ restart the lines of updates that are done again are dropped first, so that a cu
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,17 @@ class Records:
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         self.wandb = _wandb(wandb, folder, run or {}) if wandb else None
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
         """Append what is known after `step` updates."""
         if self.board is None:
             return
+        line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **{name: _plain(value) for name, value in values.items()}}) + "\n")
+            file.write(json.dumps(line | ({"warnings": list(warnings)} if warnings else {})) + "\n")
         for name, value in values.items():
             self.board.add_scalar(name, value, step)
+        if warnings:
+            self.board.add_text("warnings", "\n\n".join(warnings), step)
         if self.wandb is not None:
             self.wandb.log(dict(values), step=step)
 

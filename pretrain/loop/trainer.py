@@ -10,7 +10,7 @@ A run's folder holds
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,13 @@ from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
+from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import Part, Parts, cut_of, default_workers, piece_of, stream
+from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import claimed
 from pretrain.loop.updates import Precision, Updates
-from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import synchronised
 from pretrain.recipe import Recipe
 
@@ -82,6 +84,7 @@ class Trainer:
             )
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
+        self.learning, self.last_views = Learning(), {}
 
     @property
     def method(self) -> Method:
@@ -102,7 +105,7 @@ class Trainer:
             self.world.on_rank0(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
             self.load()
             if self.step == 0:
-                self.world.on_rank0(lambda: self.exports(first_only=True)["export"].save(self.run.out / "start"))
+                self.world.on_rank0(lambda: self.first_export().save(self.run.out / "start"))
             if self.step < self.progress().steps:
                 with listening(self.stop):
                     self.loop()
@@ -127,16 +130,19 @@ class Trainer:
             log = speaks and averages.seconds >= LOG_EVERY
             return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
 
-        bar = Progress(self.name, len(todo) * self.recipe.batch, quiet=not self.world.is_rank0)
+        bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
         with closing(records), closing(self.parts(todo)) as parts, bar:
+            bar.resume(todo.start * self.recipe.batch)
             while self.step < todo.stop:
                 asked = self.update(parts, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
                 bar.advance(self.recipe.batch)
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.cut.steps_per_epoch == 0
+                assessed = self.assess(bar) if epoch_over else {}
                 if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
-                    self.write(records, averages.taken(self.recipe.batch))
+                    warnings = self.learning.warnings.values() if epoch_over else ()
+                    self.write(records, averages.taken(self.recipe.batch) | assessed, tuple(warnings))
                 if epoch_over:
                     self.after_epoch(records)
                 if save:
@@ -148,9 +154,9 @@ class Trainer:
     def records(self) -> Records:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
-    def write(self, records: Records, values: Mapping[str, float]) -> None:
+    def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
         """Into the log, from the first process."""
-        self.world.on_rank0(lambda: records.write(self.step, values))
+        self.world.on_rank0(lambda: records.write(self.step, values, warnings))
 
     def update(
         self, parts: Iterator[Part], averages: Averages, requests: Callable[[], Mapping[str, bool]]
@@ -168,17 +174,33 @@ class Trainer:
         last = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
         asked = {name: logs.pop(name) > 0 for name in requests()}
         averages.add(logs, last, time.monotonic() - started)
+        if self.world.is_rank0:
+            self.learning.add(self.step, logs)
         self.step += 1
         return asked
 
     def views(self, parts: Iterator[Part], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
         """Those of one update, part by part. Where one process has no images, all of them stop here, with its error."""
+        ends_epoch = (self.step + 1) % self.cut.steps_per_epoch == 0
         for _ in range(self.cut.parts):
             started = time.monotonic()
             part = self.world.on_all_ranks(lambda: next(parts))
             averages.waited += time.monotonic() - started
             self.unreadable |= {str(place): why for place, why in part.unreadable.items()}
+            self.last_views = part.views if ends_epoch else {}
             yield part.views
+
+    def assess(self, bar: Progress) -> dict[str, float]:
+        """Whether the epoch has taught anything, by the first process's last images; values for the log."""
+        views, before = self.last_views, set(self.learning.warnings)
+        self.last_views = {}
+        found = self.world.on_rank0(
+            lambda: self.learning.assess(self.method, self.recipe, views, self.progress(), self.run.precision)
+        )
+        for subject, warning in self.learning.warnings.items():
+            if subject not in before:
+                bar.say(f"warning: epoch {self.progress().epoch}: {warning}")
+        return found
 
     def after_epoch(self, records: Records) -> None:
         """Export and monitor, where either is due."""
@@ -187,7 +209,7 @@ class Trainer:
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            self.write(records, run.monitor(self.exports(first_only=True)["export"], self.progress()))
+            self.write(records, run.monitor(self.first_export(), self.progress()))
 
     def parts(self, steps: range) -> Generator[Part]:
         """What this process sees during `steps`."""
@@ -234,6 +256,7 @@ class Trainer:
             "norm": self.updates.norm,
             "unreadable": self.unreadable,
             "scaler": self.updates.scaler.state_dict(),
+            "learning": self.learning.state(),
         }
         return State(tensors=tensors, facts=facts)
 
@@ -249,35 +272,16 @@ class Trainer:
         self.updates.losses.extend(state.facts["losses"])
         self.updates.norm = state.facts["norm"]
         self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
+        self.learning = Learning(**state.facts.get("learning", {}))  # states before it came have none
 
-    def exports(self, first_only: bool = False) -> dict[str, ViTExport]:
-        """Folder name -> export of each of the method's networks."""
-        found = {}
-        for number, (branch, encoder) in enumerate(self.method.encoders().items()):
-            found["export" if number == 0 else f"export-{branch}"] = self.exported(branch, encoder)
-            if first_only:
-                break
-        return found
+    def exports(self) -> Iterator[tuple[str, ViTExport]]:
+        """Folder name and export of each of the method's networks as they are now."""
+        warnings = tuple(self.learning.warnings.values())
+        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
 
-    def exported(self, branch: str, encoder: Encoder) -> ViTExport:
-        """One network as an export, with where it comes from."""
-        facts = {
-            "method": self.name,
-            "branch": branch,
-            "official_code": self.recipe.source,
-            "epochs": self.progress().time,
-            "data": self.images.url,
-            "data_fingerprint": self.images.fingerprint,
-            "seed": self.run.seed,
-            "precision": self.run.precision,
-            "skipped_images": len(self.unreadable),
-            **self.run.facts,
-        }
-        export = ViTExport.from_vit(encoder.vit, self.method.preparation, facts)
-        if not encoder.extra:
-            return export
-        extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
-        return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
+    def first_export(self) -> ViTExport:
+        """That of the network which the method's source evaluates."""
+        return next(self.exports())[1]
 
     def export(self) -> None:
         """Write all exports, from the first process."""
@@ -285,7 +289,7 @@ class Trainer:
         self.world.on_rank0(self._export)
 
     def _export(self) -> None:
-        for name, export in self.exports().items():
+        for name, export in self.exports():
             export.save(self.run.out / name)
 
 

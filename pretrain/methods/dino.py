@@ -6,6 +6,7 @@ a predictor and a head without bottleneck are not here. B images, G = 2 global a
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ class Dino(SelfDistillation):
         logits = self.student(views)
         loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
         return Step(loss, {}, {"center": mean_output(outputs)})
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """Of a student that finds all prototypes equally likely, and where student and teacher have collapsed to it."""
+        return {"loss": log(self.settings.prototypes)}
 
 
 METHOD = Dino

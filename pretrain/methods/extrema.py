@@ -6,6 +6,7 @@ teacher no masked one. B images, L patches, M masks, k patches that a mask keeps
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
 from typing import Literal
 
 import torch
@@ -16,8 +17,10 @@ from torchvision import transforms
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
+from engine.distributed import current_world
 from engine.precision import l2_normalize
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, info_nce
 from pretrain.parts.masking import kept, order_of, take
@@ -111,6 +114,7 @@ class Extrema(Method):
         super().__init__(spec, settings)
         check(spec)
         self.batch_statistics = settings.loss == "infonce"  # its negatives; processes share them
+        self.remedy = ", or use loss=infonce, whose targets do not collapse" if settings.loss == "byol" else ""
         self.patches = spec.grid[0] * spec.grid[1]
         self.keep = keep_of(settings, self.patches)
         self.online = Network(spec, settings)
@@ -161,6 +165,12 @@ class Extrema(Method):
         if self.settings.loss == "byol":
             return byol_loss(predictions, targets)
         return info_nce(predictions, targets, self.settings.temperature)
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+        if self.settings.loss == "byol":
+            return {"loss": trivial.of_directions(self.teacher_targets(views.get("teacher", views["student"])))}
+        images = len(views["student"]) * current_world().size
+        return {"loss": 2 * self.settings.temperature * log(images)}  # the loss's own factor: losses.contrastive
 
     def groups(self) -> list[Group]:
         """main.py:225-226: the class token, which has three dimensions, does not decay either."""
@@ -285,7 +295,7 @@ RECIPES = {
             teacher_momentum=0.98,
             drop_path=0.0,
         ),
-        epochs=3,
+        epochs=2,
         batch=128,
         lr=1e-3,
         lr_batch=0,

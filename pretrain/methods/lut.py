@@ -18,6 +18,7 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
+from pretrain.parts import trivial
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss
 from pretrain.parts.mask_shapes import MaskNoise
@@ -169,6 +170,13 @@ class Lut(Method):
         """What the teacher says of whole images (B, 3, H, W) -> (B, D)."""
         patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
         return self.teacher["projector"](patches.mean(dim=1))
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {"mim": self.base.trivial(views["view1"])} if self.settings.w_mim else {}
+        if not self.settings.w_bc:
+            return found
+        each = [trivial.of_directions(self.teacher_targets(views[name])) for name in ("view1", "view2")]
+        return {**found, "context": torch.stack(each).mean()}
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])

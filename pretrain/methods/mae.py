@@ -15,6 +15,7 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, Step, Views
+from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take
@@ -105,10 +106,16 @@ class MaskedAutoencoder(nn.Module):
         """Mean squared error of the hidden patches' pixels."""
         decoded = self.decoder(latent, ids)
         prediction = self.pixels(decoded[:, self.visible :])
-        target = take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :])
-        if self.settings.norm_pixels:
-            target = normalised(target)
+        target = self.target(take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]))
         return (prediction - target).square().mean()
+
+    def target(self, patches: Tensor) -> Tensor:
+        """Pixels (B, l, 3pp) as they are predicted."""
+        return normalised(patches) if self.settings.norm_pixels else patches
+
+    def trivial(self, images: Tensor) -> Tensor:
+        """The loss of a prediction that is the same for all patches."""
+        return trivial.of_pixels(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the patches are hidden."""
@@ -131,6 +138,9 @@ class Mae(Method):
         ids = order_of(views["noise"])
         latent = self.autoencoder.encode(views["image"], ids)
         return Step(self.autoencoder.loss(latent, views["image"], ids), {})
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.autoencoder.trivial(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}

@@ -16,9 +16,15 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts import trivial
 from pretrain.parts.codebook import Codebook, NewWords, WeightGenerator, divergences
 from pretrain.parts.decoders import TokenDecoder
-from pretrain.parts.local_predictions import LocalTarget, StudentOutput, TeacherTargets, local_prediction
+from pretrain.parts.local_predictions import (
+    LocalTarget,
+    StudentOutput,
+    TeacherTargets,
+    local_prediction,
+)
 from pretrain.parts.masking import MaskRounds
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
@@ -201,6 +207,19 @@ class Moca(Method):
         losses = [prediction(rounds, number, targets) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
+        images = torch.cat([views[name][: trivial.IMAGES] for name in ("first", "second")])
+        _, _, targets = self.teacher_targets(images)
+        found = {}
+        if self.generator is not None:
+            found["loss_img"] = DIRECTIONS * trivial.of_assignments(targets.reduced.flatten(0, 1))
+        if self.predictions and self.settings.target == "assignments":
+            found["loss_loc"] = (
+                DIRECTIONS * len(self.predictions) * trivial.of_assignments(targets.shares.flatten(0, 1))
+            )
+        return found
+
     def alpha(self, progress: TrainProgress) -> float:
         """The teacher's momentum in this update (util/misc.py:462-474)."""
         settings = self.settings
@@ -275,10 +294,10 @@ RECIPES = {
     ),
     "32px": replace(
         _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: one epoch of small updates",
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores: few epochs of small updates",
         spec=replace(VIT_32PX, **SINCOS, pool="avg"),
         settings=Settings(**_SMALL, words=512, decoder_width=96, decoder_heads=3, teacher_momentum=0.99),
-        epochs=1,
+        epochs=2,
         batch=64,
         lr=1e-3,
         lr_batch=0,

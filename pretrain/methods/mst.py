@@ -8,6 +8,7 @@ K prototypes.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import log
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Step
+from pretrain.parts import trivial
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss
@@ -127,6 +129,15 @@ class Mst(SelfDistillation):
             logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
         return Step(loss, logs, observed)
 
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+        """As DINO's, and one colour for all of an image; restore="masked" depends on what was hidden."""
+        found = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
+        if self.decoder is None or self.settings.restore == "masked":
+            return found
+        pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
+        scale = scale_of(self.settings.reduction, views["global"][0, 0])
+        return {**found, "restore": scale * trivial.of_pixels(pixels, "l1")}
+
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
         in the last block, as the mean over heads (B G, L); None for what nothing needs."""
@@ -199,11 +210,16 @@ class Mst(SelfDistillation):
         """L1 of images (B, 3, S, S) and their originals, with restore="masked" where hidden (B, L): each image's mean
         over its hidden patches, 0 where there are none. Algorithm 1's sum over a batch is not to be taken at its word:
         section 10 has the two losses about equal."""
-        scale = {"mean": 1, "pixel": crop.shape[1], "image": crop[0].numel()}[self.settings.reduction]
+        scale = scale_of(self.settings.reduction, crop[0])
         if self.settings.restore == "all":
             return scale * F.l1_loss(to_float32(images), crop)
         patches = F.avg_pool2d((to_float32(images) - crop).abs().mean(dim=1), self.spec.patch_size).flatten(1)
         return scale * ((patches * hidden).sum(dim=1) / hidden.sum(dim=1).clamp(min=1)).mean()
+
+
+def scale_of(reduction: Reduction, image: Tensor) -> int:
+    """Of a mean over all of the image's (3, S, S) values."""
+    return {"mean": 1, "pixel": len(image), "image": image.numel()}[reduction]
 
 
 def image_decoder(spec: ViTSpec, settings: Settings) -> nn.Module:
@@ -280,7 +296,7 @@ RECIPES = {
         source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
         spec=replace(VIT_32PX, **POSITIONS),
         settings=Settings(**SMALL, decoder_width=64),
-        epochs=6,
+        epochs=5,
         batch=64,
         lr=1e-3,
         lr_batch=0,

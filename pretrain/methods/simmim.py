@@ -19,6 +19,7 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import mask_at, order_of, patchify, take
@@ -117,6 +118,10 @@ class MaskedPredictor(nn.Module):
         error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
         return error / (target.numel() + 3 * COUNT_EPS)
 
+    def trivial(self, images: Tensor) -> Tensor:
+        """The loss of a prediction that is the same for all patches."""
+        return trivial.of_pixels(patchify(images, self.patch), self.settings.loss)
+
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the blocks are hidden."""
         side = isqrt(len(self.blocks))
@@ -145,6 +150,9 @@ class SimMim(Method):
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.predictor.trivial(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.predictor.vit)}

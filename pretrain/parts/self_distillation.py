@@ -107,6 +107,7 @@ class SelfDistillation(Method):
     """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see crops.py."""
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
+    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
 
     def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
         super().__init__(spec, settings)

@@ -161,7 +161,11 @@ class Order:
     def compute(self, store: Store, missing: Mapping[str, set[int]], world: World) -> int:
         """This process's share of the missing batches; returns how many images it put through the backbone."""
         batches = sorted(set().union(*missing.values()))
-        shares = {number: store.span(number) for number in batches[world.rank :: world.size]}
+        sizes = [len(store.span(number)) for number in batches]
+        places = range(world.rank, len(batches), world.size)
+        shares = {batches[place]: store.span(batches[place]) for place in places}
+        # While this process does one batch, the others do theirs: so many images are done when it is.
+        rounds = {batches[place]: sum(sizes[place : place + world.size]) for place in places}
         if not shares:
             return 0
         reader = Reader(self.image_set, self.transform, shares)
@@ -171,17 +175,18 @@ class Order:
             image_set=self.image_set,
             skip_bad=self.space.skip_bad,
         )
-        images = sum(map(len, shares.values()))
         label = f"features of {self.image_set.url} {self.image_set.split}"
         quiet = not world.is_rank0
-        with Writer(store=store, wanted=missing) as writer, Progress(label, images, quiet=quiet) as progress:
+        progress = Progress(label, store.count, quiet=quiet)
+        with Writer(store=store, wanted=missing) as writer, progress:
+            progress.resume(store.count - sum(sizes))
 
             def consume(done: Computed) -> None:
                 writer.write(done.number, {kind.name: rows for kind, rows in done.rows.items()}, done.unreadable)
-                progress.advance(len(shares[done.number]))
+                progress.advance(rounds[done.number])
 
             run(reader, extractor, consume, self.space.workers)
-        return images
+        return sum(map(len, shares.values()))
 
     def finish(self, store: Store) -> None:
         for kind in self.kinds:

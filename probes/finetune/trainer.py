@@ -137,7 +137,8 @@ class Training:
         """
         rates, saving = self.config.rates, Timer(SAVE_EVERY)
         self.network.train()
-        with Progress(label, rates.steps - self.step, "steps", quiet=not self.world.is_rank0) as progress:
+        with Progress(label, rates.steps, "steps", quiet=not self.world.is_rank0) as progress:
+            progress.resume(self.step)
             while self.step < rates.steps:
                 self.update(batches)
                 self.step += 1

@@ -70,8 +70,9 @@ class Sweep:
     def train(self, label: str) -> None:
         """All epochs that are left."""
         saving = Timer(SAVE_EVERY)
-        left = (self.config.epochs - self.epoch) * self.batches.plan.count
-        with Progress(label, left, "steps") as progress:
+        steps = self.batches.plan.count
+        with Progress(label, self.config.epochs * steps, "steps") as progress:
+            progress.resume(self.epoch * steps)
             while self.epoch < self.config.epochs:
                 self.train_epoch(progress)
                 self.evaluate_epoch()

@@ -47,14 +47,6 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
     assert code == 0 and "mae-smoke: mae, ViT-16x1/4" in out
 
 
-def test_a_training_named_in_place_of_its_export_says_where_that_is(pretrain, bench, tmp_path):
-    assert pretrain()[0] == 0
-    for named in (tmp_path / "run", next((tmp_path / "run/states").iterdir())):
-        code, out, err = bench("inspect", named)
-        assert (code, out) == (2, "") and err.count("\n") == 1
-        assert str(tmp_path / "run/export") in err
-
-
 def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     code, out, _ = pretrain("--dry-run", "--at-once", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []

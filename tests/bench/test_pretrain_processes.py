@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.export import ViTExport
+from pretrain.loop.exporting import exports_in
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
@@ -62,6 +63,9 @@ def test_a_signal_to_all_of_a_job_stops_it_and_it_goes_on_as_if_nothing_had_been
         lines = len((tmp_path / "run/log.jsonl").read_text().splitlines())
         while len((tmp_path / "run/log.jsonl").read_text().splitlines()) == lines and process.poll() is None:
             time.sleep(0.02)
+        if number > 1:  # the state of the stop before, of a training that is running
+            _, encoder = next(exports_in(tmp_path / "run"))
+            assert 0 < encoder.facts["unfinished"]["step"] < 4 * EPOCHS and process.poll() is None
         os.killpg(process.pid, sent)
         _, err = process.communicate(timeout=120)
         assert process.returncode == STOPPED, err

@@ -75,6 +75,11 @@ def write_training(path: Path) -> None:
     (path / "export/config.json").write_text("{}")
 
 
+def write_unfinished(path: Path) -> None:
+    path.mkdir()
+    (path / "run.json").write_text("{}")
+
+
 def write_sparse(path: Path) -> None:
     torch.save({"w": torch.eye(3).to_sparse()}, path)
 
@@ -120,6 +125,7 @@ REFUSED = {
     "json": (partial(write, b'{"lr": 1}'), "JSON"),
     "folder": (write_folder, "name a file inside it: last.pth"),
     "training": (write_training, "name its export: "),
+    "unfinished_training": (write_unfinished, "the folder of a training; `bench export "),
     "distributed_folder": (write_distributed, "dcp_to_torch"),
     "no_tensors": (partial(save, {"epoch": 3}), "holds no torch tensors"),
     "bare_pickle": (partial(write, b"\x80\x02}."), "torch.save did not write"),

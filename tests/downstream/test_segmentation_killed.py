@@ -79,10 +79,13 @@ def rates(monkeypatch):
         ("KeepEvaluations", "after_val_epoch", 2, 16),  # the last one, with the training over
     ],
 )
-def test_killed_and_continued(tmp_path, quiet, rates, capfd, hook, method, count, resumed):
+def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, method, count, resumed):
     killed(tmp_path, getattr(hooks, hook), method, count)
+    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
     again = outcome(tmp_path)
-    assert capfd.readouterr().out == ""  # mmengine would say what it loads
+    printed = capfd.readouterr()
+    assert printed.out == ""  # mmengine would say what it loads
+    assert (f"16 of 16 iterations, {16 - resumed} of them now, in " in printed.err) == (resumed < 16)
     assert sorted(rates) == list(range(resumed, 16))
     assert all(rate == running.Rates(steps=8, warmup=2).at(i // 2, TASK.lr) for i, rate in rates.items())
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)

@@ -20,10 +20,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def work(stream, steps, total=100, quiet=False):
-    """Run (seconds, count) steps; return what was printed."""
+def work(stream, steps, total=100, quiet=False, before=0):
+    """Run (seconds, count) steps after `before` units of an earlier run; return what was printed."""
     clock = Clock()
     with Progress("features", total, stream=stream, clock=clock, quiet=quiet) as progress:
+        progress.resume(before)
         for seconds, count in steps:
             clock.now += seconds
             progress.advance(count)
@@ -52,6 +53,32 @@ def test_a_terminal_shows_one_line_that_is_rewritten():
     assert states[0] == "features [############............] 50/100 images, 20.0 images/s, 2 s left"
     assert states[1].startswith("features [########################] 100/100")
     assert text.count("\n") == 1 and text.endswith("features: 100 of 100 images in 5 s\n")
+
+
+def test_resumed_work_shows_its_place_in_the_whole():
+    """The rate is that of this run alone, and so is the time that is left."""
+    lines = work(io.StringIO(), [(1, 1)] * 40, before=60).splitlines()
+    assert lines == [
+        "features: 62/100 images, 1.0 images/s, 38 s left",
+        "features: 92/100 images, 1.0 images/s, 8 s left",
+        "features: 100 of 100 images, 40 of them now, in 40 s",
+    ]
+    assert "[###############.........] 65/100 images, 2.0 images/s, 18 s left" in work(
+        Terminal(), [(2.5, 5)], before=60
+    )
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_line_of_its_own_leaves_the_bar_below_it(quiet):
+    stream, clock = Terminal(), Clock()
+    with Progress("features", 10, stream=stream, clock=clock, quiet=quiet) as progress:
+        clock.now += 3
+        progress.advance(4)
+        progress.say("warning: odd")
+        clock.now += 3
+        progress.advance(6)
+    lines = [line.rpartition("\r\x1b[K")[2] for line in stream.getvalue().split("\n")]
+    assert lines == ([""] if quiet else ["warning: odd", "features: 10 of 10 images in 6 s", ""])
 
 
 def test_a_quiet_process_says_nothing():

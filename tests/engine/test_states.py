@@ -1,13 +1,15 @@
 """State files: exact, whole, few, and honest about what is broken."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
+from engine.training import states as checkpointing
 from engine.training import states as state_files
-from engine.training.states import KEPT, WRITING, State, load_state, newest_whole, save_state, states
+from engine.training.states import KEPT, WRITING, State, load_state, newest_state, newest_whole, save_state, states
 
 STATE = State(
     tensors={
@@ -90,3 +92,31 @@ def test_a_write_that_fails_leaves_nothing(error, tmp_path, monkeypatch):
     with pytest.raises((ValueError, OSError), match="No space"):
         save_state(tmp_path, 2, STATE)
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_the_newest_state_is_read_while_another_process_replaces_it(tmp_path, monkeypatch):
+    """Both states of the first look are gone before they are read."""
+    for step in (1, 2):
+        save_state(tmp_path, step, STATE)
+    looked, is_whole = [], checkpointing.is_whole
+
+    def slow(path):
+        looked.append(path)
+        if len(looked) == 1:
+            for step in (3, 4):
+                save_state(tmp_path, step, replace(STATE, facts={"step": step}))
+        return is_whole(path)
+
+    monkeypatch.setattr(checkpointing, "is_whole", slow)
+    found = newest_state(tmp_path, "a.")
+    assert found.facts == {"step": 4} and found.tensors.keys() == {"weight", "count"} and len(looked) == 3
+    assert newest_state(tmp_path / "nowhere", "") is None
+
+
+def test_reading_deletes_no_broken_state(tmp_path):
+    before, newest = save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, replace(STATE, facts={}))
+    newest.write_bytes(b"")
+    assert newest_state(tmp_path, "").facts == STATE.facts and states(tmp_path) == [newest, before]
+    before.write_bytes(b"")
+    with pytest.raises(ValueError, match="all 2 training states are broken"):
+        newest_state(tmp_path, "")

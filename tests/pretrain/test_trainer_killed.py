@@ -1,5 +1,7 @@
 """A training killed at any moment, and then continued, ends like one that nothing interrupted: bit for bit."""
 
+import contextlib
+import io
 import json
 import random
 import time
@@ -67,8 +69,12 @@ def survivor(quiet, tmp_path_factory):
     torn = [killed_once(name, out, randomness, while_saving=number % 2 == 0) for number in range(KILLS[name])]
     assert any(torn), "no kill hit a state while it was written"
     assert 0 < newest_step(out) < steps(name)
-    last = training(name, out)
-    assert last.train() == "finished"
+    last, before, printed = training(name, out), newest_step(out), io.StringIO()
+    with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stderr(printed):
+        changed.setattr("engine.progress.PATIENCE", 0.0)
+        assert last.train() == "finished"
+    images, now = steps(name) * BATCH, (steps(name) - before) * BATCH
+    assert f"{images} of {images} images, {now} of them now, in " in printed.getvalue()
     return last
 
 

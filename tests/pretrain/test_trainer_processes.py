@@ -129,7 +129,7 @@ def reading(world: World, out: Path, images: Path, skip_bad: bool) -> tuple[dict
     images_ = open_set(f"folder:{images}", "train")
     training = trainer("mae", out, world=world, images=images_, skip_bad=skip_bad, workers=1, recipe={"epochs": 1})
     training.train()
-    return dict(training.exports()["export"].facts), training.state().facts
+    return dict(training.first_export().facts), training.state().facts
 
 
 @pytest.fixture

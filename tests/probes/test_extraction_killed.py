@@ -38,15 +38,17 @@ def quiet(tmp_path_factory):
     return contents(folder)
 
 
-def test_killed_at_random_moments_and_continued(tmp_path, quiet):
+def test_killed_at_random_moments_and_continued(tmp_path, quiet, monkeypatch, capsys):
     end(start(tmp_path, 3))
     (journal,) = tmp_path.rglob(f"{KINDS[0].name}.journal")
     done = len({json.loads(line)["batch"] for line in journal.read_text().splitlines()})
     assert done, "every run was killed before it had done anything: the test shows nothing"
     with open(journal, "a") as file:
         file.write('{"batch": 5, "unre')  # a line that a crash of the machine cut off
+    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
     last = extract(*prepared(tmp_path))
     assert 0 < last.forwards < IMAGES
+    assert f"train: {IMAGES} of {IMAGES} images, {last.forwards} of them now, in " in capsys.readouterr().err
     assert contents(tmp_path) == quiet
 
 

@@ -29,13 +29,16 @@ def quiet(tmp_path_factory):
     return described(outcome(tmp_path_factory.mktemp("quiet")))
 
 
-def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch):
+def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch, capsys):
     """History and losses to the last bit, and every image's correctness."""
     saved = int(output_of(tmp_path, 2, 5, 10))
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
+    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
     assert described(outcome(tmp_path)) == quiet
-    assert saved >= 10 and updates == list(range(saved, quiet["facts"]["steps"]))
+    steps = quiet["facts"]["steps"]
+    assert f"{steps} of {steps} steps, {steps - saved} of them now, in " in capsys.readouterr().err
+    assert saved >= 10 and updates == list(range(saved, steps))
 
 
 def test_two_processes_of_torchrun_do_the_same_training(tmp_path, quiet):

@@ -1,6 +1,7 @@
 """A linear probe killed at random moments and continued, and under torchrun: the numbers of one quiet run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +30,16 @@ def quiet(tmp_path_factory):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet):
+def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monkeypatch, capsys):
     ended(tmp_path, protocol, 2)
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
     epoch = load_state(states(folder)[0]).facts["epoch"]
     assert 0 < epoch < EPOCHS, "no run was killed in the middle: the test shows nothing"
+    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
     assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
+    shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
+    done, whole, now = map(int, shown.groups())
+    assert done == whole and now * EPOCHS == whole * (EPOCHS - epoch)
 
 
 def test_two_processes_of_torchrun_agree(tmp_path, quiet):

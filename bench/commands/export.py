@@ -1,0 +1,52 @@
+"""Write the encoders of a pretraining, finished or not, as exports."""
+
+import argparse
+from pathlib import Path
+
+from engine.printing import say
+
+EPILOG = """examples:
+  bench export runs/mae                    of the newest state, to runs/mae/unfinished/export
+  bench export runs/dino --out early       early/export (teacher) and early/export-student
+
+The training may be running meanwhile, here or on another machine that shares the folder; nothing of it is changed.
+`bench run --checkpoint runs/mae` does this by itself.
+"""
+UNFINISHED = "unfinished"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench export`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder that `bench pretrain --out` names")
+    parser.add_argument("--out", type=Path, metavar="DIR",
+        help="where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: the exports are there, and their fingerprints come out again when they are read back."""
+    import shlex
+
+    from bench.cli.description import epochs_of
+    from bench.cli.outputs import check_new_export
+    from checkpoints.export import ViTExport
+    from pretrain.loop.exporting import exports_in, finished_export, is_run
+
+    folder = arguments.run
+    if not is_run(folder):
+        raise ValueError(f"{folder} is not the folder of a training; give what was --out of bench pretrain")
+    finished = finished_export(folder)
+    if finished and not arguments.out:
+        say(f"{folder} has finished: its encoder is in {finished}; --out DIR copies it")
+        return 0
+    out = arguments.out or folder / UNFINISHED
+    exports = list(exports_in(folder))
+    say(f"{folder}: epoch {epochs_of(exports[0][1].facts)}")
+    for name, export in exports:
+        check_new_export(out / name)
+        if problems := ViTExport.load(export.save(out / name)).verify():
+            raise ValueError(f"{out / name}: read back, it differs: {problems[0]}; is the disk sound?")
+        say(f"written and verified: {out / name} ({export.facts['branch']})")
+    first = shlex.quote(str(out / exports[0][0]))
+    say(f"evaluate it: bench run --checkpoint {first} --suite frozen --data NAME=folder:PATH --out results")
+    return 0

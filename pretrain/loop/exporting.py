@@ -1,0 +1,128 @@
+"""The encoders of a training as exports: of a method in memory, or of the folder that a run is writing.
+
+Reading a folder changes nothing in it, needs no images and runs no code of its files (JSON and safetensors). So it can
+be done while the training goes on in another process, or on another machine.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoints.export import ViTExport, is_export
+from checkpoints.spec import ViTSpec
+from engine.extensions import load_extension
+from engine.seeding import START, seeded
+from engine.training.states import newest_state
+from pretrain.method import Encoder, Method, TrainProgress
+
+RUN = "run.json"  # what is trained, see claims.py
+EXPORT = "export"  # of the first branch; the others' are export-BRANCH
+
+
+def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
+    """Folder name and export of each of the method's networks; the first is the one that its source evaluates."""
+    for number, (branch, encoder) in enumerate(method.encoders().items()):
+        yield EXPORT if number == 0 else f"{EXPORT}-{branch}", _exported(method, encoder, {**facts, "branch": branch})
+
+
+def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViTExport:
+    export = ViTExport.from_vit(encoder.vit, method.preparation, facts)
+    if not encoder.extra:
+        return export
+    extra = {name: tensor.detach().cpu().clone() for name, tensor in encoder.extra.items()}
+    return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
+
+
+def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """What the exports after `step` updates say of the run that `identity` (run.json) describes.
+
+    Before the end they say `unfinished`: updates done, updates and epochs in all; and the name shows it.
+    """
+    progress, settings, data = clock_of(identity, step), identity["settings"], identity["data"]
+    facts = {key: value for key, value in identity.items() if key not in ("settings", "data")}
+    facts |= {
+        "official_code": settings["source"],
+        "epochs": progress.time,
+        "data": data["url"],
+        "data_fingerprint": data["fingerprint"],
+        "skipped_images": skipped,
+    }
+    facts |= {"warnings": list(warnings)} if warnings else {}
+    if step < progress.steps:
+        facts["unfinished"] = {"step": step, "steps": progress.steps, "epochs": progress.epochs}
+        facts |= {"name": f"{facts['name']}-epoch{epochs_done(progress)}of{progress.epochs}"} if "name" in facts else {}
+    return facts
+
+
+def clock_of(identity: Mapping[str, Any], step: int) -> TrainProgress:
+    """Where the run stands after `step` updates."""
+    settings = identity["settings"]
+    steps_per_epoch = identity["data"]["images"] // settings["batch"]
+    return TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=settings["epochs"])
+
+
+def epochs_done(progress: TrainProgress) -> str:
+    """`12.25`, of an epoch two decimals."""
+    return f"{round(progress.time, 2):.6g}"
+
+
+def is_run(folder: Path | str) -> bool:
+    """Whether something was begun in this folder that keeps a run.json; it may be another program's."""
+    return (Path(folder) / RUN).is_file()
+
+
+def finished_export(folder: Path) -> Path | None:
+    """The first branch's export of a finished run; None where there is none yet, or one of an earlier epoch."""
+    path = folder / EXPORT
+    if not is_export(path):
+        return None
+    facts = json.loads((path / "config.json").read_text(encoding="utf-8"))["vit_export"]
+    return path if facts.get("epochs", 0) >= identity_in(folder)["settings"]["epochs"] else None
+
+
+def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
+    """Folder name and export of each network of a run as it is now: its own exports where it has finished, else made
+    of its newest state. ValueError says what is missing or does not fit."""
+    if finished_export(folder):
+        for path in sorted(path for path in folder.glob(f"{EXPORT}*") if is_export(path)):
+            yield path.name, ViTExport.load(path)
+        return
+    identity = identity_in(folder)
+    state = newest_state(folder / "states", "method.")
+    if state is None:
+        raise ValueError(
+            f"{folder} has no training state yet: one is written every --save-minutes, and when the training is "
+            f"stopped; {folder / 'start'} is the encoder before it"
+        )
+    method = method_of(identity, folder)
+    try:
+        method.load_state_dict(state.tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
+    found, warnings = state.facts, state.facts.get("learning", {}).get("warnings", {})
+    yield from exports_of(method, facts_of(identity, found["step"], len(found["unreadable"]), tuple(warnings.values())))
+
+
+def identity_in(folder: Path) -> dict[str, Any]:
+    """What run.json says of the training in `folder`. ValueError for what is no training of ours."""
+    path = folder / RUN
+    try:
+        identity = json.loads(path.read_text(encoding="utf-8"))
+        facts_of(identity, 0)
+        identity["method"], identity["settings"]["spec"], identity["settings"]["settings"]
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{path} does not describe a training ({type(error).__name__}: {error})") from error
+    return identity
+
+
+def method_of(identity: Mapping[str, Any], folder: Path) -> Method:
+    """The method that run.json describes, with initial weights. ValueError where this version has no such settings."""
+    module, settings = load_extension("methods", identity["method"]), identity["settings"]
+    kind = type(next(iter(module.RECIPES.values())).settings)
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["settings"].items()}
+    try:
+        with seeded(START, 0):
+            return module.METHOD(ViTSpec(**settings["spec"]), kind(**own))
+    except TypeError as error:
+        raise ValueError(f"{folder / RUN} has other settings than {identity['method']} in this version") from error

@@ -1,0 +1,134 @@
+"""The encoder of a training before it has finished: `bench export RUN`, `bench run --checkpoint RUN`, and inspect."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_trainings import digits, same, trainer
+
+from checkpoints.export import ViTExport
+
+NAMES = {"name": "dino-smoke", "recipe": "smoke"}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A training of two branches, stopped after update 4 of 6, whose images are on another machine."""
+    images = replace(digits(), url="folder:/nowhere")
+    settings = dict(images=images, facts=NAMES, monitor=lambda export, progress: found.stop() or {}, monitor_every=1)
+    found = trainer("dino", tmp_path_factory.mktemp("stopped"), export_every=1, **settings)
+    assert found.train() == "stopped" and found.step == 4
+    return found
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_encoders_of_a_stopped_training_are_exported(bench, stopped, tmp_path):
+    before = files_in(stopped.run.out)
+    code, out, _ = bench("export", stopped.run.out, "--out", tmp_path / "early")
+    assert code == 0 and f"{stopped.run.out}: epoch 1.33 of 2, not finished (update 4 of 6)\n" in out
+    assert files_in(stopped.run.out) == before
+    assert {path.name for path in (tmp_path / "early").iterdir()} == {"export", "export-student"}
+    for name, now in stopped.exports():
+        written = ViTExport.load(tmp_path / "early" / name)
+        assert same(written.tensors, now.tensors) and written.digest == now.digest
+        assert written.facts["unfinished"] == {"step": 4, "steps": 6, "epochs": 2}
+        assert (written.facts["name"], written.facts["epochs"]) == ("dino-smoke-epoch1.33of2", pytest.approx(4 / 3))
+        assert dict(written.facts) == json.loads(json.dumps(dict(now.facts)))
+    code, out, _ = bench("inspect", tmp_path / "early/export-student")
+    assert code == 0 and "epochs       1.33 of 2, not finished (update 4 of 6)\n" in out
+
+
+def test_without_a_place_they_lie_in_the_runs_folder_and_the_training_goes_on(bench, stopped, tmp_path):
+    """To the bits of one that nobody looked at; then its own export is the one that counts."""
+    run, quiet = tmp_path / "run", tmp_path / "quiet"
+    shutil.copytree(stopped.run.out, run)
+    shutil.copytree(stopped.run.out, quiet)
+    for _ in range(2):
+        assert bench("export", run)[0] == 0
+    assert ViTExport.load(run / "unfinished/export").digest == stopped.first_export().digest
+    ends = [trainer("dino", out, images=stopped.images, facts=NAMES, resume=True) for out in (run, quiet)]
+    assert [end.train() for end in ends] == ["finished"] * 2 and same(*(end.state().tensors for end in ends))
+    code, out, _ = bench("export", run)
+    assert code == 0 and out == f"{run} has finished: its encoder is in {run / 'export'}; --out DIR copies it\n"
+    assert bench("export", run, "--out", tmp_path / "copy")[0] == 0
+    for name, now in ends[0].exports():
+        copy = ViTExport.load(tmp_path / "copy" / name)
+        assert copy.digest == now.digest and copy.facts["name"] == "dino-smoke" and "unfinished" not in copy.facts
+    code, out, _ = bench("inspect", run)
+    assert code == 0 and "epochs       2.0\n" in out
+
+
+def test_a_run_takes_the_newest_state_and_later_the_export(bench, toys, stopped, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(stopped.run.out, run)
+    words = ("run", "--checkpoint", run, "--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "results")
+    assert ViTExport.load(run / "export").facts["unfinished"]["step"] == 3, "--export-every wrote none"
+    code, out, _ = bench(*words, "--dry-run")
+    assert code == 0 and not (tmp_path / "results").exists()
+    code, out, _ = bench(*words)
+    assert code == 0 and out.splitlines()[0] == (
+        f"{run}: epoch 1.33 of 2, not finished (update 4 of 6): the encoder of its newest state is taken"
+    )
+    now = stopped.first_export().digest[:8]
+    assert [path.name for path in (tmp_path / "results/exports").iterdir()] == [f"dino-smoke-epoch1.33of2-{now}"]
+    assert "1 skipped" in bench(*words)[1]
+    trainer("dino", run, images=stopped.images, facts=NAMES, resume=True).train()
+    code, out, _ = bench(*words)
+    assert code == 0 and "not finished" not in out and "1 done" in out
+    names = [
+        json.loads(path.read_text())["checkpoint"]["name"] for path in (tmp_path / "results/results").rglob("*.json")
+    ]
+    assert sorted(names) == ["dino-smoke", "dino-smoke-epoch1.33of2"]
+    with open(tmp_path / "results/leaderboard.csv") as file:
+        assert "dino-smoke-epoch1.33of2," in file.read()
+
+
+def test_an_export_that_is_replaced_meanwhile_is_not_mistaken(bench, toys, exports, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.run.runner.load", lambda reference: ViTExport.load(exports[1]))
+    words = ("--suite", "toy@one", "--data", "tiny=tiny:", "--out", tmp_path / "results")
+    code, _, err = bench("run", "--checkpoint", exports[0], *words)
+    assert code == 2 and err.endswith(
+        f"bench: error: {exports[0]} was replaced while this ran; run the same command again\n"
+    )
+
+
+def test_a_state_named_as_a_checkpoint_says_what_to_name(bench, stopped):
+    state = next((stopped.run.out / "states").iterdir())
+    code, out, err = bench("inspect", state)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"bench run and bench inspect take {stopped.run.out}, " in err and f"`bench export {stopped.run.out}`" in err
+
+
+def changed(run: Path, change) -> None:
+    described = json.loads((run / "run.json").read_text())
+    change(described)
+    (run / "run.json").write_text(json.dumps(described))
+
+
+WRONG = [
+    (lambda run: (run / "run.json").unlink(), "is not the folder of a training; give what was --out of bench pretrain"),
+    (lambda run: shutil.rmtree(run / "states"), "has no training state yet: one is written every --save-minutes, and"),
+    (lambda run: next((run / "states").iterdir()).write_bytes(b""), "states: all 1 training states are broken"),
+    (lambda run: (run / "run.json").write_text("{}"), "run.json does not describe a training (KeyError: 'settings')"),
+    (lambda run: (run / "run.json").write_text("[1]"), "run.json does not describe a training (TypeError: "),
+    (lambda run: (run / "run.json").write_text("{"), "run.json does not describe a training (JSONDecodeError: "),
+    (lambda run: changed(run, lambda found: found.update(method="dyno")), "no method called 'dyno'; there are: "),
+    (lambda run: changed(run, lambda found: found["settings"]["settings"].update(warmth=1)),
+     "run.json has other settings than dino in this version"),
+    (lambda run: changed(run, lambda found: found["settings"]["spec"].update(depth=3)),
+     "its states do not fit dino as it is in this version"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "told"), WRONG, ids=[told[:24] for _, told in WRONG])
+def test_what_cannot_be_exported_is_one_line(harm, told, bench, stopped, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(stopped.run.out, run)
+    harm(run)
+    code, out, err = bench("export", run)
+    assert (code, out) == (2, "") and told in err and err.count("\n") == 1 and not (run / "unfinished").exists()

@@ -1,0 +1,163 @@
+"""A training that does not learn says so, one that learns does not; and what the comparison rests on."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import digits, trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain.loop.exporting import exports_in
+from pretrain.loop.learning import Learning, pictures_of, spread_and_rank
+from pretrain.parts import trivial
+from pretrain.parts.losses import byol_loss
+from pretrain.schedules import WarmupCosine
+
+LR = 3e-3
+FEWEST = 80  # updates: so small a network needs no more for a verdict
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """A training of so many updates of 16 images, judged at its end."""
+
+    def train(name: str, lr: float, updates: int = FEWEST):
+        monkeypatch.setattr("pretrain.loop.learning.FEWEST", updates)
+        recipe = {"batch": 16, "epochs": updates // 2, "lr": lr}
+        training = trainer(name, tmp_path, images=digits(32), recipe=recipe)
+        assert training.train() == "finished"
+        return training
+
+    return train
+
+
+def lines_of(out) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_training_that_learns_gives_no_warning(trained, tmp_path, capsys):
+    training = trained("mae", LR)
+    assert training.learning.means["loss"] < 0.95 * lines_of(tmp_path)[-1]["trivial_loss"]
+    assert training.learning.warnings == {} and "warning" not in capsys.readouterr().err
+    assert not any("warnings" in line for line in lines_of(tmp_path))
+    assert "warnings" not in training.first_export().facts
+
+
+@pytest.mark.parametrize(("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, FEWEST), ("dino", 1e-9, 50)])
+def test_a_broken_rate_is_told_once_and_recorded(name, lr, updates, trained, tmp_path, capsys):
+    """None to speak of, or a hundred times what the network learns by."""
+    training = trained(name, lr, updates)
+    (told,) = training.learning.warnings.values()
+    assert told.startswith("the loss is ") and "nothing is learned; try lr (peak now " in told and "\n" not in told
+    console = capsys.readouterr().err
+    assert console.count("warning") == console.count(f"warning: epoch {updates // 2}: {told}\n") == 1
+    assert [line["step"] for line in lines_of(tmp_path) if line.get("warnings") == [told]] == [training.step]
+    assert training.first_export().facts["warnings"] == [told]
+    assert next(exports_in(tmp_path))[1].facts["warnings"] == [told]
+
+
+def test_a_collapsed_encoder_is_told(tmp_path):
+    training = trainer("mae", tmp_path)
+    training.learning.means = {"loss": 0.1}
+    views = next(training.parts(range(1))).views
+    progress = replace(training.progress(), step=200)
+    for parameter in training.method.autoencoder.vit.trunk.blocks.parameters():
+        torch.nn.init.zeros_(parameter)  # the class token passes through them as it is
+    training.learning.assess(training.method, training.recipe, views, progress, "float32")
+    (told,) = training.learning.warnings.values()
+    assert told.startswith("the features of all images are the same, to ") and "the encoder has collapsed; try" in told
+
+
+@pytest.mark.parametrize(
+    ("step", "images", "warmup", "subjects"),
+    [(200, 8, 1, ["loss"]), (199, 8, 1, []), (200, 7, 1, []), (200, 8, 67, []), (201, 8, 67, ["loss"])],
+)
+def test_nothing_is_said_of_few_updates_of_a_warm_up_and_of_few_images(step, images, warmup, subjects, tmp_path):
+    training = trainer("mae", tmp_path, recipe={"epochs": 100, "schedule": WarmupCosine(warmup=warmup)})
+    training.learning.means = {"loss": 5.0}
+    views = {name: view[:images] for name, view in next(training.parts(range(1))).views.items()}
+    progress = replace(training.progress(), step=step)
+    found = training.learning.assess(training.method, training.recipe, views, progress, "float32")
+    assert list(training.learning.warnings) == subjects and bool(found) == (images == 8)
+
+
+def test_an_update_costs_no_operation_of_torch():
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} was called")
+
+    found = Learning()
+    with Refusing():
+        for step in range(300):
+            found.add(step, {"loss": float(step), "grad_norm": 1.0})
+    assert found.means["grad_norm"] == 1.0 and 299 - 60 < found.means["loss"] < 299 - 40
+
+
+def test_means_are_plain_means_at_first_and_then_of_the_newest():
+    found = Learning()
+    for step in range(50):
+        found.add(step, {"loss": float(step)})
+    assert found.means["loss"] == pytest.approx(24.5)
+    for step in range(50, 1000):
+        found.add(step, {"loss": 7.0})
+    assert found.means["loss"] == pytest.approx(7.0, abs=1e-6)
+    resumed = Learning(**json.loads(json.dumps(found.state())))
+    for each in (found, resumed):
+        each.add(1000, {"loss": 1 / 3})
+    assert found == resumed
+
+
+def test_spread_and_rank():
+    torch.manual_seed(0)
+    same = torch.randn(1, 16).expand(32, 16)
+    assert spread_and_rank(same)[0] == pytest.approx(0.0, abs=1e-7)
+    spread, rank = spread_and_rank(torch.randn(20_000, 16))
+    assert spread == pytest.approx(1.0, abs=1e-2) and rank == pytest.approx(16.0, rel=1e-2)
+    line = torch.linspace(-1, 1, 9).unsqueeze(1) * torch.randn(16)
+    assert spread_and_rank(line + 3.0 * torch.ones(16))[1] == pytest.approx(1.0)
+    assert spread_and_rank(torch.zeros(4, 3)) == (0.0, 1.0)
+
+
+def test_the_first_view_of_the_encoders_size_is_looked_at():
+    crops = torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 3, 3, 8, 8)
+    views = {"noise": torch.zeros(2, 3, 8), "local": torch.zeros(2, 5, 3, 4, 4), "global": crops}
+    assert torch.equal(pictures_of(views, 8), crops[:, 0])
+    assert torch.equal(pictures_of({"image": crops[:, 1]}, 8), crops[:, 1])
+    assert pictures_of({"noise": torch.zeros(2, 3, 8)}, 8) is None
+
+
+@pytest.mark.parametrize("loss", ["l1", "l2", "smooth_l1"])
+def test_no_constant_predicts_pixels_better(loss):
+    """But for what a batch of 512 patches of 2 values cannot tell."""
+    torch.manual_seed(0)
+    targets = torch.rand(8, 64, 2).square()
+    losses = {"l1": torch.nn.L1Loss(), "l2": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
+    grid = torch.cartesian_prod(*[torch.linspace(0, 1, 201)] * 2)
+    best = min(losses[loss](guess.expand_as(targets), targets).item() for guess in grid)
+    assert trivial.of_pixels(targets, loss).item() == pytest.approx(best, rel=1e-3)
+
+
+def test_no_constant_predicts_directions_better():
+    torch.manual_seed(0)
+    centre = torch.nn.functional.normalize(torch.randn(32), dim=0)
+    everything = centre + 0.1 * torch.randn(100_000, 32)
+    whole = byol_loss(everything.mean(dim=0).expand_as(everything), everything).item()
+    batches = torch.stack([trivial.of_directions(batch) for batch in everything[:8000].split(8)])
+    assert batches.mean().item() == pytest.approx(whole, rel=0.02)
+    assert trivial.of_directions(torch.randn(1, 32)).item() == 2.0
+    assert trivial.of_directions(centre.expand(9, 32)).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_mean_assignment_is_the_constant_of_least_divergence():
+    torch.manual_seed(0)
+    shares = (3 * torch.randn(64, 5)).softmax(dim=1)
+
+    def divergence(guess):
+        return (shares * (shares.log() - guess.log())).sum(dim=1).mean().item()
+
+    found = trivial.of_assignments(shares).item()
+    assert found == pytest.approx(divergence(shares.mean(dim=0)), rel=1e-5)
+    assert all(divergence(torch.rand(5).softmax(dim=0)) > found for _ in range(50))
+    assert trivial.of_assignments(torch.eye(4)).item() == pytest.approx(math.log(4))
