@@ -15,6 +15,7 @@ from small_trainings import (
     batches,
     cut,
     digits,
+    forward_pass,
     progress,
     same,
     small_recipe,
@@ -106,8 +107,7 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
     method = updates(name, small_recipe(name)).method
     (views,) = batches(method, cut())
     before = torch.random.get_rng_state()
-    method.before_forward(progress(cut()))
-    loss, logs, _ = method(views)
+    loss, logs, _ = forward_pass(method, views, progress(cut()))
     assert torch.equal(torch.random.get_rng_state(), before), "forward draws random numbers"
     assert loss.ndim == 0 and loss.dtype == torch.float64 and loss.isfinite()
     assert all(torch.as_tensor(value).numel() == 1 for value in logs.values())
@@ -123,7 +123,7 @@ def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
     """A forward pass between, so that whatever it would leave behind is there."""
     method = updates(name, small_recipe(name)).method
     (views,) = batches(method, cut())
-    loss, logs = method(views, progress(cut()))
+    loss, logs, _ = forward_pass(method, views, progress(cut()))
     before = {where: value.clone() for where, value in method.state_dict().items()}
     modes, random = [module.training for module in method.modules()], torch.random.get_rng_state()
     found = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
