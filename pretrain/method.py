@@ -27,13 +27,14 @@ Views = Callable[[Image.Image], dict[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainProgress:
-    """Where a training stands. step: updates done. part: forward pass of this update, 0..parts-1 (accumulation)."""
+    """Where a training stands. step: updates done. micro_batch: forward pass of this update, from 0 to
+    micro_batches - 1 (accumulation)."""
 
     step: int
     steps_per_epoch: int
     epochs: int
-    part: int = 0
-    parts: int = 1
+    micro_batch: int = 0
+    micro_batches: int = 1
 
     @property
     def steps(self) -> int:
@@ -51,12 +52,12 @@ class TrainProgress:
         return self.step / self.steps_per_epoch
 
     @property
-    def is_first_part(self) -> bool:
-        return self.part == 0
+    def is_first_micro_batch(self) -> bool:
+        return self.micro_batch == 0
 
     @property
-    def is_last_part(self) -> bool:
-        return self.part == self.parts - 1
+    def is_last_micro_batch(self) -> bool:
+        return self.micro_batch == self.micro_batches - 1
 
 
 class Step(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.distributed import World
 from engine.extensions import load_extension
 from imagesets.sets import ImageSet, open_set
-from pretrain.loop.images import Cut, Parts, cut_of
+from pretrain.loop.images import BatchPlan, MicroBatches, batch_plan
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Updates
 from pretrain.method import Method, Step, TrainProgress
@@ -43,23 +43,27 @@ def updates(name: str, recipe: Recipe, **settings: Any) -> Updates:
     return Updates(build(load_extension("methods", name), recipe, seed=0), recipe, **settings)
 
 
-def cut(parts: int = 1) -> Cut:
+def plan(parts: int = 1) -> BatchPlan:
     """All images, a batch in `parts` parts."""
-    return cut_of(IMAGES, BATCH, 1, BATCH // parts, seed=0)
+    return batch_plan(IMAGES, BATCH, 1, BATCH // parts, seed=0)
 
 
-def batches(method: Method, cut: Cut, step: int = 0) -> list[Mapping[str, Tensor]]:
+def batches(method: Method, plan: BatchPlan, step: int = 0) -> list[Mapping[str, Tensor]]:
     """The views of one update, in torch's default precision; the same images however many parts there are."""
-    parts = Parts(image_set=digits(), views=method.views(), cut=cut, rank=0, steps=range(step, step + 1))
-    return [{name: as_default(values) for name, values in parts[part].views.items()} for part in range(cut.parts)]
+    parts = MicroBatches(image_set=digits(), views=method.views(), plan=plan, rank=0, steps=range(step, step + 1))
+    return [
+        {name: as_default(values) for name, values in parts[part].views.items()} for part in range(plan.micro_batches)
+    ]
 
 
 def as_default(values: Tensor) -> Tensor:
     return values.to(torch.get_default_dtype()) if values.is_floating_point() else values
 
 
-def progress(cut: Cut, step: int = 0) -> TrainProgress:
-    return TrainProgress(step=step, steps_per_epoch=cut.steps_per_epoch, epochs=EPOCHS, parts=cut.parts)
+def progress(plan: BatchPlan, step: int = 0) -> TrainProgress:
+    return TrainProgress(
+        step=step, steps_per_epoch=plan.steps_per_epoch, epochs=EPOCHS, micro_batches=plan.micro_batches
+    )
 
 
 def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

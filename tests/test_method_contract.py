@@ -13,9 +13,9 @@ from small_trainings import (
     EPOCHS,
     IMAGES,
     batches,
-    cut,
     digits,
     forward_pass,
+    plan,
     progress,
     same,
     small_recipe,
@@ -28,7 +28,7 @@ from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.images import Parts, stream
+from pretrain.loop.images import MicroBatches, stream
 from pretrain.loop.learning import Learning
 from pretrain.method import Method
 from pretrain.schedules import Constant
@@ -94,7 +94,7 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     found = []
     for workers in (0, 1, 2):
         torch.manual_seed(workers)
-        parts = Parts(image_set=digits(), views=views, cut=cut(), rank=0, steps=range(2, 5))
+        parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2, 5))
         found.append([part.views for part in stream(parts, workers, "cpu", skip_bad=False)])
     for others in found[1:]:
         assert all(same(first, second) for first, second in zip(found[0], others, strict=True))
@@ -105,9 +105,9 @@ def test_views_are_the_same_however_many_processes_make_them(name):
 def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name, double):
     """In float64, so that no method names a precision; nothing is drawn, so that processes do not matter."""
     method = updates(name, small_recipe(name)).method
-    (views,) = batches(method, cut())
+    (views,) = batches(method, plan())
     before = torch.random.get_rng_state()
-    loss, logs, _ = forward_pass(method, views, progress(cut()))
+    loss, logs, _ = forward_pass(method, views, progress(plan()))
     assert torch.equal(torch.random.get_rng_state(), before), "forward draws random numbers"
     assert loss.ndim == 0 and loss.dtype == torch.float64 and loss.isfinite()
     assert all(torch.as_tensor(value).numel() == 1 for value in logs.values())
@@ -122,12 +122,12 @@ def test_a_forward_pass_gives_a_loss_and_gradients_where_they_are_asked_for(name
 def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
     """A forward pass between, so that whatever it would leave behind is there."""
     method = updates(name, small_recipe(name)).method
-    (views,) = batches(method, cut())
-    loss, logs, _ = forward_pass(method, views, progress(cut()))
+    (views,) = batches(method, plan())
+    loss, logs, _ = forward_pass(method, views, progress(plan()))
     before = {where: value.clone() for where, value in method.state_dict().items()}
     modes, random = [module.training for module in method.modules()], torch.random.get_rng_state()
     found = Learning(means={name: value.item() for name, value in {"loss": loss, **logs}.items()})
-    measured = found.assess(method, small_recipe(name), views, progress(cut()), "float32")
+    measured = found.assess(method, small_recipe(name), views, progress(plan()), "float32")
     assert torch.equal(torch.random.get_rng_state(), random) and same(method.state_dict(), before)
     assert [module.training for module in method.modules()] == modes
     trivial = {name.removeprefix("trivial_"): value for name, value in measured.items() if name.startswith("trivial_")}
@@ -149,7 +149,7 @@ def test_parts_of_a_batch_add_up_to_it(name, double):
     for parts in (1, 2):
         training = updates(name, recipe)
         for step in range(3):
-            training.run(batches(training.method, cut(parts), step), progress(cut(parts), step))
+            training.run(batches(training.method, plan(parts), step), progress(plan(parts), step))
         ends.append(training.method.state_dict())
         assert all(entry["step"] == 3 for entry in training.optimizer.state_dict()["state"].values())
     norms = [module for module in training.method.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -164,8 +164,8 @@ def test_updates_lower_the_loss_of_their_batch(name):
     """By small steps, and as long as what is to be predicted stays: a teacher and its centre move after the update."""
     training = updates(name, small_recipe(name, lr=1e-4, schedule=Constant()))
     training.method.after_update = lambda progress: None
-    views = batches(training.method, cut())
-    losses = [training.run(views, progress(cut(), step))["loss"] for step in range(4)]
+    views = batches(training.method, plan())
+    losses = [training.run(views, progress(plan(), step))["loss"] for step in range(4)]
     assert losses[-1] < losses[0], losses
 
 
@@ -205,6 +205,6 @@ def test_bfloat16_gives_nearly_the_same_loss(name):
     losses = []
     for precision in ("float32", "bfloat16"):
         training = updates(name, recipe, precision=precision)
-        losses.append(training.run(batches(training.method, cut()), progress(cut()))["loss"])
+        losses.append(training.run(batches(training.method, plan()), progress(plan()))["loss"])
         assert all(parameter.dtype == torch.float32 for parameter in training.method.parameters())
     assert losses[1] != losses[0] and losses[1] == pytest.approx(losses[0], rel=0.05)

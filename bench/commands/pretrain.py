@@ -7,7 +7,7 @@ from bench.cli.arguments import above_zero, positive, whole_number
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
-  bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --at-once 128 --resume
+  bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --micro-batch 128 --resume
   bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
   torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
-    parser.add_argument("--at-once", type=positive, metavar="N",
+    parser.add_argument("--micro-batch", "--at-once", type=positive, metavar="N",
         help="at most N images of a process in a forward pass; the recipe's batch is made of several")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
     parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         precision=precision,
         seed=arguments.seed,
         workers=arguments.workers,
-        at_once=arguments.at_once,
+        micro_batch=arguments.micro_batch,
         skip_bad=arguments.skip_bad,
         resume=arguments.resume,
         save_minutes=arguments.save_minutes,

@@ -104,7 +104,7 @@ def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> 
 
 def described(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
     """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
-    recipe, run, cut = trainer.recipe, trainer.run, trainer.cut
+    recipe, run, plan = trainer.recipe, trainer.run, trainer.plan
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
     if settings:
         names = names_by_path(recipe)
@@ -113,18 +113,18 @@ def described(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterato
     spec, vit = recipe.spec, next(iter(encoders.values())).vit
     sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, trainer.method)]
     trained = sum(p.numel() for p in trainer.method.parameters() if p.requires_grad)
-    left_out = cut.count - cut.steps_per_epoch * cut.batch
+    left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
     yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
-    yield f"  images    {cut.count} of {trainer.images.url}{notes}"
+    yield f"  images    {plan.count} of {trainer.images.url}{notes}"
     yield (
-        f"  updates   {recipe.epochs * cut.steps_per_epoch}: {recipe.epochs} epochs of {cut.steps_per_epoch}, "
-        f"{cut.batch} images in each; {left_out} images of each epoch are left out"
+        f"  updates   {recipe.epochs * plan.steps_per_epoch}: {recipe.epochs} epochs of {plan.steps_per_epoch}, "
+        f"{plan.batch} images in each; {left_out} images of each epoch are left out"
     )
     yield (
-        f"  forward   {cut.part_size} images at once; {cut.parts} x {trainer.world.size} of these (parts x processes) "
-        f"make an update; {run.precision} on {run.device}"
+        f"  forward   micro-batches of {plan.micro_batch_size} images; {plan.micro_batches} x {trainer.world.size} of "
+        f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
     if isinstance(run.monitor, OnlineKnn):
         yield f"  k-NN      on {run.monitor.space.data}, epochs between: {run.monitor_every}"

@@ -1,10 +1,10 @@
 """The views a training sees, in order: the same whatever the number of loader processes, and after any restart.
 
 Everything random about image i in epoch e comes from (seed, e, i). An update's batch is a stretch of the epoch's order;
-each process takes an equal stretch of it, and goes through that in equal parts where memory asks for it. Loader
-processes make a part in small pieces, so that together they work two parts ahead however many they are.
+each process takes an equal stretch of it, and goes through that in equal micro-batches where memory asks for it.
+Loader processes make a micro-batch in small pieces, so that together they work two ahead however many they are.
 
-B images of one part, or of a piece of it.
+B images of one micro-batch, or of a piece of it.
 """
 
 import os
@@ -26,20 +26,20 @@ from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
 PIECE, SIDE = 16, 224  # images of so many pixels a side that a loader process makes and hands over at once, at most
-PIECES = 64  # of a part, at most: two parts ahead must stay far below the 1024 open files of a process
-AHEAD = 2  # parts that all loader processes make in advance, and pieces that each of them does at least
+PIECES = 64  # of a micro-batch, at most: two ahead must stay far below the 1024 open files of a process
+AHEAD = 2  # micro-batches that all loader processes make in advance, and pieces that each of them does at least
 DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class BatchPlan:
     """How `count` images become updates of `batch` images, those become the shares of `world` processes, and a share
-    becomes `parts` forward passes. What does not fill a batch is left out, other images in every epoch."""
+    becomes `micro_batches` forward passes. What does not fill a batch is left out, other images in every epoch."""
 
     count: int
     batch: int
     world: int
-    parts: int
+    micro_batches: int
     seed: int
 
     @property
@@ -47,37 +47,39 @@ class Cut:
         return self.count // self.batch
 
     @property
-    def part_size(self) -> int:
+    def micro_batch_size(self) -> int:
         """Images of one process in one forward pass."""
-        return self.batch // self.world // self.parts
+        return self.batch // self.world // self.micro_batches
 
-    def places(self, step: int, rank: int, part: int) -> list[int]:
-        """Places in the training set of the images of one part."""
+    def places(self, step: int, rank: int, micro_batch: int) -> list[int]:
+        """Places in the training set of the images of one micro-batch."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        start = within * self.batch + rank * (self.batch // self.world) + part * self.part_size
-        return shuffled(self.count, self.seed, epoch)[start : start + self.part_size].tolist()
+        start = within * self.batch + rank * (self.batch // self.world) + micro_batch * self.micro_batch_size
+        return shuffled(self.count, self.seed, epoch)[start : start + self.micro_batch_size].tolist()
 
 
-def cut_of(count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set") -> Cut:
-    """The cut with the fewest parts of at most `most` images. ValueError where batch, set and processes do not fit."""
+def batch_plan(count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set") -> BatchPlan:
+    """The plan with the fewest micro-batches of at most `most` images. ValueError where batch, set and processes do not
+    fit."""
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
     share = share_of(batch, world)
-    parts = share // micro_batch_size(share, most or share)
-    return Cut(count=count, batch=batch, world=world, parts=parts, seed=seed)
+    micro_batches = share // micro_batch_size(share, most or share)
+    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed)
 
 
-class Part(NamedTuple):
-    """A part, or a piece of one. views: name -> (B, ...). unreadable: place -> why, replaced by the next image that can
-    be read."""
+class MicroBatch(NamedTuple):
+    """A micro-batch, or a piece of one. views: name -> (B, ...). unreadable: place -> why, replaced by the next image
+    that can be read."""
 
     views: Mapping[str, Tensor]
     unreadable: dict[int, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parts(Dataset):
-    """The parts of process `rank` for `steps`, in order, in pieces of `size` images, the last of a part maybe smaller.
+class MicroBatches(Dataset):
+    """The micro-batches of process `rank` for `steps`, in order, in pieces of `size` images, the last one of each maybe
+    smaller.
 
     In place of a piece that cannot be made, the error: one that a loader process raises would arrive as the text of its
     traceback.
@@ -85,47 +87,47 @@ class Parts(Dataset):
 
     image_set: ImageSet
     views: Views
-    cut: Cut
+    plan: BatchPlan
     rank: int
     steps: range
     size: int = PIECE
 
     @property
     def pieces(self) -> int:
-        """Pieces of one part."""
-        return ceil(self.cut.part_size / self.size)
+        """Pieces of one micro-batch."""
+        return ceil(self.plan.micro_batch_size / self.size)
 
     def __len__(self) -> int:
-        return len(self.steps) * self.cut.parts * self.pieces
+        return len(self.steps) * self.plan.micro_batches * self.pieces
 
-    def __getitem__(self, item: int) -> Part | ValueError | OSError:
+    def __getitem__(self, item: int) -> MicroBatch | ValueError | OSError:
         try:
             return self.piece(item)
         except (ValueError, OSError) as error:
             return error
 
-    def piece(self, item: int) -> Part:
+    def piece(self, item: int) -> MicroBatch:
         whole, piece = divmod(item, self.pieces)
-        update, part = divmod(whole, self.cut.parts)
+        update, micro_batch = divmod(whole, self.plan.micro_batches)
         step = self.steps[update]
-        places = self.cut.places(step, self.rank, part)[piece * self.size : (piece + 1) * self.size]
-        epoch = step // self.cut.steps_per_epoch
+        places = self.plan.places(step, self.rank, micro_batch)[piece * self.size : (piece + 1) * self.size]
+        epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with kept():
             found = [self.sample(place, epoch, unreadable) for place in places]
-        return Part(default_collate(found), unreadable)
+        return MicroBatch(default_collate(found), unreadable)
 
     def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next one that can be read."""
         image, _ = self.image_set.next_readable(place, unreadable)
-        seed(AUGMENT, self.cut.seed, epoch, place)
+        seed(AUGMENT, self.plan.seed, epoch, place)
         return self.views(image)
 
 
-def piece_of(side: int, part_size: int) -> int:
-    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE; more where a part would be too many
+def piece_of(side: int, micro_batch_size: int) -> int:
+    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE; more where there would be too many
     pieces. Handing one over takes time, and an open file for each of its tensors until it is taken."""
-    return max(1, PIECE * SIDE**2 // side**2, ceil(part_size / PIECES))
+    return max(1, PIECE * SIDE**2 // side**2, ceil(micro_batch_size / PIECES))
 
 
 def default_workers(device: str) -> int:
@@ -134,46 +136,46 @@ def default_workers(device: str) -> int:
     return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
 
 
-def stream(parts: Parts, workers: int, device: str, skip_bad: bool) -> Generator[Part]:
-    """All parts in order, their views on `device`; close it to end the loader processes.
+def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
+    """All micro-batches in order, their views on `device`; close it to end the loader processes.
 
     Raises UnreadableImage unless `skip_bad`.
     """
     loader = iter(
         DataLoader(
-            parts,
+            micro_batches,
             batch_size=None,
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
-            prefetch_factor=max(AHEAD, ceil(AHEAD * parts.pieces / workers)) if workers else None,
+            prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
             worker_init_fn=_settle,
         )
     )
     try:
-        for _ in range(len(parts) // parts.pieces):
-            yield _joined([_good(next(loader), parts, skip_bad) for _ in range(parts.pieces)], device)
+        for _ in range(len(micro_batches) // micro_batches.pieces):
+            yield _joined([_good(next(loader), micro_batches, skip_bad) for _ in range(micro_batches.pieces)], device)
     finally:
         del loader  # the last reference, even where an error holds this frame: its processes end now
 
 
-def _good(found: Part | Exception, parts: Parts, skip_bad: bool) -> Part:
+def _good(found: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
     """A piece as it came out of the loader; raises what is wrong with it."""
     if isinstance(found, Exception):
         raise found
-    piece = Part(*found)
+    piece = MicroBatch(*found)
     if piece.unreadable and not skip_bad:
         place, reason = next(iter(piece.unreadable.items()))
-        raise UnreadableImage(parts.image_set.path(place), reason)
+        raise UnreadableImage(micro_batches.image_set.path(place), reason)
     return piece
 
 
-def _joined(pieces: list[Part], device: str) -> Part:
-    """One part. Pieces go to a GPU as they are, from pinned memory, and are put together there."""
+def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
+    """One micro-batch. Pieces go to a GPU as they are, from pinned memory, and are put together there."""
     views = {
         name: _together([piece.views[name].to(device, non_blocking=True) for piece in pieces])
         for name in pieces[0].views
     }
-    return Part(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
+    return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
 
 
 def _together(tensors: list[Tensor]) -> Tensor:

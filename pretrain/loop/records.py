@@ -93,7 +93,7 @@ def _plain(value: float) -> float | str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a kill cut short is left out."""
+    """The lines of a log; one that a kill plan short is left out."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:

@@ -28,7 +28,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import Part, Parts, cut_of, default_workers, piece_of, stream
+from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, piece_of, stream
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import claimed
@@ -46,7 +46,7 @@ Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where and how to train. at_once: most images of one process in a forward pass, None for its whole share.
+    """Where and how to train. micro_batch: most images of one process in a forward pass, None for its whole share.
 
     save_minutes: between two training states. export_every, monitor_every: epochs, 0 for the end alone or never.
     """
@@ -56,7 +56,7 @@ class Run:
     precision: Precision = "float32"
     seed: int = 0
     workers: int | None = None
-    at_once: int | None = None
+    micro_batch: int | None = None
     skip_bad: bool = False
     resume: bool = False
     save_minutes: float = 10.0
@@ -72,15 +72,16 @@ class Trainer:
 
     def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
         self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
-        self.cut = cut_of(len(images), recipe.batch, world.size, run.at_once, run.seed, images.url)
+        self.plan = batch_plan(len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url)
         method = build(module, recipe, run.seed)
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)
-        if self.cut.part_size < method.min_batch:
+        if self.plan.micro_batch_size < method.min_batch:
             raise ValueError(
                 f"{method.min_batch_setting} needs {method.min_batch} images in a process's forward pass, but batch="
-                f"{recipe.batch} in {world.size} x {self.cut.parts} (processes x parts) leaves {self.cut.part_size}; "
-                "raise --at-once or batch, or change the setting"
+                f"{recipe.batch} in {world.size} x {self.plan.micro_batches} (processes x micro-batches) leaves "
+                f"{self.plan.micro_batch_size}; "
+                "raise --micro-batch or batch, or change the setting"
             )
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
@@ -90,13 +91,13 @@ class Trainer:
     def method(self) -> Method:
         return self.updates.method
 
-    def progress(self, part: int = 0) -> TrainProgress:
+    def progress(self, micro_batch: int = 0) -> TrainProgress:
         return TrainProgress(
             step=self.step,
-            steps_per_epoch=self.cut.steps_per_epoch,
+            steps_per_epoch=self.plan.steps_per_epoch,
             epochs=self.recipe.epochs,
-            part=part,
-            parts=self.cut.parts,
+            micro_batch=micro_batch,
+            micro_batches=self.plan.micro_batches,
         )
 
     def train(self) -> Literal["finished", "stopped"]:
@@ -131,14 +132,14 @@ class Trainer:
             return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
 
         bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
-        with closing(records), closing(self.parts(todo)) as parts, bar:
+        with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
             bar.resume(todo.start * self.recipe.batch)
             while self.step < todo.stop:
-                asked = self.update(parts, averages, requests)
+                asked = self.update(micro_batches, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
                 bar.advance(self.recipe.batch)
                 leave = asked["stop"] or self.step == todo.stop
-                save, epoch_over = leave or asked["save"], self.step % self.cut.steps_per_epoch == 0
+                save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
                 assessed = self.assess(bar) if epoch_over else {}
                 if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
                     warnings = self.learning.warnings.values() if epoch_over else ()
@@ -159,16 +160,16 @@ class Trainer:
         self.world.on_rank0(lambda: records.write(self.step, values, warnings))
 
     def update(
-        self, parts: Iterator[Part], averages: Averages, requests: Callable[[], Mapping[str, bool]]
+        self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
     ) -> dict[str, bool]:
         """One update on the next images. Returns which requests some process has."""
         progress, started = self.progress(), time.monotonic()
         try:
-            logs = self.updates.run(self.views(parts, averages), progress, requests)
+            logs = self.updates.run(self.views(micro_batches, averages), progress, requests)
         except torch.OutOfMemoryError as error:
             raise ValueError(
-                f"out of memory in update {self.step} on {self.run.device}: lower --at-once "
-                f"(now {self.cut.part_size}); the recipe's batch stays {self.recipe.batch}"
+                f"out of memory in update {self.step} on {self.run.device}: lower --micro-batch "
+                f"(now {self.plan.micro_batch_size}); the recipe's batch stays {self.recipe.batch}"
             ) from error
         lr, decay = self.updates.rates(progress)
         last = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
@@ -179,16 +180,17 @@ class Trainer:
         self.step += 1
         return asked
 
-    def views(self, parts: Iterator[Part], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
-        """Those of one update, part by part. Where one process has no images, all of them stop here, with its error."""
-        ends_epoch = (self.step + 1) % self.cut.steps_per_epoch == 0
-        for _ in range(self.cut.parts):
+    def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
+        """Those of one update, by micro-batch. Where one process has no images, all of them stop here, with its
+        error."""
+        ends_epoch = (self.step + 1) % self.plan.steps_per_epoch == 0
+        for _ in range(self.plan.micro_batches):
             started = time.monotonic()
-            part = self.world.on_all_ranks(lambda: next(parts))
+            micro_batch = self.world.on_all_ranks(lambda: next(micro_batches))
             averages.waited += time.monotonic() - started
-            self.unreadable |= {str(place): why for place, why in part.unreadable.items()}
-            self.last_views = part.views if ends_epoch else {}
-            yield part.views
+            self.unreadable |= {str(place): why for place, why in micro_batch.unreadable.items()}
+            self.last_views = micro_batch.views if ends_epoch else {}
+            yield micro_batch.views
 
     def assess(self, bar: Progress) -> dict[str, float]:
         """Whether the epoch has taught anything, by the first process's last images; values for the log."""
@@ -204,26 +206,26 @@ class Trainer:
 
     def after_epoch(self, records: Records) -> None:
         """Export and monitor, where either is due."""
-        run, epoch = self.run, self.step // self.cut.steps_per_epoch
+        run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
-    def parts(self, steps: range) -> Generator[Part]:
+    def micro_batches(self, steps: range) -> Generator[MicroBatch]:
         """What this process sees during `steps`."""
         run = self.run
         workers = default_workers(run.device) if run.workers is None else run.workers
-        parts = Parts(
+        micro_batches = MicroBatches(
             image_set=self.images,
             views=self.method.views(),
-            cut=self.cut,
+            plan=self.plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, self.cut.part_size),
+            size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
         )
-        return stream(parts, workers, run.device, run.skip_bad)
+        return stream(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
         """What a training state belongs to."""

@@ -54,12 +54,12 @@ class Updates:
 
     def run(
         self,
-        parts: Iterable[Mapping[str, Tensor]],
+        micro_batches: Iterable[Mapping[str, Tensor]],
         progress: TrainProgress,
         requests: Callable[[], Mapping[str, bool]] = dict,
     ) -> dict[str, float]:
-        """One update on the `progress.parts` batches of this process. Returns the logs: loss, grad_norm, the method's
-        own.
+        """One update on the `progress.micro_batches` micro-batches of this process. Returns the logs: loss, grad_norm,
+        the method's own.
 
         requests: things this process asks for (to stop, to save) once its gradients are there; each is in the logs,
         above 0 where any process asked. The method's own logs are this process's. Raises ValueError, in every process,
@@ -67,7 +67,7 @@ class Updates:
         """
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
-        found = [self.back_from(views, replace(progress, part=number)) for number, views in enumerate(parts)]
+        found = [self.back_from(views, replace(progress, micro_batch=at)) for at, views in enumerate(micro_batches)]
         logs = _means(found)
         logs |= self.agreed(logs["loss"], requests())
         self.check("loss", logs["loss"], progress)
@@ -77,7 +77,7 @@ class Updates:
             self.check("gradient norm", logs["grad_norm"], progress)
         self.losses.append(logs["loss"])
         self.norm = logs["grad_norm"]
-        now = replace(progress, part=progress.parts - 1)
+        now = replace(progress, micro_batch=progress.micro_batches - 1)
         self.method.before_update(now)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -100,14 +100,14 @@ class Updates:
         )
 
     def back_from(self, views: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Tensor]:
-        """Forward and backward pass of one part; gradients add up over the parts. Returns its logs."""
+        """Forward and backward pass of one micro-batch; gradients add up over them. Returns its logs."""
         views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
         self.method.before_forward(progress)
-        place = (progress.step, progress.part, self.world.rank)
-        with nullcontext() if progress.is_last_part or self.world.size == 1 else self.network.no_sync():
+        place = (progress.step, progress.micro_batch, self.world.rank)
+        with nullcontext() if progress.is_last_micro_batch or self.world.size == 1 else self.network.no_sync():
             with seeded(DROP, self.seed, *place, device=self.device), autocast(self.device, self.precision):
                 loss, logs, observed = self.network(views)
-            self.scaler.scale(loss / progress.parts).backward()
+            self.scaler.scale(loss / progress.micro_batches).backward()
         self.method.observe(observed, progress)
         return {"loss": loss.detach(), **logs}
 
@@ -144,8 +144,8 @@ class Updates:
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Of the scalars of several parts. The one place in an update that waits for a GPU's forward passes."""
-    rows = torch.stack([torch.stack([value.detach().double() for value in part.values()]) for part in logs])
+    """Of the scalars of several micro-batches. The one place in an update that waits for a GPU's forward passes."""
+    rows = torch.stack([torch.stack([value.detach().double() for value in each.values()]) for each in logs])
     return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
 
 

@@ -141,7 +141,7 @@ class Extrema(Method):
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The momentum network moves before its pass (builder.py:146-172); all parts of an update see one teacher."""
-        if progress.is_first_part:
+        if progress.is_first_micro_batch:
             move(self.momentum, self.online, self.teacher_momentum.at(self.settings.teacher_momentum, progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

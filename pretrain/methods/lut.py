@@ -183,7 +183,8 @@ class Lut(Method):
 
     def after_update(self, progress: TrainProgress) -> None:
         """Parameters and batch norms' statistics move; the momentum goes by forward passes (engine_lut.py:86-89)."""
-        done = (progress.step * progress.parts + progress.part) / (progress.steps * progress.parts)
+        passes = progress.step * progress.micro_batches + progress.micro_batch
+        done = passes / (progress.steps * progress.micro_batches)
         student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})
         move(self.teacher, student, cosine(self.settings.teacher_momentum, 1.0, done), buffers=True)
 

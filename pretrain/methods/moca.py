@@ -143,7 +143,7 @@ class Moca(Method):
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The teacher follows the student that the update before left (models_moca.py:548-560)."""
-        if progress.is_last_part:
+        if progress.is_last_micro_batch:
             move(self.teacher, self.student, self.alpha(progress))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -163,7 +163,7 @@ class Moca(Method):
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """The codebook follows the teacher's tokens; its words change once an update."""
         self.codebook.follow(observed["contrasts"])
-        if progress.is_last_part:
+        if progress.is_last_micro_batch:
             self.codebook.replace_oldest(observed["words"])
 
     @torch.no_grad()

@@ -140,7 +140,7 @@ class SelfDistillation(Method):
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """The centre will move towards the teacher's outputs, where there were any, after the update."""
         if "center" in observed:
-            self.centre.add(observed["center"], progress.part, progress.parts)
+            self.centre.add(observed["center"], progress.micro_batch, progress.micro_batches)
 
     def targets(self, logits: Tensor) -> Tensor:
         """The teacher's logits (B, G, K) -> probabilities."""

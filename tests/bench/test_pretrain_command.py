@@ -48,7 +48,7 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
 
 
 def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
-    code, out, _ = pretrain("--dry-run", "--at-once", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
+    code, out, _ = pretrain("--dry-run", "--micro-batch", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []
     values = (
         "lr = 0.00025",
@@ -64,7 +64,10 @@ def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     assert "  encoder   ViT-16x1/4 at 16 px, " in out
     assert "  images    64 of tiny:; synthetic shapes" in out
     assert "  updates   8: 2 epochs of 4, 16 images in each; 0 images of each epoch are left out\n" in out
-    assert "  forward   4 images at once; 4 x 1 of these (parts x processes) make an update; float32 on cpu\n" in out
+    assert (
+        "  forward   micro-batches of 4 images; 4 x 1 of these (micro-batches x processes) make an update; float32 on cpu\n"
+        in out
+    )
     assert f"  exports   {tmp_path / 'run/export'} (encoder)\n" in out
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
@@ -93,7 +96,7 @@ WRONG = [
     (["--set", "batch=65"], "mae smoke: batch=65 is more than the 64 images of tiny:; lower it with --set batch=64"),
     (["--precision", "float16"], "--precision float16: a CPU computes it over 100 times slower"),
     (["--save-minutes", "0"], "argument --save-minutes: expected a number above 0, not '0'"),
-    (["--at-once", "0"], "argument --at-once: expected a whole number from 1 on"),
+    (["--micro-batch", "0"], "argument --micro-batch/--at-once: expected a whole number from 1 on"),
     (["--images", "digitz:"], "--images digitz:: 'digitz:' has the unknown scheme"),
     (["--images", "images:/nowhere"], "--images images:/nowhere: no folder /nowhere"),
     (["--knn-data", "digits:"], "--knn-data and --knn-limit need --knn-every EPOCHS"),

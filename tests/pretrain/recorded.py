@@ -36,7 +36,7 @@ def progress(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: 
         step=config.get("epoch", 0) * steps_per_epoch + step,
         steps_per_epoch=steps_per_epoch,
         epochs=config["epochs"],
-        parts=parts,
+        micro_batches=parts,
     )
 
 

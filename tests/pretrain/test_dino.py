@@ -36,7 +36,7 @@ def random_views(images: int = IMAGES, patches: int = 16) -> dict[str, Tensor]:
 
 def progress(step: int, parts: int = 1) -> TrainProgress:
     """One update an epoch, so that the second update moves the prototypes."""
-    return TrainProgress(step=step, steps_per_epoch=1, epochs=6, parts=parts)
+    return TrainProgress(step=step, steps_per_epoch=1, epochs=6, micro_batches=parts)
 
 
 def trained(updates: Updates, views: dict[str, Tensor], parts: int = 1, steps: int = 3) -> tuple[list[float], dict]:
@@ -44,8 +44,8 @@ def trained(updates: Updates, views: dict[str, Tensor], parts: int = 1, steps: i
     views = {name: tensor for name, tensor in views.items() if name != "noise" or hasattr(updates.method, "mask_token")}
     losses = []
     for step in range(steps):
-        cut = [{name: tensor.chunk(parts)[part] for name, tensor in views.items()} for part in range(parts)]
-        losses.append(updates.run(cut, progress(step, parts))["loss"])
+        plan = [{name: tensor.chunk(parts)[part] for name, tensor in views.items()} for part in range(parts)]
+        losses.append(updates.run(plan, progress(step, parts))["loss"])
     return losses, {name: tensor.clone() for name, tensor in updates.method.state_dict().items()}
 
 

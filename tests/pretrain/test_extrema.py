@@ -49,7 +49,7 @@ def views_of(method: Method, count: int = BATCH) -> dict[str, Tensor]:
 
 
 def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
-    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, micro_batch=part, micro_batches=parts)
 
 
 def updates_of(method: Method) -> Updates:
@@ -182,8 +182,8 @@ def test_parts_of_a_batch_equal_the_whole():
         updates = updates_of(method)
         for step in range(3):
             batch = views_of(method)
-            cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
-            logs = updates.run(cut, progress(step, parts=parts))
+            plan = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
+            logs = updates.run(plan, progress(step, parts=parts))
         found.append((logs["loss"], method.state_dict()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
     for name, tensor in found[0][1].items():

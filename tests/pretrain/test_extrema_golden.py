@@ -90,7 +90,7 @@ def views_of(name: str) -> dict[str, Tensor]:
 
 
 def start(parts: int = 1) -> TrainProgress:
-    return TrainProgress(step=0, steps_per_epoch=1, epochs=1, parts=parts)
+    return TrainProgress(step=0, steps_per_epoch=1, epochs=1, micro_batches=parts)
 
 
 def listen(method: Method) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from PIL import Image
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from pretrain.loop.images import PIECE, Cut, Parts, cut_of, default_workers, piece_of, stream
+from pretrain.loop.images import PIECE, BatchPlan, MicroBatches, batch_plan, default_workers, piece_of, stream
 from pretrain.parts.views import Colours, crop, view
 
 SIZE = 32
@@ -37,8 +37,8 @@ class OneView:
         return {"image": self.view(image), "loader": torch.tensor(os.getpid())}
 
 
-def parts_of(images: ImageSet, steps: range, cut: Cut, size: int = PIECE, **view: Any) -> Parts:
-    return Parts(image_set=images, views=OneView(**view), cut=cut, rank=0, steps=steps, size=size)
+def parts_of(images: ImageSet, steps: range, plan: BatchPlan, size: int = PIECE, **view: Any) -> MicroBatches:
+    return MicroBatches(image_set=images, views=OneView(**view), plan=plan, rank=0, steps=steps, size=size)
 
 
 def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
@@ -55,10 +55,10 @@ def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
 
 
 def test_an_epoch_shows_every_image_once_in_another_order():
-    cut = Cut(count=50, batch=16, world=2, parts=2, seed=0)
-    assert (cut.steps_per_epoch, cut.part_size) == (3, 4)
+    plan = BatchPlan(count=50, batch=16, world=2, micro_batches=2, seed=0)
+    assert (plan.steps_per_epoch, plan.micro_batch_size) == (3, 4)
     epochs = [
-        [cut.places(step, rank, part) for step in steps for rank in range(2) for part in range(2)]
+        [plan.places(step, rank, part) for step in steps for rank in range(2) for part in range(2)]
         for steps in (range(3), range(3, 6))
     ]
     first, second = (np.concatenate(epoch) for epoch in epochs)
@@ -67,10 +67,10 @@ def test_an_epoch_shows_every_image_once_in_another_order():
 
 @pytest.mark.parametrize(("world", "most"), [(1, 2), (2, None), (2, 3), (4, 1)])
 def test_a_batch_is_the_same_however_it_is_cut(world, most):
-    whole = cut_of(50, 16, 1, None, seed=3)
-    cut = cut_of(50, 16, world, most, seed=3)
+    whole = batch_plan(50, 16, 1, None, seed=3)
+    plan = batch_plan(50, 16, world, most, seed=3)
     for step in (0, 4):
-        found = [cut.places(step, rank, part) for rank in range(world) for part in range(cut.parts)]
+        found = [plan.places(step, rank, part) for rank in range(world) for part in range(plan.micro_batches)]
         assert list(chain(*found)) == whole.places(step, 0, 0)
 
 
@@ -80,13 +80,13 @@ def test_a_batch_is_the_same_however_it_is_cut(world, most):
 )
 def test_what_cannot_be_cut(batch, world, told):
     with pytest.raises(ValueError, match=told):
-        cut_of(50, batch, world, None, seed=0)
+        batch_plan(50, batch, world, None, seed=0)
 
 
 def test_loaders_work_ahead_and_in_order(tmp_path):
     """Two loaders: while one batch is trained on, each makes two of the next."""
-    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
-    loading = stream(parts_of(images, range(12), cut, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
+    loading = stream(parts_of(images, range(12), plan, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
     found, end = [next(loading)], time.monotonic() + 60
     while (tmp_path / "made").stat().st_size < (1 + 2 * 2) * 16:
         assert time.monotonic() < end, "the loaders wait to be asked"
@@ -95,7 +95,7 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
     loading.close()
     loaders = [part.views.pop("loader")[0].item() for part in found]
     assert loaders[0] == loaders[2] != loaders[1] == loaders[3] and os.getpid() not in loaders
-    alone = parts_of(images, range(12), cut)
+    alone = parts_of(images, range(12), plan)
     for number, part in enumerate(found):
         assert torch.equal(part.views["image"], alone[number].views["image"])
 
@@ -103,17 +103,17 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [1, 5, 24])
 def test_a_part_is_the_same_in_any_pieces(size, workers):
-    images, cut = open_set("tiny:", "train"), cut_of(64, 24, 1, None, seed=0)
-    found = list(stream(parts_of(images, range(1, 3), cut, size), workers, "cpu", skip_bad=False))
-    whole = parts_of(images, range(1, 3), cut, size=64)
+    images, plan = open_set("tiny:", "train"), batch_plan(64, 24, 1, None, seed=0)
+    found = list(stream(parts_of(images, range(1, 3), plan, size), workers, "cpu", skip_bad=False))
+    whole = parts_of(images, range(1, 3), plan, size=64)
     assert [len(part.views["loader"]) for part in found] == [24, 24]
     assert all(torch.equal(part.views["image"], whole[number].views["image"]) for number, part in enumerate(found))
 
 
 def test_loaders_work_two_parts_ahead_and_no_more(tmp_path):
     """Of large parts, that is; together, however many they are."""
-    images, cut = open_set("tiny:", "train"), cut_of(64, 32, 1, None, seed=0)
-    loading = stream(parts_of(images, range(12), cut, size=4, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    images, plan = open_set("tiny:", "train"), batch_plan(64, 32, 1, None, seed=0)
+    loading = stream(parts_of(images, range(12), plan, size=4, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
     next(loading)
     made, end = tmp_path / "made", time.monotonic() + 60
     while made.stat().st_size < 3 * 32:
@@ -125,8 +125,8 @@ def test_loaders_work_two_parts_ahead_and_no_more(tmp_path):
 
 
 def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
-    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
-    loading = stream(parts_of(images, range(40), cut), 1, "cpu", skip_bad=False)
+    images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
+    loading = stream(parts_of(images, range(40), plan), 1, "cpu", skip_bad=False)
     loader = next(loading).views["loader"][0].item()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         os.kill(loader, number)
@@ -140,7 +140,7 @@ def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
 def test_an_unreadable_image_is_named(workers, tmp_path):
     images = saved(tmp_path, *[Image.new("RGB", (8, 8))] * 3, b"no image")
     with pytest.raises(UnreadableImage, match=r"03[.]png: cannot be read as an image"):
-        list(stream(parts_of(images, range(1), cut_of(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False))
+        list(stream(parts_of(images, range(1), batch_plan(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False))
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -148,8 +148,8 @@ def test_an_unreadable_image_may_be_skipped(size, tmp_path):
     """The next one that can be read stands in, with the views of the place that it takes."""
     colours = [Image.new("RGB", (8, 8), (60 * number, 0, 0)) for number in range(3)]
     images = saved(tmp_path, colours[0], b"", b"no image", colours[2])
-    cut = cut_of(4, 4, 1, None, 0)
-    (part,) = stream(parts_of(images, range(1), cut, size), 0, "cpu", skip_bad=True)
+    plan = batch_plan(4, 4, 1, None, 0)
+    (part,) = stream(parts_of(images, range(1), plan, size), 0, "cpu", skip_bad=True)
     assert part.unreadable == {1: "empty file, 0 bytes", 2: "not an image that Pillow knows"}
     assert part.views["image"].shape == (4, 3, SIZE, SIZE)
 
@@ -158,15 +158,15 @@ def test_an_unreadable_image_may_be_skipped(size, tmp_path):
 def test_no_image_can_be_read(workers, tmp_path):
     images = saved(tmp_path, b"", b"")
     with pytest.raises(ValueError, match="none of the 2 images of train can be read") as refused:
-        list(stream(parts_of(images, range(1), cut_of(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True))
+        list(stream(parts_of(images, range(1), batch_plan(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("error", [ValueError("what is wrong"), OSError(24, "Too many open files")])
 def test_an_error_in_a_loader_arrives_as_it_was_raised(error):
-    images, cut = open_set("tiny:", "train"), cut_of(64, 16, 1, None, seed=0)
+    images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
     with pytest.raises(type(error)) as raised:
-        list(stream(parts_of(images, range(1), cut, error=error), 1, "cpu", skip_bad=False))
+        list(stream(parts_of(images, range(1), plan, error=error), 1, "cpu", skip_bad=False))
     assert str(raised.value) == str(error)
 
 
@@ -174,7 +174,7 @@ def test_an_error_in_a_loader_arrives_as_it_was_raised(error):
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (1, 400), (400, 1), (100, 60)])
 def test_any_mode_and_any_size(mode, size, tmp_path):
     images = saved(tmp_path, Image.new(mode, size))
-    (part,) = stream(parts_of(images, range(1), cut_of(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
+    (part,) = stream(parts_of(images, range(1), batch_plan(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
     assert part.views["image"].shape == (1, 3, SIZE, SIZE) and part.views["image"].isfinite().all()
 
 

@@ -141,8 +141,8 @@ def test_parts_of_a_batch_equal_the_whole_without_batch_norm(base):
         updates = updates_of(method)
         for step in range(2):
             batch = views_of(method)
-            cut = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
-            logs = updates.run(cut, progress(step, parts=parts))
+            plan = [{name: tensor[i::parts] for name, tensor in batch.items()} for i in range(parts)]
+            logs = updates.run(plan, progress(step, parts=parts))
         found.append(logs["loss"])
     assert found[0] == pytest.approx(found[1], rel=1e-7)  # SimMIM adds 1e-5 to the number of pixels of each part
 

@@ -202,8 +202,8 @@ def test_teacher_momentum(recorded):
     steps = config["steps"] // parts
     for step in range(steps):
         now = progress(step, config, steps, parts)
-        now = replace(now, part=parts - 1)
-        assert now.step * parts + now.part == data[f"ema_it{step}"]
+        now = replace(now, micro_batch=parts - 1)
+        assert now.step * parts + now.micro_batch == data[f"ema_it{step}"]
         method = start(config).method
         with torch.no_grad():
             method.base.vit.trunk.cls_token.fill_(0.0)

@@ -299,7 +299,7 @@ def test_the_teacher_moves_to_the_student_before_it_teaches():
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     given = views(ours)
-    one, other = (replace(NOW, part=part, parts=2) for part in (0, 1))
+    one, other = (replace(NOW, micro_batch=part, micro_batches=2) for part in (0, 1))
     first = forward_pass(ours, given, one)
     ours.observe(first.observed, one)
     weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)

@@ -173,7 +173,7 @@ def clocks_of(run):
         length = len(batches) // args["accum_iter"]
         found += [
             TrainProgress(step=epoch * length + step, steps_per_epoch=length, epochs=args["max_epochs"],
-                  parts=args["accum_iter"])
+                  micro_batches=args["accum_iter"])
             for step in range(length)
         ]  # fmt: skip
     return found

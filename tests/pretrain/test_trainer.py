@@ -198,13 +198,15 @@ def test_one_training_at_a_time_in_a_folder(tmp_path):
 
 
 def test_out_of_memory_says_what_to_lower(tmp_path):
-    training = trainer("mae", tmp_path, at_once=4)
+    training = trainer("mae", tmp_path, micro_batch=4)
 
     def forward(views):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
 
     training.method.forward = forward
-    with pytest.raises(ValueError, match=r"^out of memory in update 0 on cpu: lower --at-once \(now 4\); .* stays 8$"):
+    with pytest.raises(
+        ValueError, match=r"^out of memory in update 0 on cpu: lower --micro-batch \(now 4\); .* stays 8$"
+    ):
         training.train()
 
 
@@ -275,7 +277,7 @@ def test_what_cannot_be_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "at_once", "told"),
+    ("name", "changes", "micro_batch", "told"),
     [
         ("moca", {"new_words": 4}, 2, "new_words=4 needs 4 images in a process's forward pass, but batch=8 in 1 x 4 "),
         ("moca", {"new_words": 16}, None, "new_words=16 needs 16 images in a process's forward pass, but batch=8 "),
@@ -284,20 +286,20 @@ def test_what_cannot_be_cut(tmp_path):
         ("mst", {"head_norm": "bn"}, 1, "head_norm=bn needs 2 images"),
     ],
 )
-def test_too_few_images_in_a_forward_pass(name, changes, at_once, told, tmp_path):
+def test_too_few_images_in_a_forward_pass(name, changes, micro_batch, told, tmp_path):
     settings = replace(small_recipe(name).settings, **changes)
-    message = refusal(name, tmp_path, at_once=at_once, recipe={"settings": settings})
-    assert message.startswith(told) and "raise --at-once" in message and list(tmp_path.iterdir()) == []
+    message = refusal(name, tmp_path, micro_batch=micro_batch, recipe={"settings": settings})
+    assert message.startswith(told) and "raise --micro-batch" in message and list(tmp_path.iterdir()) == []
 
 
 def test_moca_with_one_new_word_has_enough_with_one_image(tmp_path):
     settings = replace(small_recipe("moca").settings, new_words=1)
-    assert trainer("moca", tmp_path, at_once=1, recipe={"settings": settings, "epochs": 1}).train() == "finished"
+    assert trainer("moca", tmp_path, micro_batch=1, recipe={"settings": settings, "epochs": 1}).train() == "finished"
 
 
 def test_parts_fit_the_memory(tmp_path, quiet):
-    training = trainer("mae", tmp_path, at_once=3)
-    assert training.cut.parts == 4 and training.cut.part_size == 2
+    training = trainer("mae", tmp_path, micro_batch=3)
+    assert training.plan.micro_batches == 4 and training.plan.micro_batch_size == 2
     assert training.train() == "finished" and training.step == STEPS
     assert training.updates.losses[-1] == pytest.approx(quiet.updates.losses[-1], rel=1e-5)
 

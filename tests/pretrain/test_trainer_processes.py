@@ -18,11 +18,13 @@ from engine.distributed import World
 from engine.extensions import source_files
 from engine.training.states import states
 from imagesets.sets import open_set
-from pretrain.loop.images import Part, cut_of
+from pretrain.loop.images import MicroBatch, batch_plan
 
 METHODS = list(source_files("methods"))
 STEPS = EPOCHS * IMAGES // BATCH
-BROKEN = cut_of(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, part=0)[0]  # an image of the second process
+BROKEN = batch_plan(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, micro_batch=0)[
+    0
+]  # an image of the second process
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +33,9 @@ def precision():
     torch.set_default_dtype(torch.float32)
 
 
-def in_double(part: Part) -> Part:
+def in_double(part: MicroBatch) -> MicroBatch:
     views = {name: view.double() if view.is_floating_point() else view for name, view in part.views.items()}
-    return Part(views, part.unreadable)
+    return MicroBatch(views, part.unreadable)
 
 
 def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:

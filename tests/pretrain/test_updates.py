@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from small_trainings import batches, cut, progress, same, small_recipe, updates
+from small_trainings import batches, plan, progress, same, small_recipe, updates
 
 HUGE = 2.0**120  # a scale under which every gradient of a float16 pass overflows
 
 
 def update(training, step=0):
-    return training.run(batches(training.method, cut(), step), progress(cut(), step))
+    return training.run(batches(training.method, plan(), step), progress(plan(), step))
 
 
 def weights(training):
@@ -63,7 +63,7 @@ def test_clipping(each):
 
 def test_rates_of_a_group_win_over_the_recipes():
     training = updates("mae", small_recipe("mae"))
-    training.set_rates(progress(cut(), 3))
-    lr, decay = training.rates(progress(cut(), 3))
+    training.set_rates(progress(plan(), 3))
+    lr, decay = training.rates(progress(plan(), 3))
     assert [group["lr"] for group in training.optimizer.param_groups] == [lr, lr]
     assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.0, decay]

@@ -31,7 +31,7 @@ def views_of(method: Method, count: int = 6, dtype: torch.dtype = torch.float64)
 
 
 def progress(step: int = 0, part: int = 0, parts: int = 1) -> TrainProgress:
-    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, part=part, parts=parts)
+    return TrainProgress(step=step, steps_per_epoch=2, epochs=2, micro_batch=part, micro_batches=parts)
 
 
 def exported(method: Method, encoder: Encoder) -> ViTExport:
