@@ -61,7 +61,7 @@ def test_a_broken_rate_is_told_once_and_recorded(name, lr, updates, trained, tmp
 def test_a_collapsed_encoder_is_told(tmp_path):
     training = trainer("mae", tmp_path)
     training.learning.means = {"loss": 0.1}
-    views = next(training.parts(range(1))).views
+    views = next(training.micro_batches(range(1))).views
     progress = replace(training.progress(), step=200)
     for parameter in training.method.autoencoder.vit.trunk.blocks.parameters():
         torch.nn.init.zeros_(parameter)  # the class token passes through them as it is
@@ -77,7 +77,7 @@ def test_a_collapsed_encoder_is_told(tmp_path):
 def test_nothing_is_said_of_few_updates_of_a_warm_up_and_of_few_images(step, images, warmup, subjects, tmp_path):
     training = trainer("mae", tmp_path, recipe={"epochs": 100, "schedule": WarmupCosine(warmup=warmup)})
     training.learning.means = {"loss": 5.0}
-    views = {name: view[:images] for name, view in next(training.parts(range(1))).views.items()}
+    views = {name: view[:images] for name, view in next(training.micro_batches(range(1))).views.items()}
     progress = replace(training.progress(), step=step)
     found = training.learning.assess(training.method, training.recipe, views, progress, "float32")
     assert list(training.learning.warnings) == subjects and bool(found) == (images == 8)
