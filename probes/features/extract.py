@@ -80,8 +80,8 @@ def extract(
 
     What other tasks of the run will want of the same images (`space.wanted`) is extracted along.
     A killed extraction goes on where it was; the processes of `space.world` share the work. Raises UnreadableImage,
-    with the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token that
-    the model lacks, a precision that is not offered, an empty set and a full disk.
+    with the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token
+    that the model lacks, a precision that is not offered, an empty set and a full disk.
     """
     transform = transform or transform_of(export, space)
     others = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
