@@ -6,12 +6,11 @@ An importer (one file in importers/) defines
     DROPPED          pattern of full tensor names -> why they are not part of an export
     recognise(file)  is this a file of that code?
     convert(branch)  -> Conversion
-    check(export, file)   optional: a last comparison with the source, ValueError if it fails
 No tensor of the network may be missing: no source needs an exception, so there is no list of them.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import isqrt
@@ -65,6 +64,7 @@ class Conversion:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     preparation: Preparation | None = None  # None: as the options say
     epochs: int | None = None  # finished ones; None: the file or its code does not say
+    check: Callable[[ViTExport], None] | None = None  # a last comparison with the source, ValueError if it fails
 
 
 @dataclass(kw_only=True)
@@ -258,8 +258,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     }
     facts |= {"plugin": extension.plugin} if extension.plugin else {}
     export = replace(export, facts=facts)
-    if hasattr(importer, "check"):
-        importer.check(export, file)
+    if conversion.check:
+        conversion.check(export)
     size = options.image_size
     return export if size in (None, conversion.spec.image_size) else export.at_size(size)
 

@@ -13,7 +13,6 @@ from downstream.loop.optimisation import Rates, check_rates, layer_groups
 from downstream.loop.training import Place, Plan, open_both, warnings
 from downstream.metrics.average_precision import reweighted
 from downstream.models.libraries import libraries_used, quiet_libraries
-from engine.distributed import start_world
 from engine.resampling import resampled
 from engine.tasks import Outcome, Task, Workspace
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from downstream.data.detection_data import Sizes
     from downstream.loop.running import TrainedModel
 
-LAYOUT = "coco"
 AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
 
 IBOT_SOURCE = (
@@ -66,6 +64,7 @@ class Detection(Task):
 
     KEY: ClassVar[str]
     CASCADE: ClassVar[bool]
+    LAYOUT: ClassVar[str] = "coco"
 
     lr: float = 1e-4  # peak learning rate, of the heads
     layer_decay: float = 0.75  # factor on the rate for every block further from the heads
@@ -141,13 +140,12 @@ class Detection(Task):
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         check_patches(export.spec)
-        with start_world(space.device) as world:
-            train, val = open_both(space, LAYOUT, world)
-            train = learnable(train, val)
-            place = Place(export=export, space=space, world=world, task=self.KEY, most=AT_ONCE)
-            trained = place.trained(self.plan(export, train, val, space.seed))
-            departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
-            return outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
+        train, val = open_both(space, self.LAYOUT)
+        train = learnable(train, val)
+        place = Place(export=export, space=space, task=self.KEY, most=AT_ONCE)
+        trained = place.trained(self.plan(export, train, val, space.seed))
+        departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
+        return outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The one training, as `Place` runs it."""

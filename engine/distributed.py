@@ -1,6 +1,7 @@
 """The processes of one run: started by torchrun, or this one alone.
 
 Work is split by rank; whether something failed is agreed on by all, so that no process waits for one that gave up.
+torch is imported where processes meet, so that a `World` can be named without waiting for it.
 """
 
 import gc
@@ -10,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
-
-import torch
-from torch import distributed
 
 Value = TypeVar("Value")
 # Ranks may reach a meeting point hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
@@ -34,12 +32,16 @@ class World:
     def barrier(self) -> None:
         """Wait for all processes."""
         if self.size > 1:
+            from torch import distributed
+
             distributed.barrier()
 
     def gather_objects(self, value: Value) -> list[Value]:
         """The `value` of every process, in the order of ranks, on every process."""
         values: list[Any] = [value]
         if self.size > 1:
+            from torch import distributed
+
             values = [None] * self.size
             distributed.all_gather_object(values, value)
         return values
@@ -87,6 +89,8 @@ def _portable(error: Exception | None) -> Exception | None:
 
 def current_world() -> World:
     """The processes that are connected now; this process alone when none are."""
+    from torch import distributed
+
     if not (distributed.is_available() and distributed.is_initialized()):
         return World()
     return World(rank=distributed.get_rank(), size=distributed.get_world_size())
@@ -99,6 +103,9 @@ def start_world(device: str) -> Iterator[World]:
     Without torchrun's environment this process is alone. Where processes are connected already, they are used and
     left connected. On CUDA each process is given the GPU of its local rank.
     """
+    import torch
+    from torch import distributed
+
     chosen = torch.device(device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         if chosen.type == "cuda" and chosen.index is not None:
@@ -125,5 +132,7 @@ def start_world(device: str) -> Iterator[World]:
 
 def _leave_together() -> None:
     # Without both, gloo aborted at exit, after correct results, in 7 of 8 runs.
+    from torch import distributed
+
     gc.collect()
     distributed.barrier()

@@ -29,7 +29,7 @@ WORDS = {"methods": "method", "probes": "task", "downstream": "task", "importers
 DEFINED = {
     "methods": ("METHOD", "RECIPES"),
     "probes": ("PROTOCOLS", "SUITES"),
-    "downstream": ("LAYOUT", "PROTOCOLS", "SUITES"),
+    "downstream": ("PROTOCOLS", "SUITES"),
     "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise", "convert"),
 }
 

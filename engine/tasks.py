@@ -4,18 +4,58 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Protocol as Interface
 
 import numpy as np
+
+from engine.distributed import World
+
+Split = Literal["train", "val"]
+SelectOn = Literal["holdout", "val"]
+
+
+class Images(Interface):
+    """One split of an image set: imagesets.sets.ImageSet, or downstream.data.scenes.SceneSet for dense tasks."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def __len__(self) -> int: ...
+    def limited(self, count: int) -> Self: ...
+
+
+Opened = TypeVar("Opened", bound=Images)
+
+
+class OpenedSets:
+    """The image sets that this process has open, each split once: they are shared by all tasks of a run.
+
+    Nothing of it travels between processes: annotations may be gigabytes.
+    """
+
+    def __init__(self) -> None:
+        self._sets: dict[tuple[str, str, int | None], Any] = {}
+
+    def get(self, url: str, split: Split, opener: Callable[[str, Split], Opened], limit: int | None = None) -> Opened:
+        """One split of a set, opened by `opener(url, split)` the first time; at most `limit` images of it."""
+        if (url, split, limit) not in self._sets:
+            found = opener(url, split) if limit is None else self.get(url, split, opener).limited(limit)
+            self._sets[url, split, limit] = found
+        return self._sets[url, split, limit]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where and how a task runs. Nothing in here may change what a correct result is, except what `Outcome.facts`
-    records: image set, decoder, precision, limit and seed."""
+    """Where, on what and how a task runs. Nothing in here may change what a correct result is, except what
+    `Outcome.facts` records: image set, decoder, precision, limit and seed.
+
+    One process needs no more than a cache and a URL: `task.run(export, Workspace(cache=folder, data="digits:"))`.
+    Under torchrun, and on one GPU of several, connect first and pass the world on:
+    `with start_world(device) as world: task.run(export, Workspace(..., device=device, world=world))`.
+    """
 
     cache: Path  # features and other intermediates, shared by all tasks and checkpoints; safe to delete
     data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
@@ -29,6 +69,12 @@ class Workspace:
     workers: int | None = None  # None: chosen for the machine
     # Transform name -> what other tasks of this run will read off the same images; extracted in the same pass.
     wanted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    world: World = field(default_factory=World)  # the connected processes, which run every task together
+    opened: OpenedSets = field(default_factory=OpenedSets, repr=False, compare=False)
+
+    def images(self, split: Split, opener: Callable[[str, Split], Opened]) -> Opened:
+        """One split of `data`, at most `limit` images of it: opened by the first task that asks, in every process."""
+        return self.opened.get(self.data, split, opener, self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +107,9 @@ class Task:
     A setting is one line, and what it means is the comment on that line, or above it: `bench list` shows them.
     """
 
+    COST: ClassVar[float] = 1.0  # rough price in passes over the images: cheap tasks run first
+    LAYOUT: ClassVar[str] = ""  # of the labelled scenes that a dense task evaluates on; empty: on an image set
+
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate. ValueError for what a user can cause."""
         raise NotImplementedError
@@ -76,6 +125,11 @@ class Task:
         goes by classes. ValueError where the settings do not fit these.
         """
         return {}
+
+    def selecting(self, select: SelectOn) -> "Task":
+        """The same task for `--select`: what chooses among its heads or epochs are held-out training images, or the
+        validation images. Tasks that choose nothing stay as they are."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,16 +10,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
+from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import spread
 
-Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 
 # Scheme -> the module that opens it, by `open_split(place, split) -> ImageSet`.

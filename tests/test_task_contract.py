@@ -22,8 +22,7 @@ from engine.tasks import Outcome, Workspace
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
 # Dense tasks evaluate on labelled scenes, not on classes of images: tests/downstream has their share of this contract.
-ON_IMAGE_SETS = [module for module in TASKS.values() if not getattr(module, "LAYOUT", "")]
-SMOKE = [name for module in ON_IMAGE_SETS for name in module.SUITES["smoke"]]
+SMOKE = [name for module in TASKS.values() for name in module.SUITES["smoke"] if not PROTOCOLS[name].task.LAYOUT]
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0), "white": (255, 255, 255)}
 
 

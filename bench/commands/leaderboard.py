@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     check_folder(arguments.out)
-    board = rewrite(arguments.out)
+    board, _ = rewrite(arguments.out)
     say(*to_terminal(board, width=shutil.get_terminal_size().columns).split("\n"))
     say("", f"written: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", errors=True)
     return 0

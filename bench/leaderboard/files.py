@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.leaderboard.tables import to_markdown
-from bench.results.board import Board, Cell, read_board
+from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
+from bench.statistics.matching import Measured, read_measured
 from bench.statistics.significance import tied_with_best
 from engine.files import write_atomic
 from engine.printing import in_csv
@@ -49,18 +50,19 @@ def _number(cell: Cell | None, part: str) -> float | int | str:
     return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
-def rewrite(out: Path) -> Board:
-    """Rebuild leaderboard.csv and leaderboard.md.
+def rewrite(out: Path) -> tuple[Board, list[Measured]]:
+    """Rebuild leaderboard.csv and leaderboard.md; returns what is in them, and the results that they are made of.
 
     Two processes may do so at once. Each looks again after it has written: whoever writes last has seen every file.
     """
     while True:
         before = _state(out)
-        board = read_board(out)
+        measured, problems = read_measured(out)
+        board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", to_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(out, board)))
+        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(board, measured)))
         if _state(out) == before:
-            return board
+            return board, measured
 
 
 def _state(out: Path) -> list[tuple[str, int]]:

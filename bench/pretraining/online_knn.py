@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checkpoints.export import ViTExport
-from engine.distributed import current_world
 from engine.tasks import Workspace
 from pretrain.method import TrainProgress
 from probes.splits import open_splits
@@ -31,7 +30,7 @@ class OnlineKnn:
     def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, float]:
         """`knn_top1` and `knn_top5` in percent."""
         task = Knn(k=(K,), pool=export.spec.pool, backend="torch")  # torch: FAISS may be missing, and k is small
-        world = current_world()
+        world = self.space.world
         world.on_rank0(self.clear)  # what a killed run left
         try:
             found = task.run(export, self.space).metrics

@@ -17,6 +17,7 @@ from bench.run.plan import example
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
+from engine.tasks import OpenedSets
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
@@ -49,6 +50,7 @@ def training_precision(text: str, device: str) -> Precision:
 def run(request: Request) -> int:
     """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
     with start_world(request.run.device) as world:
+        request = _connected(request, world)
         chosen, images = world.on_all_ranks(lambda: _opened(request))
         trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
         if world.is_rank0:
@@ -61,13 +63,23 @@ def run(request: Request) -> int:
         return 0 if ending == "finished" else STOPPED
 
 
+def _connected(request: Request, world: World) -> Request:
+    """The request with the processes that share the work of its k-NN."""
+    monitor = request.run.monitor
+    if not isinstance(monitor, OnlineKnn):
+        return request
+    monitor = replace(monitor, space=replace(monitor.space, world=world))
+    return replace(request, run=replace(request.run, monitor=monitor))
+
+
 def _opened(request: Request) -> tuple[ChosenRecipe, ImageSet]:
     if request.run.wandb and not find_spec("wandb"):
         raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
     chosen = choose(request.method, request.recipe, request.changes)
     monitor = request.run.monitor
     try:
-        images = open_set(request.images, "train")
+        opened = monitor.space.opened if isinstance(monitor, OnlineKnn) else OpenedSets()
+        images = opened.get(request.images, "train", open_set)
     except ValueError as error:
         text = _without(request.images, error) + _without_labels(request.images)
         raise ValueError(f"--images {request.images}: {text}") from error

@@ -8,9 +8,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.results.record import CheckpointUsed, Result, read_result, result_files
+from bench.results.record import CheckpointUsed, Result
 
 LOWER_IS_BETTER = ("loss", "error")  # metric names that end so; every other metric is better when higher
 CHOSEN_ON_VAL = "_bestT"  # likewise: the best of several on the images that are reported
@@ -77,19 +76,8 @@ def caveats_of(result: Result) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_board(out: Path) -> Board:
-    """Read all result files. A damaged one is reported in `problems` and left out."""
-    results, problems = [], []
-    for path in result_files(out):
-        try:
-            results.append(read_result(path))
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
-    return board_of(results, problems)
-
-
 def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
-    """Group results by checkpoint, sorted by name and then digest."""
+    """Group results by checkpoint, sorted by name and then digest. problems: of files that could not be read."""
     by_checkpoint: dict[tuple[str, str], list[Result]] = defaultdict(list)
     groups: dict[str, dict[str, None]] = defaultdict(dict)
     caveats: dict[str, dict[str, None]] = defaultdict(dict)

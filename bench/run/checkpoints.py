@@ -19,31 +19,39 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """A checkpoint that has been loaded once and proved; `reference` loads it again without another import."""
+    """A checkpoint that has been loaded and proved; other processes load `reference`, where nothing is imported."""
 
     used: CheckpointUsed
     spec: ViTSpec
     reference: str
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the other checkpoints of a run."""
+        return self.used.name, self.used.digest
 
-def prepare(reference: str, name: str | None, out: Path, save: bool) -> LoadedCheckpoint:
-    """Load `reference`, verify its fingerprint and, when `save`, keep an import under `out`/exports.
 
-    ValueError when it cannot be loaded or its activations are not the recorded ones.
+def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[LoadedCheckpoint, ViTExport]:
+    """Load `reference`, verify the fingerprint of an export and, when `save`, keep an import under `out`/exports.
+
+    An import's fingerprint was computed from its weights a moment ago. ValueError when it cannot be loaded or its
+    activations are not the recorded ones.
     """
     try:
         reference, export = opened(reference)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
-    if problems := export.verify():
+    exported = is_export(Path(reference).expanduser())
+    if exported and (problems := export.verify()):
         raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
-    if is_export(reference):
-        return LoadedCheckpoint(used=used, spec=export.spec, reference=reference)
+    if exported:
+        return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
     folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
     if save and not folder.exists():
         _save(export, folder)
-    return LoadedCheckpoint(used=used, spec=export.spec, reference=str(folder) if folder.exists() else reference)
+    saved = str(folder) if folder.exists() else reference
+    return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
 
 def opened(reference: str) -> tuple[str, ViTExport]:

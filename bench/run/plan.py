@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,9 @@ from bench.run.checkpoints import checked_name
 from bench.run.suites import ChosenProtocol
 from downstream.data.scenes import PLACES, layout_of, open_scenes
 from engine.tasks import Workspace
-from imagesets.sets import open_set, parse_url
+from imagesets.sets import SPLITS, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
-SPLITS = ("train", "val")
 SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes", "tiny-coco")}
 
 
@@ -75,14 +75,14 @@ def example(url: str) -> str:
     return "digits=digits:"
 
 
-def open_data(name: str, url: str, cache: Path) -> DataUsed:
-    """Look at both splits, so that a wrong URL stops a run before it starts. Tiny scenes are drawn into `cache`."""
+def open_data(name: str, url: str, space: Workspace) -> DataUsed:
+    """Open both splits for the tasks of the run; so a wrong URL stops it before it starts. Tiny scenes are drawn."""
+    whole = replace(space, data=url, limit=None)
     try:
-        if layout_of(url):
-            sets = {split: open_scenes(url, split, cache) for split in SPLITS}
-        else:
+        if not layout_of(url):
             parse_url(url, PLACES)
-            sets = {split: open_set(url, split) for split in SPLITS}
+        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_set
+        sets = {split: whole.images(split, opener) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
     return DataUsed(

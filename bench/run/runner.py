@@ -26,8 +26,6 @@ from bench.results.record import (
     DataUsed,
     Result,
     failure_beside,
-    is_good,
-    read_result,
     record,
     resampled_name,
     validation_images,
@@ -35,28 +33,31 @@ from bench.results.record import (
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
-from bench.run.suites import ChosenProtocol, Select, catalogue, choose, with_changes
+from bench.run.suites import ChosenProtocol, catalogue, choose, with_changes
 from bench.statistics import resampled
 from bench.statistics.intervals import METHOD, intervals_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
+from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say, text_of
-from engine.tasks import Outcome, Workspace
+from engine.tasks import Outcome, SelectOn, Workspace
 
 MAIN_METRICS = 3  # how many a line of output shows
+# Name and digest -> the export, in the memory of the process that loaded it, until its tasks are done.
+Exports = dict[tuple[str, str], ViTExport]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for. `space.data` is filled in for every job."""
+    """What the user asked for. `space.world` is filled in by `run`, `space.data` for every job."""
 
     checkpoints: tuple[str, ...]
     names: tuple[str, ...] = ()
     suite: str
     data: tuple[str, ...] = ()
-    select: Select = "holdout"
+    select: SelectOn = "holdout"
     changes: tuple[str, ...] = ()
     out: Path
     space: Workspace
@@ -85,17 +86,20 @@ class Attempt:
 def run(request: Request) -> int:
     """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
     with start_world(request.space.device) as world:
+        request = replace(request, space=replace(request.space, world=world))
         selected = world.on_all_ranks(lambda: _selected(request, world))
+        data = _opened(request)
         # The first process imports, proves and saves; the others load what it saved.
-        found = world.on_rank0(lambda: _prepared(request))
-        lacking = world.on_all_ranks(lambda: without_data(found.data, selected))
+        exports: Exports = {}
+        found = world.on_rank0(lambda: _prepared(request, exports))
+        lacking = world.on_all_ranks(lambda: without_data(data, selected))
         if lacking and world.is_rank0:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             there = [chosen for chosen in selected if chosen not in lacking]
-            return world.on_rank0(lambda: _show_plan(request, found, there))
-        return _run_all(request, world, found.checkpoints, found.data, selected)
+            return world.on_rank0(lambda: _show_plan(request, data, found, there))
+        return _run_all(request, found.checkpoints, exports, data, selected)
 
 
 def _selected(request: Request, world: World) -> list[ChosenProtocol]:
@@ -105,43 +109,51 @@ def _selected(request: Request, world: World) -> list[ChosenProtocol]:
     return with_changes(choose(request.suite, found), request.changes, request.select)
 
 
+def _opened(request: Request) -> list[DataUsed]:
+    """The image sets, which every process opens, once, for all tasks."""
+    if request.names and len(request.names) != len(request.checkpoints):
+        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
+    space, urls = request.space, named_urls(request.data, request.suite)
+    drawn_first(urls.values(), space.cache, space.world)
+    return space.world.on_all_ranks(lambda: [open_data(name, url, space) for name, url in urls.items()])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Image sets and checkpoints of a run; of a dry run also the checkpoints that cannot be had, and why."""
+    """Checkpoints of a run; of a dry run also those that cannot be had, and why."""
 
-    data: Sequence[DataUsed]
     checkpoints: Sequence[LoadedCheckpoint]
     unavailable: Sequence[str] = ()
 
 
-def _prepared(request: Request) -> Prepared:
-    if request.names and len(request.names) != len(request.checkpoints):
-        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
-    cache = request.space.cache
-    data = [open_data(name, url, cache) for name, url in named_urls(request.data, request.suite).items()]
+def _prepared(request: Request, exports: Exports) -> Prepared:
+    """Load and prove all checkpoints, and keep those that will be evaluated in `exports`."""
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
     found, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
         try:
-            checkpoint = prepare(reference, name, request.out, save=not request.dry_run)
-            found[checkpoint.used.name, checkpoint.used.digest] = checkpoint
+            checkpoint, export = prepare(reference, name, request.out, save=not request.dry_run)
+            found[checkpoint.key] = checkpoint
+            if not request.dry_run:
+                exports[checkpoint.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
             named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
             unavailable.append(named + in_one_line(error))
-    return Prepared(data=data, checkpoints=list(found.values()), unavailable=unavailable)
+    return Prepared(checkpoints=list(found.values()), unavailable=unavailable)
 
 
 def _run_all(
     request: Request,
-    world: World,
     checkpoints: Sequence[LoadedCheckpoint],
+    exports: Exports,
     data: Sequence[DataUsed],
     selected: Sequence[ChosenProtocol],
 ) -> int:
+    world = request.space.world
     # What the first process found undone is what all do.
     plans = world.on_rank0(
         lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in checkpoints]
@@ -149,7 +161,7 @@ def _run_all(
     tally = Tally()
     try:
         for checkpoint, jobs in zip(checkpoints, plans, strict=True):
-            _run_one(request, world, checkpoint, jobs, tally)
+            _run_one(request, checkpoint, exports.pop(checkpoint.key, None), jobs, tally)
     finally:
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
@@ -167,16 +179,21 @@ def _say_ending(out: Path, tally: Tally) -> None:
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
-    board = leaderboard.rewrite(out)
-    shown = {group_of(read_result(job.path)) for job in jobs if is_good(job.path)}
+    board, measured = leaderboard.rewrite(out)
+    of_run = {job.path for job in jobs}
+    shown = {group_of(each.result) for each in measured if each.path in of_run and each.result.status == "ok"}
     say("", *to_terminal(board, get_terminal_size().columns, shown).split("\n"), "")
 
 
-def _run_one(request: Request, world: World, checkpoint: LoadedCheckpoint, jobs: Sequence[Job], tally: Tally) -> None:
+def _run_one(
+    request: Request, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
+) -> None:
+    """export: where this process has it in memory."""
+    world = request.space.world
     tell = say if world.is_rank0 else _say_nothing
     tell(title_of(checkpoint))
     undone = any(job.state != "done" for job in jobs)
-    export = world.on_all_ranks(lambda: _loaded(checkpoint)) if undone else None
+    export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
@@ -189,7 +206,7 @@ def _run_one(request: Request, world: World, checkpoint: LoadedCheckpoint, jobs:
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_rank0:
-            path = _record(job, checkpoint, request.space, attempt, world)
+            path = _record(job, checkpoint, request.space, attempt)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
         tally.done += attempt.error is None
@@ -257,7 +274,7 @@ def _checked(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt, world: World) -> Path:
+def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
     outcome = attempt.outcome
     arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
     of_means = intervals_of(outcome.metrics, arrays)
@@ -284,7 +301,7 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         per_image=list(outcome.per_image),
         resampled=list(outcome.resampled),
         device=space.device,
-        processes=world.size,
+        processes=space.world.size,
         seconds=round(attempt.seconds, 3),
         cost=dict(outcome.cost),
         images_per_second=_rate(outcome.cost),
@@ -317,10 +334,10 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(request: Request, found: Prepared, selected: Sequence[ChosenProtocol]) -> int:
+def _show_plan(request: Request, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
-        jobs = plan(request.out, checkpoint.used, found.data, selected, request.space, request.rerun)
+        jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
         plans[title_of(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 

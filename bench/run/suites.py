@@ -1,21 +1,21 @@
 """Which protocols `--suite` and `--set` ask for: suites, protocol names and task files found in the extension folders.
 
-A task file may state `COST`, its price in passes over the image set (1 when it says nothing); cheap tasks run first.
+Cheap tasks run first, by the `COST` that they state.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any
 
 from bench.cli.messages import in_one_line
 from bench.cli.settings import Change, changed, meant, read_changes, settings_of
 from engine.extensions import Extension, extensions, loaded, refused
-from engine.tasks import Protocol, Task
+from engine.tasks import Protocol, SelectOn, Task
 
 KINDS = ("probes", "downstream")
+LAYOUT_IS = "dense tasks name that of their scenes, probes none"
 LISTED_BY = "`bench list --protocols`"
-Select = Literal["holdout", "val"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +25,17 @@ class ChosenProtocol:
     key: str  # the task file
     name: str  # the protocol
     protocol: Protocol
-    cost: float = 1.0
     plugin: str = ""  # package that brings the task, `benchtoys 1.0`; "" for ours
-    layout: str = ""  # of the labelled scenes that a dense task evaluates on; "" for tasks on image sets
     changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
 
     @property
     def task(self) -> Task:
         return self.protocol.task
+
+    @property
+    def layout(self) -> str:
+        """Of the labelled scenes that a dense task evaluates on; "" for tasks on image sets."""
+        return self.task.LAYOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +69,22 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
         protocols |= added
         for suite, names in files_suites.items():
             suites[suite] = suites.get(suite, ()) + tuple(names)
-    ordered = dict(sorted(protocols.items(), key=lambda item: item[1].cost))
+    ordered = dict(sorted(protocols.items(), key=lambda item: item[1].task.COST))
     return Catalogue(protocols=ordered, suites=suites, broken=broken)
 
 
 def _protocols(extension: Extension, module: ModuleType) -> dict[str, ChosenProtocol]:
-    shared = {
-        "key": extension.key,
-        "plugin": extension.plugin,
-        "cost": float(getattr(module, "COST", 1.0)),
-        "layout": getattr(module, "LAYOUT", ""),
-    }
     for name, value in module.PROTOCOLS.items():
-        if not isinstance(getattr(value, "task", None), Task):
+        if not isinstance(value, Protocol) or not isinstance(value.task, Task):
             raise ValueError(f"the task of its protocol {name!r} is no engine.tasks.Task; derive it from that class")
-    return {name: ChosenProtocol(name=name, protocol=value, **shared) for name, value in module.PROTOCOLS.items()}
+        if not isinstance(value.task.COST, int | float) or not isinstance(value.task.LAYOUT, str):
+            raise ValueError(f"the task of its protocol {name!r} needs a number as its COST, a text as its LAYOUT")
+        if bool(value.task.LAYOUT) != (extension.kind == "downstream"):
+            raise ValueError(f"the task of its protocol {name!r} has the LAYOUT {value.task.LAYOUT!r}; {LAYOUT_IS}")
+    return {
+        name: ChosenProtocol(key=extension.key, name=name, protocol=value, plugin=extension.plugin)
+        for name, value in module.PROTOCOLS.items()
+    }
 
 
 def _check_names(
@@ -119,7 +123,7 @@ def choose(text: str, found: Catalogue) -> list[ChosenProtocol]:
 
 
 def with_changes(
-    selected: Sequence[ChosenProtocol], texts: Sequence[str], select: Select = "holdout"
+    selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn = "holdout"
 ) -> list[ChosenProtocol]:
     """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.
 
@@ -133,7 +137,7 @@ def with_changes(
         given = {}
         for named in (chosen.key, chosen.name):
             given |= {field: change for change, (target, field) in fields.items() if target == named}
-        task = changed(selecting(chosen.task, select), given, f"{chosen.name}: ")
+        task = changed(chosen.task.selecting(select), given, f"{chosen.name}: ")
         found.append(_with_task(chosen, task))
     return found
 
@@ -145,18 +149,6 @@ def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
     if target not in known:
         raise ValueError(f"--set {change}: {target!r} is not part of this run{meant(target, known, LISTED_BY)}")
     return target, field
-
-
-def selecting(task: Task, select: Select) -> Task:
-    """The task with its choice, if its settings have a `select`, made on these images.
-
-    "val" is asked of every task that offers it. "holdout" replaces "val" alone: a recipe under which nothing chooses
-    (fine-tuning's "last" epoch) trains on all images and stays as it is.
-    """
-    now, offered = getattr(task, "select", None), get_args(get_type_hints(type(task)).get("select"))
-    if select in offered and (select == "val" or now == "val"):
-        return replace(task, select=select)
-    return task
 
 
 def _with_task(chosen: ChosenProtocol, task: Task) -> ChosenProtocol:

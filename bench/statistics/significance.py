@@ -1,26 +1,27 @@
 """Which checkpoints of a leaderboard column cannot be told from its best one: paired tests, Holm over the column."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from bench.results.board import Board, best, group_of
 from bench.results.record import CheckpointUsed
 from bench.statistics.differences import p_value
-from bench.statistics.matching import Measured, matched, read_measured
+from bench.statistics.matching import Measured, matched
 from bench.statistics.paired import LEVEL, holm
 
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
 
 
-def tied_with_best(out: Path, board: Board) -> dict[Key, frozenset[Key]]:
+def tied_with_best(board: Board, measured: Iterable[Measured]) -> dict[Key, frozenset[Key]]:
     """(group, metric) -> (name, digest) of all that are level with the best one, which is among them."""
-    measured: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
-    for each in read_measured(out)[0]:
-        measured[group_of(each.result)][key_of(each.result.checkpoint)].append(each)
+    by_group: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    for each in measured:
+        # A copy of it, whose arrays go with it: they are in memory for one group at a time.
+        by_group[group_of(each.result)][key_of(each.result.checkpoint)].append(replace(each))
     found = {}
     for group, metrics in board.groups.items():
-        of_group = measured.pop(group, {})  # with its arrays, which are in memory for one group at a time
+        of_group = by_group.pop(group, {})
         columns = [(group, metric) for metric in metrics if best(board, group, metric) is not None]
         found |= {column: _level(board, column, of_group) for column in columns}
     return found

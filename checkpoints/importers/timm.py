@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from types import NoneType
@@ -148,7 +149,12 @@ def convert(branch: Branch) -> Conversion:
     if isinstance(branch.file, TimmModel):
         if options.heads or options.statistics or options.architecture:
             raise ValueError("timm says the heads, statistics and architecture of its own models: leave these options")
-        return Conversion(spec=branch.file.spec, tensors=tensors, preparation=branch.file.preparation)
+        return Conversion(
+            spec=branch.file.spec,
+            tensors=tensors,
+            preparation=branch.file.preparation,
+            check=partial(_check, model=branch.file),
+        )
     if options.statistics is None:
         raise ValueError(
             "no tensor tells the image statistics, which differ between timm's models; use bench import with "
@@ -205,16 +211,14 @@ def _spec_by_name(branch: Branch, tensors: dict[str, torch.Tensor], name: str) -
     return found
 
 
-def check(export: ViTExport, file: ForeignFile) -> None:
+def _check(export: ViTExport, model: TimmModel) -> None:
     """ValueError unless our network computes what timm's did: a model may have settings that no tensor shows."""
-    if not isinstance(file, TimmModel):
-        return  # a state dict alone can be compared with nothing
     with torch.inference_mode():
         ours = export.build()(synthetic_image(export.spec.image_size).float())[0]
-    worst = (ours - file.tokens).abs().max() / file.tokens.abs().max()
+    worst = (ours - model.tokens).abs().max() / model.tokens.abs().max()
     if not worst < AGREEMENT:
         raise ValueError(
-            f"{file.path}: features differ from timm's by {worst:.2g}: it has settings beyond those of "
+            f"{model.path}: features differ from timm's by {worst:.2g}: it has settings beyond those of "
             f"{export.spec.architecture} (another activation, say), which an export cannot carry"
         )
 

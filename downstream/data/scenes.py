@@ -9,7 +9,7 @@ A set is a listing of one split, in sorted order; nothing is decoded to make it.
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from downstream.data import ade20k, cityscapes, coco, tiny_coco, tiny_scenes
 from downstream.data.coco import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import check_pixels, check_values, naming
+from engine.distributed import World
 from imagesets.decoding import opened
 from imagesets.sets import Split
 
@@ -101,6 +102,12 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
 def drawn(layout: str, cache: Path) -> Path:
     """The folder of a tiny set."""
     return tiny_coco.written(cache) if layout == "coco" else tiny_scenes.written(layout, cache)
+
+
+def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
+    """The first process draws the tiny sets among `urls` before the others look for them."""
+    if layouts := [layout_of(url) for url in urls if url.startswith(TINY)]:
+        world.on_rank0(lambda: [drawn(layout, cache) for layout in layouts if layout])
 
 
 def layout_of(url: str) -> str:

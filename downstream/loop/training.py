@@ -3,20 +3,21 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES
-from downstream.data.scenes import TINY, SceneSet, drawn, open_scenes, parse
+from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse
 from downstream.loop.optimisation import Rates
 from downstream.models.libraries import quiet_libraries
-from engine.distributed import World
 from engine.files import digest
 from engine.printing import say
 from engine.tasks import Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
+from imagesets.sets import SPLITS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +58,6 @@ class Place:
 
     export: ViTExport
     space: Workspace
-    world: World
     task: str
     most: int = AT_ONCE
     facts: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,8 @@ class Place:
         with quiet_libraries():
             from downstream.loop.running import RunnerConfig, train
 
-        at_once = micro_batch_size(share_of(plan.batch, self.world.size), self.space.batch_size or self.most)
+        world = self.space.world
+        at_once = micro_batch_size(share_of(plan.batch, world.size), self.space.batch_size or self.most)
         config = RunnerConfig(
             folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
             rates=plan.rates,
@@ -81,20 +82,20 @@ class Place:
             workers=loader_processes(self.space, len(plan.train)),
             label=plan.label,
         )
-        synchronised = self.world.size > 1 and torch.device(self.space.device).type == "cuda"
+        synchronised = world.size > 1 and torch.device(self.space.device).type == "cuda"
         with quiet_libraries():
             model = plan.build(synchronised)
         self.facts["batch"] = {
             "images": plan.batch,
             "at_once": at_once,
-            "accumulated": config.accumulation(self.world),
-            "processes": self.world.size,
-            "batch_norm_over": at_once * (self.world.size if synchronised else 1) if has_batch_norm(model) else None,
+            "accumulated": config.accumulation(world),
+            "processes": world.size,
+            "batch_norm_over": at_once * (world.size if synchronised else 1) if has_batch_norm(model) else None,
         }
-        if self.world.is_first:
+        if world.is_rank0:
             for line in norm_warnings(self.facts["batch"]):
                 say(f"{plan.label}: {line}", errors=True)
-        return train(model, plan.optimise(model), *plan.parts(), config, self.world)
+        return train(model, plan.optimise(model), *plan.parts(), config, world)
 
     def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
         """Everything that decides about the bits of a training."""
@@ -104,24 +105,21 @@ class Place:
             "settings": dict(plan.settings),
             "export": self.export.digest,
             "images": [plan.train.fingerprint, plan.val.fingerprint],
-            "at_once": [at_once, self.world.size],
+            "at_once": [at_once, space.world.size],
             "machine": [space.device, space.precision],
             "seed": space.seed,
         }
 
 
-def open_both(space: Workspace, layout: str, world: World) -> tuple[SceneSet, SceneSet]:
+def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
     """Training and validation scenes of the workspace's set, which must be in `layout`.
 
     Every process reads the annotations: COCO's are seconds to parse, and gigabytes to send around.
     """
     check_space(space, layout)
-    if space.data.startswith(TINY):
-        world.on_rank0(lambda: drawn(layout, space.cache))
-    train, val = (
-        world.on_all_ranks(lambda split=split: open_scenes(space.data, split, space.cache).limited(space.limit))
-        for split in ("train", "val")
-    )
+    drawn_first([space.data], space.cache, space.world)
+    opener = partial(open_scenes, cache=space.cache)
+    train, val = space.world.on_all_ranks(lambda: [space.images(split, opener) for split in SPLITS])
     return train, val
 
 

@@ -6,7 +6,7 @@ searched on the first split and kept for the others, the mean over splits of mIo
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -18,7 +18,6 @@ from downstream.loop.optimisation import Rates, layer_groups
 from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
-from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Task, Workspace
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from downstream.data.segmentation_data import Sizes
     from downstream.loop.running import TrainedModel
 
-COST = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates that are tried
-LAYOUT = "cityscapes"  # of the sets that this task evaluates on: cityscapes:ROOT, tiny-cityscapes:
 CLASSES = 19
 STD = 0.02  # of Segmenter's initial weights
 
@@ -36,6 +33,9 @@ STD = 0.02  # of Segmenter's initial weights
 @dataclass(frozen=True, kw_only=True)
 class Segmenter(Task):
     """Settings of one evaluation: a training for every split, and for every rate that is tried on the first."""
+
+    COST: ClassVar[float] = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates tried
+    LAYOUT: ClassVar[str] = "cityscapes"
 
     decoder: Literal["linear", "mask"] = "linear"  # on the frozen network, or a transformer that is trained with it
     images: int = 100  # training images of each split; 0: all, in one training
@@ -95,17 +95,16 @@ class Segmenter(Task):
             raise ValueError(f"{where}there are {images} training images, not {self.images}")
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        with start_world(space.device) as world:
-            everything, val = open_both(space, LAYOUT, world)
-            splits = self.training_sets(everything)
-            place = Place(export=export, space=space, world=world, task="segmenter_cityscapes")
-            crop = fitted(self.crop, export.spec.patch_size)
-            tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
-            best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
-            others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
-            departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-            facts = self.facts(tried, best) | {"warnings": departures}
-            return outcome(place, [tried[best], *others], splits, val, facts)
+        everything, val = open_both(space, self.LAYOUT)
+        splits = self.training_sets(everything)
+        place = Place(export=export, space=space, task="segmenter_cityscapes")
+        crop = fitted(self.crop, export.spec.patch_size)
+        tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
+        best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
+        others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
+        departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        facts = self.facts(tried, best) | {"warnings": departures}
+        return outcome(place, [tried[best], *others], splits, val, facts)
 
     def training_sets(self, everything: SceneSet) -> list[SceneSet]:
         """The scenes of each split."""

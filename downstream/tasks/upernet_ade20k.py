@@ -6,7 +6,7 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -17,7 +17,6 @@ from downstream.loop.optimisation import Rates, check_rates, layer_groups
 from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
-from engine.distributed import start_world
 from engine.tasks import Outcome, Protocol, Task, Workspace
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from downstream.data.segmentation_data import Sizes
 
-COST = 1000.0  # 160 000 steps of 16 crops are 127 passes over the images, each five times the pixels of 224 x 224
-LAYOUT = "ade20k"  # of the sets that this task evaluates on: ade20k:ROOT, tiny-ade20k:
 CLASSES = 150
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
@@ -34,6 +31,9 @@ MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut 
 @dataclass(frozen=True, kw_only=True)
 class UperNet(Task):
     """Settings of one training."""
+
+    COST: ClassVar[float] = 1000.0  # 160 000 steps of 16 crops: 127 passes, at five times the pixels of 224 x 224
+    LAYOUT: ClassVar[str] = "ade20k"
 
     head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
     lr: float = 1e-4  # peak learning rate, of the heads
@@ -78,13 +78,12 @@ class UperNet(Task):
         }
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        with start_world(space.device) as world:
-            train, val = open_both(space, LAYOUT, world)
-            place = Place(export=export, space=space, world=world, task="upernet_ade20k")
-            crop = fitted(self.crop, export.spec.patch_size)
-            trained = place.trained(self.plan(export, train, val, crop, space.seed))
-            departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-            return outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
+        train, val = open_both(space, self.LAYOUT)
+        place = Place(export=export, space=space, task="upernet_ade20k")
+        crop = fitted(self.crop, export.spec.patch_size)
+        trained = place.trained(self.plan(export, train, val, crop, space.seed))
+        departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        return outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""

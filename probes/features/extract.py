@@ -14,7 +14,7 @@ import torch
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
-from engine.distributed import World, start_world
+from engine.distributed import World
 from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet
@@ -79,20 +79,20 @@ def extract(
     """Features of every image for every kind, from disk where they are there, else in one pass over what is missing.
 
     What other tasks of the run will want of the same images (`space.wanted`) is extracted along.
-    A killed extraction goes on where it was; under torchrun the processes share the work. Raises UnreadableImage, with
-    the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token that
-    the model lacks, a precision that is not offered, an empty set and a full disk.
+    A killed extraction goes on where it was; the processes of `space.world` share the work. Raises UnreadableImage,
+    with the path, unless `space.skip_bad`; ValueError for non-finite features (naming layer and image), a class token
+    that the model lacks, a precision that is not offered, an empty set and a full disk.
     """
     transform = transform or transform_of(export, space)
     others = [kind for kind in space.wanted.get(transform.name, ()) if kind.exists_in(export.spec)]
     kinds = tuple(dict.fromkeys([*kinds, *others]))
     order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
     order.check()
-    with start_world(space.device) as world:
-        store = world.gather_results(order.open_store)[0]
-        started = time.perf_counter()
-        forwards = 0 if world.gather_results(lambda: order.is_filled(store))[0] else order.fill(store, world)
-        seconds = time.perf_counter() - started if forwards else 0.0
+    world = space.world
+    store = world.gather_results(order.open_store)[0]
+    started = time.perf_counter()
+    forwards = 0 if world.gather_results(lambda: order.is_filled(store))[0] else order.fill(store, world)
+    seconds = time.perf_counter() - started if forwards else 0.0
     return order.collect(store, forwards, seconds)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from engine.core_threads import run_on_core_threads
-from engine.distributed import World
 from engine.tasks import Workspace
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -49,15 +48,15 @@ class Evaluator:
     image_set: ImageSet
     transform: EvalTransform
     space: Workspace
-    world: World
 
     def __call__(self, network: Network) -> Correct:
         """Every process gets the whole result. Raises UnreadableImage unless `space.skip_bad`."""
         count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
-        mine = {number: batches[number] for number in range(self.world.rank, len(batches), self.world.size)}
+        world = self.space.world
+        mine = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
         places, unreadable = np.full((2, count), np.nan, np.float32), {}
-        for found in self.world.gather_results(lambda: self.share(network, mine)):
+        for found in world.gather_results(lambda: self.share(network, mine)):
             for number, (hits, bad) in found.items():
                 places[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): why for index, why in bad.items()}

@@ -10,17 +10,17 @@ holdout, the best one on images that are then not trained on.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES, ViTSpec
-from engine.distributed import World, start_world
+from engine.distributed import World
 from engine.files import digest
 from engine.step_rates import Family, StepRates
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -35,7 +35,6 @@ from probes.lowshot.shots import part_of
 from probes.scores import percent
 from probes.splits import open_splits
 
-COST = 300.0  # a hundred epochs, each image forward and back
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
 PARTS = {"cpu": 32, "cuda": 128}  # images at once unless --batch-size says otherwise
 RULES = {
@@ -49,6 +48,8 @@ RULES = {
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Task):
     """Settings of one training."""
+
+    COST: ClassVar[float] = 300.0  # a hundred epochs, each image forward and back
 
     lr: float = 1e-3  # peak learning rate, of the head; times lr_rule
     lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
@@ -116,6 +117,10 @@ class Finetune(Task):
                 "and 1 to hold out, and a decay and a chance from 0 to below 1"
             )
 
+    def selecting(self, select: SelectOn) -> "Finetune":
+        # A recipe under which nothing chooses, the "last" epoch, trains on all images and stays as it is.
+        return replace(self, select=select) if "val" in (select, self.select) else self
+
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         self.check_fills(count)
@@ -139,33 +144,26 @@ class Finetune(Task):
         check_labels(train.labels, val.labels, train)
         self.check_fills(len(train), f"{train.url}: ")
         task = suited(self, export.spec)
-        with start_world(space.device) as world:
-            return noted(task.train(export, train, held, val, space, world), {self.pool: task.pool}, export.spec)
+        return noted(task.train(export, train, held, val, space), {self.pool: task.pool}, export.spec)
 
     def train(
-        self,
-        export: ViTExport,
-        train: ImageSet,
-        held: ImageSet | None,
-        val: ImageSet,
-        space: Workspace,
-        world: World,
+        self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> Outcome:
         """Train on `train`, report on `val`, choose the epoch by `held` where there is one."""
-        plan, part = self.plan(len(train), space, world)
+        plan, part = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         recipe = HeadRecipe(
             pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables, projector=self.projector
         )
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
-        key = self.key(export, train, val, plan, part, space, world)
-        training = Training(classifier, self.config(plan, part, key, space, world), world)
+        key = self.key(export, train, val, plan, part, space)
+        training = Training(classifier, self.config(plan, part, key, space), space.world)
         size = sized.spec.image_size
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
             select=self.select,
-            val=Evaluator(image_set=val, transform=transform, space=space, world=world),
-            held=held and Evaluator(image_set=held, transform=transform, space=space, world=world),
+            val=Evaluator(image_set=val, transform=transform, space=space),
+            held=held and Evaluator(image_set=held, transform=transform, space=space),
             mean=export.mean,
             std=export.std,
         )
@@ -182,7 +180,8 @@ class Finetune(Task):
             training.run(mixed_groups(groups, space), selection, f"fine-tuning on {train.url}")
         per_image = selection.per_image(training.train_state)
         metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
-        facts = selection.facts(training.train_state) | self.record(training, plan, {"train": train, "val": val}, world)
+        sets = {"train": train, "val": val}
+        facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": transform.name, "warnings": self.warnings(export, plan)}
         return Outcome(metrics=metrics, per_image=per_image, facts=facts)
 
@@ -210,9 +209,9 @@ class Finetune(Task):
             },
         }
 
-    def plan(self, images: int, space: Workspace, world: World) -> tuple[GroupPlan, int]:
+    def plan(self, images: int, space: Workspace) -> tuple[GroupPlan, int]:
         """How batches are cut into groups, and how many images of a group are worked on at once."""
-        share = share_of(self.batch, world.size)
+        share = share_of(self.batch, space.world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
@@ -233,9 +232,9 @@ class Finetune(Task):
             interpolation=self.train_interpolation,
         )
 
-    def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace, world: World) -> FinetuneConfig:
+    def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
         """The settings of `Training`."""
-        share = plan.groups // world.size
+        rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
             rates=StepRates(
                 family=self.schedule,
@@ -251,7 +250,7 @@ class Finetune(Task):
             decay_tokens=self.decay_tokens,
             clip=self.clip,
             average=self.average,
-            groups=range(world.rank * share, (world.rank + 1) * share),
+            groups=range(rank * share, (rank + 1) * share),
             group=plan.group,
             part=part,
             judge_every=self.judge_every,
@@ -262,14 +261,7 @@ class Finetune(Task):
         )
 
     def key(
-        self,
-        export: ViTExport,
-        train: ImageSet,
-        val: ImageSet,
-        plan: GroupPlan,
-        part: int,
-        space: Workspace,
-        world: World,
+        self, export: ViTExport, train: ImageSet, val: ImageSet, plan: GroupPlan, part: int, space: Workspace
     ) -> dict[str, Any]:
         """Everything that decides about the bits of a training."""
         return {
@@ -280,7 +272,7 @@ class Finetune(Task):
             "val": val.fingerprint,
             "plan": asdict(plan),
             "part": part,
-            "processes": world.size,
+            "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
             "decode": space.decode,

@@ -12,7 +12,6 @@ import numpy as np
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from engine.distributed import World, start_world
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.subsets import fraction
@@ -68,12 +67,10 @@ class Knn(Task):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "knn")
-        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
-        with start_world(space.device) as world:
-            return noted(task.run_in(world, export, space), {self.pool: task.pool}, export.spec)
+        return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
-        """`run` in processes that are connected."""
+    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` on a feature that the network has."""
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
@@ -82,7 +79,7 @@ class Knn(Task):
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable(self.k, len(gallery))
-        parts = world.gather_results(lambda: self.classify(gallery, queries, ks, space, world))
+        parts = space.world.gather_results(lambda: self.classify(gallery, queries, ks, space))
         hits = {
             pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
             for pair in parts[0]
@@ -90,10 +87,10 @@ class Knn(Task):
         return self.outcome(hits, ks, gallery, queries, len(val))
 
     def classify(
-        self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace, world: World
+        self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
     ) -> dict[tuple[int, float], Hits]:
         """(k, T) -> hits of this process's share of the queries."""
-        count = len(queries)
+        world, count = space.world, len(queries)
         share = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
         bank, asked = normalised(gallery[self.kind]), normalised(queries[self.kind][share])
         with Progress("nearest neighbours", len(asked), quiet=not world.is_rank0) as progress:

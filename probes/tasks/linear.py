@@ -10,7 +10,7 @@ papers, on the validation images that are reported (`select` val).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from engine.distributed import World, start_world
 from engine.files import digest
 from engine.schedules import Pace
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
@@ -35,13 +34,14 @@ from probes.linear.sweep import PER, Sweep, SweepConfig, ranked
 from probes.scores import cost, percent, spread_out
 from probes.splits import open_splits
 
-COST = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Task):
     """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
+
+    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
 
     lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
     # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both.
@@ -60,7 +60,7 @@ class Linear(Task):
     warmup_epochs: int = 0  # over which the rate rises from 0
     pace: Pace = "epoch"  # how often the rate moves on along its half cosine
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
-    select: Literal["holdout", "val"] = "holdout"  # images that choose head and epoch: held-out ones, or validation's
+    select: SelectOn = "holdout"  # images that choose head and epoch: held-out ones, or validation's
     holdout: float = 0.1  # share of the training images that is held out for this
     crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
@@ -94,6 +94,9 @@ class Linear(Task):
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
+    def selecting(self, select: SelectOn) -> "Linear":
+        return replace(self, select=select)
+
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
         """This evaluation of what the network has (probes/features/stand_ins.py), and what is read for each readout."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
@@ -115,12 +118,10 @@ class Linear(Task):
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         task, read = self.suited(export.spec)
-        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
-        with start_world(space.device) as world:
-            return noted(task.run_in(world, export, space), read, export.spec)
+        return noted(task.evaluate(export, space), read, export.spec)
 
-    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
-        """`run` in processes that are connected."""
+    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` on features that the network has."""
         train, val = open_splits(space)
         held = held_out(train, self.holdout, space.seed) if self.select == "holdout" else np.empty(0, np.int64)
         transform = self.transform(export, space)
@@ -130,20 +131,13 @@ class Linear(Task):
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
         # Training is not divided: the first process trains, the others wait for what it finds.
-        found = world.gather_results(
-            lambda: self.fit(export, train, held, gallery, queries, space) if world.is_rank0 else None
-        )[0]
+        found = space.world.on_rank0(lambda: self.fit(export, train, held, gallery, queries, space))
         return self.outcome(found, gallery, queries, len(val))
 
     def fit(
-        self,
-        export: ViTExport,
-        train: ImageSet,
-        held: np.ndarray,
-        gallery: FeatureSet,
-        queries: FeatureSet,
+        self, export: ViTExport, train: ImageSet, held: np.ndarray, gallery: FeatureSet, queries: FeatureSet,
         space: Workspace,
-    ) -> "Found":
+    ) -> "Found":  # fmt: skip
         """Train all heads, choose, and judge the chosen ones on the validation images."""
         asked = self.table(queries, space)
         if self.select == "val":

@@ -7,14 +7,14 @@ probes/lowshot/fitting.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from engine.distributed import World, start_world
+from engine.distributed import World
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.sets import ImageSet
@@ -26,7 +26,6 @@ from probes.lowshot.shots import Subset, places, rows_of, subsets, union
 from probes.scores import cost, spread_out
 from probes.splits import open_splits
 
-COST = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
 # unless all are on disk already.
 SMALL = 100_000
@@ -35,6 +34,8 @@ SMALL = 100_000
 @dataclass(frozen=True, kw_only=True)
 class LowShot(Task):
     """Settings of one evaluation: a logistic regression for every subset and lambda."""
+
+    COST: ClassVar[float] = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 
     shots: tuple[int, ...] = (1, 2, 5)  # training images of each class
     splits: int = 3  # draws of each number of shots, whose mean is reported
@@ -102,13 +103,11 @@ class LowShot(Task):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "lowshot")
-        # One world for all: a second connection under torchrun may meet the addresses of the first and wait for ever.
-        with start_world(space.device) as world:
-            return noted(task.run_in(world, export, space), {self.pool: task.pool}, export.spec)
+        return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def run_in(self, world: World, export: ViTExport, space: Workspace) -> Outcome:
-        """`run` in processes that are connected."""
-        train, val = open_splits(space)
+    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+        """`run` on a feature that the network has."""
+        world, (train, val) = space.world, open_splits(space)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
         transform = self.transform(export, space)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]

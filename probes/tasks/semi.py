@@ -4,14 +4,26 @@ The head reads the first layer of the pretrained projector, as in SimCLR-v2 (Che
 probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a folder with the published ones.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 from engine.tasks import Protocol
-from probes.tasks.finetune import BEIT, SMOKE
+from probes.tasks.finetune import BEIT, SMOKE, Finetune
 
-COST = 100.0  # a thousand epochs of a hundredth to a tenth of the images
 
-EXTREMA = replace(BEIT, lr=5e-6, epochs=1000, warmup_epochs=5, layer_decay=1.0, pool="cls", projector=True, size="")
+@dataclass(frozen=True, kw_only=True)
+class SemiSupervised(Finetune):
+    """Settings of one training, those of fine-tuning."""
+
+    COST: ClassVar[float] = 100.0  # a thousand epochs of a hundredth to a tenth of the images
+
+
+def like(task: Finetune, **settings: Any) -> SemiSupervised:
+    """The training of a fine-tuning recipe, with other `settings`."""
+    return SemiSupervised(**asdict(task) | settings)
+
+
+EXTREMA = like(BEIT, lr=5e-6, epochs=1000, warmup_epochs=5, layer_decay=1.0, pool="cls", projector=True, size="")
 # Peak 5e-6 * 1024 / 512 is the floor: after its warm-up the rate is constant. timm's optimiser and schedule, whose
 # weight decay spares the tokens only of networks that ask for it, as iBOT's does not.
 IBOT = replace(
@@ -37,7 +49,7 @@ IBOT_SOURCE = (
 
 PROTOCOLS = {
     "semi@smoke": Protocol(
-        task=replace(SMOKE, fraction=0.5, batch=16),
+        task=like(SMOKE, fraction=0.5, batch=16),
         version=1,
         source="ours: half of the images for seconds, without a projector; not to be compared with published numbers",
     ),

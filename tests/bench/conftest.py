@@ -10,17 +10,17 @@ TOYS = '''"""Toy tasks: they count what they were asked, fail on demand, and nee
 import os
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from engine.tasks import Outcome, Protocol, Task
 
-COST = {cost}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Task):
+    COST: ClassVar[float] = {cost}
+
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None

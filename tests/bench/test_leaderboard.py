@@ -8,7 +8,7 @@ import pytest
 
 from bench.leaderboard.files import rewrite, to_csv
 from bench.leaderboard.tables import fitted, to_markdown, to_terminal
-from bench.results.board import best, board_of, read_board
+from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
 from engine.tasks import Workspace
 
@@ -148,7 +148,7 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
     path = tmp_path / "results" / "x" / "broken.json"
     path.parent.mkdir()
     path.write_text('{"schema": 1, "status"')
-    board = rewrite(tmp_path)
+    board, _ = rewrite(tmp_path)
     assert [row.checkpoint.name for row in board.rows] == ["alpha"]
     assert str(path) in board.problems[0]
     assert str(path) in (tmp_path / "leaderboard.md").read_text()
@@ -158,16 +158,16 @@ def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkey
     import bench.leaderboard.files as module
 
     save(tmp_path, result(A))
-    read = module.read_board
+    read = module.read_measured
 
     def read_then_another_process_writes(out):
-        board = read(out)
-        if len(board.rows) == 1:
+        measured, problems = read(out)
+        if len(measured) == 1:
             save(out, result(B))
-        return board
+        return measured, problems
 
-    monkeypatch.setattr(module, "read_board", read_then_another_process_writes)
-    assert len(rewrite(tmp_path).rows) == 2
+    monkeypatch.setattr(module, "read_measured", read_then_another_process_writes)
+    assert len(rewrite(tmp_path)[0].rows) == 2
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
@@ -204,8 +204,9 @@ def test_a_table_shows_one_number_however_narrow():
 
 
 def test_an_empty_folder_is_an_empty_board(tmp_path):
-    assert read_board(tmp_path).rows == ()
-    assert to_terminal(read_board(tmp_path), 80) == "no results yet"
+    board, measured = rewrite(tmp_path)
+    assert board.rows == () and measured == []
+    assert to_terminal(board, 80) == "no results yet"
 
 
 def test_a_tasks_warnings_stand_beside_its_table():

@@ -55,7 +55,9 @@ LEFT_OUT = {
     "task 'bare' of others 2.1": BARE,
     "task 'thief' of others 2.1": "the protocol 'knn@dino' is one of 'knn' already",
     "task 'vague' of others 2.1": "its SUITES name 'vague@three', which its PROTOCOLS lack",
-    "task 'lowshot' of others 2.1": "does not define LAYOUT",
+    "task 'lowshot' of others 2.1": (
+        "the task of its protocol 'thief@one' has the LAYOUT ''; dense tasks name that of their scenes, probes none"
+    ),
     "method 'byol' of others 2.1": "cannot be imported: ModuleNotFoundError: No module named 'no'",
 }
 

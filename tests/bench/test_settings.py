@@ -8,11 +8,11 @@ import pytest
 
 from bench.cli.settings import MAX_LISTED, Change, changed, meant, read_changes, settings_of
 from bench.run.suites import ChosenProtocol, with_changes
-from engine.tasks import Protocol
+from engine.tasks import Protocol, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy:
+class Toy(Task):
     k: tuple[int, ...] = (1,)
     pair: tuple[int, float] = (1, 2.0)
     layers: int = 3

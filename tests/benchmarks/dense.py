@@ -39,7 +39,6 @@ from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from engine.distributed import World
 from engine.memory import keep_memory
 from engine.precision import autocast
 from engine.tasks import Workspace
@@ -146,7 +145,7 @@ class Enough(Exception):
 def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) -> None:
     """Print one line of the table."""
     task, rounds, original = replace(TASKS[name], batch=asked.batch), Rounds(asked.rounds, precision), running.runner_of
-    layout = sys.modules[type(task).__module__].LAYOUT
+    layout = task.LAYOUT
     url = f"{layout}:{drawn(layout, folder)}"
     scenes = [open_scenes(url, split, folder) for split in ("train", "val")]
     torch.manual_seed(0)
@@ -160,7 +159,7 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
 
     running.runner_of = watched
     try:
-        Place(export=export, space=space, world=World(), task=name).trained(plan_of(task, export, *scenes))
+        Place(export=export, space=space, task=name).trained(plan_of(task, export, *scenes))
     except Enough:
         step, bare, loading = rounds.medians()
         print(f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",

@@ -89,9 +89,9 @@ class Subject:
         torch.manual_seed(0)
         export = ViTExport.from_vit(ViT(SPEC), Preparation())
         train = open_set(space.data, "train")
-        plan, part = task.plan(len(train), space, World())
+        plan, part = task.plan(len(train), space)
         classifier = Classifier(export, 1000, HeadRecipe(), task.drop_path, seed=0)
-        self.training = Training(classifier, task.config(plan, part, {}, space, World()), World())
+        self.training = Training(classifier, task.config(plan, part, {}, space), World())
         self.training.network.train()
         augmentation = task.augmentation
         groups = MixedGroups(

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import distributed
 from toy_exports import export_of_size, workspace
 
+from engine.distributed import start_world
 from engine.files import digest
 from probes.tasks import knn, lowshot
 
@@ -18,7 +19,9 @@ PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
 
 def evaluated(folder: Path, protocol: str) -> dict:
     """Metrics, and a digest of all that must be the same however many processes share the work."""
-    outcome = PROTOCOLS[protocol].task.run(export_of_size(16), workspace(folder, "digits:", limit=300))
+    with start_world("cpu") as world:
+        space = workspace(folder, "digits:", limit=300, world=world)
+        outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
     right = {name: values.tolist() for name, values in outcome.per_image.items()}
     return {"metrics": dict(outcome.metrics), "digest": digest({"facts": outcome.facts, "per_image": right})}
 

@@ -9,11 +9,12 @@ import random
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toy_exports import export_of_size, workspace
 
+from engine.distributed import start_world
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
 from probes.features import store
@@ -61,4 +62,6 @@ if __name__ == "__main__":
         for _ in range(int(sys.argv[2])):
             killed_once(arguments, Path(sys.argv[1]))
     else:
-        sys.stdout.write(f"{extract(*arguments).forwards}\n")
+        with start_world("cpu") as world:
+            export, images, kinds, space, transform = arguments
+            sys.stdout.write(f"{extract(export, images, kinds, replace(space, world=world), transform).forwards}\n")

@@ -16,6 +16,7 @@ import numpy as np
 import timm.data  # noqa: F401 (before any fork: importing it takes longer than a run)
 from toy_exports import export_of_size, workspace
 
+from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
 from probes.finetune import trainer
@@ -37,7 +38,8 @@ LIMIT = 160  # 4 steps an epoch
 
 
 def outcome(folder: Path, **settings) -> Outcome:
-    return TASK.run(export_of_size(16), workspace(folder, "digits:", limit=LIMIT, **settings))
+    with start_world("cpu") as world:
+        return TASK.run(export_of_size(16), workspace(folder, "digits:", limit=LIMIT, world=world, **settings))
 
 
 def described(found: Outcome) -> dict:

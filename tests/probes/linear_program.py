@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from toy_exports import export_of_size, workspace
 
+from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
 from probes.linear import sweep
@@ -27,7 +28,8 @@ EPOCHS = 24
 def evaluated(folder: Path, protocol: str) -> Outcome:
     torch.set_num_threads(1)  # steps on more threads round otherwise
     task = replace(PROTOCOLS[protocol].task, epochs=EPOCHS, batch=128, warmup_epochs=2)
-    return task.run(export_of_size(16), workspace(folder, "digits:", limit=200))
+    with start_world("cpu") as world:
+        return task.run(export_of_size(16), workspace(folder, "digits:", limit=200, world=world))
 
 
 def numbers(outcome: Outcome) -> str:

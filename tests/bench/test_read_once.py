@@ -1,0 +1,132 @@
+"""What a run reads, it reads once: image sets, checkpoints and result files, counted where they come from disk."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.leaderboard.files import rewrite
+from bench.run.plan import open_data
+from downstream.loop.training import open_both
+from engine.tasks import Workspace
+
+PROBES = ("--suite", "knn@dino,lowshot@bench", "--data", "tiny=tiny:")
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Replace `owner.name` by itself, noting for every call what `what` makes of its arguments."""
+
+    def call(owner, name: str, what=lambda *values: None) -> Counter:
+        calls, original = Counter(), getattr(owner, name)
+
+        def noted(*values, **options):
+            calls[what(*values)] += 1
+            return original(*values, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+        return calls
+
+    return call
+
+
+def foreign_file(folder: Path) -> Path:
+    """A checkpoint as DINO's code writes it, of a tiny network."""
+    from checkpoints.spec import ViTSpec
+    from checkpoints.vit import ViT
+
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_hidden=8
+    )
+    trunk = {f"backbone.{name}": tensor for name, tensor in ViT(spec).trunk.state_dict().items()}
+    torch.save({"teacher": trunk}, folder / "tiny.pth")
+    return folder / "tiny.pth"
+
+
+def test_a_run_opens_and_fingerprints_every_split_once(bench, exports, counted, tmp_path):
+    import imagesets.tiny
+    from imagesets.sets import MemoryImages
+
+    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
+    assert bench("run", "--checkpoint", *exports, *PROBES, "--out", tmp_path)[0] == 0
+    assert opened == {"train": 1, "val": 1}
+    assert (fingerprinted[64], fingerprinted[32]) == (1, 1)  # the others are low-shot's subsets
+
+
+def test_a_limited_run_fingerprints_what_is_left_once(bench, exports, counted, tmp_path):
+    import imagesets.tiny
+    from imagesets.sets import MemoryImages
+
+    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
+    assert bench("run", "--checkpoint", *exports, *PROBES, "--limit", "24", "--out", tmp_path)[0] == 0
+    assert opened == {"train": 1, "val": 1}
+    assert fingerprinted[24] == 2  # one of each split
+
+
+def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):
+    from downstream.data import coco
+
+    listed = counted(coco, "listed", lambda root, split: split)
+    space = Workspace(cache=tmp_path, data="")
+    used = open_data("scenes", "tiny-coco:", space)
+    for limit in (None, 8, None, 8):
+        train, val = open_both(replace(space, data="tiny-coco:", limit=limit), "coco")
+    assert (len(train), len(val), used.images["train"]) == (8, 8, 64)
+    assert listed == {"train": 1, "val": 1}
+
+
+def test_probes_refuse_scenes_that_are_open(tmp_path):
+    from probes.splits import open_splits
+
+    space = Workspace(cache=tmp_path, data="tiny-ade20k:")
+    open_data("scenes", space.data, space)
+    with pytest.raises(ValueError, match="tiny-ade20k"):
+        open_splits(space)
+
+
+def test_online_knn_shares_the_images_that_are_trained_on(bench, counted, tmp_path):
+    import imagesets.tiny
+
+    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    words = ("pretrain", "simmim", "--recipe", "smoke", "--images", "tiny:", "--knn-every", "1", "--dry-run")
+    assert bench(*words, "--out", tmp_path / "run")[0] == 0
+    assert opened == {"train": 1, "val": 1}
+
+
+def test_a_checkpoint_is_imported_and_fingerprinted_once(bench, counted, tmp_path):
+    import checkpoints.export
+    import checkpoints.resolve
+
+    imported = counted(checkpoints.resolve, "import_file")
+    fingerprinted = counted(checkpoints.export, "fingerprint")
+    loaded = counted(checkpoints.export, "load_file")
+    reference, out = f"dino:{foreign_file(tmp_path)}", tmp_path / "out"
+    assert bench("run", "--checkpoint", reference, *PROBES, "--out", out)[0] == 0
+    assert (imported.total(), fingerprinted.total(), loaded.total()) == (1, 1, 0)
+    (saved,) = (out / "exports").iterdir()
+    assert bench("run", "--checkpoint", saved, *PROBES, "--out", out, "--rerun")[0] == 0
+    assert (imported.total(), fingerprinted.total(), loaded.total()) == (1, 2, 1)  # an export is verified
+
+
+def reads_of_results(counted) -> Counter:
+    return counted(Path, "read_text", lambda path: path.name if "results" in path.parts else "")
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_run_reads_a_result_once_to_plan_and_once_for_the_leaderboard(bench, exports, counted, tmp_path):
+    words = ("run", "--checkpoint", exports[0], "--suite", "toy", "--data", "tiny=tiny:", "--out", tmp_path)
+    for _ in ("new", "there"):
+        read = reads_of_results(counted)
+        assert bench(*words)[0] == 0
+        read.pop("", None)
+        assert read == {"toy@one-seed0.json": 2, "toy@two-v2-seed0.json": 2}
+    read.clear()
+    rewrite(tmp_path)
+    assert {name: count for name, count in read.items() if name} == {
+        "toy@one-seed0.json": 1,
+        "toy@two-v2-seed0.json": 1,
+    }
