@@ -91,7 +91,7 @@ class Place:
             "processes": self.world.size,
             "batch_norm_over": at_once * (self.world.size if synchronised else 1) if has_batch_norm(model) else None,
         }
-        if self.world.is_first:
+        if self.world.is_rank0:
             for line in norm_warnings(self.facts["batch"]):
                 say(f"{plan.label}: {line}", errors=True)
         return train(model, plan.optimise(model), *plan.parts(), config, self.world)
