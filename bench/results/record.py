@@ -50,7 +50,7 @@ class MetricRecord:
     chosen_on_val: bool = False  # the best of several on the validation images that it is reported on
     deviation_of: str | None = None  # metric whose standard deviation over the task's repetitions this is
     array: str | None = None  # name of its array in the `.npz` file
-    # What that array holds: a value for every validation image, or for every resample of them.
+    # what that array holds: a value for every validation image, or for every resample of them
     array_over: Literal["images", "resamples"] = "images"
 
 
@@ -80,7 +80,7 @@ class DataUsed:
 
     name: str  # as given by `--data NAME=URL`
     url: str  # likewise
-    # Split -> SHA-256 over class names, labels, file names and sizes.
+    # split -> SHA-256 over class names, labels, file names and sizes
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
 
@@ -103,18 +103,18 @@ class Result:
     limit: int | None = None  # at most so many images of each split were used
     precision: str = "float32"  # `float32` or `bfloat16`, of the forward pass
     decode: str = "exact"  # `exact` (PIL) or `fast` (torchvision, uint8 tensors)
-    # Unreadable images were counted and left out; `facts` names them (`train.skipped`, `val.skipped`).
+    # unreadable images were counted and left out; `facts` names them (`train.skipped`, `val.skipped`)
     skip_bad: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)  # all settings of the task
-    # What else the task recorded about its numbers; the same when it was killed and begun again. `read_instead`: where
-    # the model lacks what the protocol reads, what it reads -> what was read instead.
+    # what else the task recorded about its numbers; the same when it was killed and begun again. `read_instead`: where
+    # the model lacks what the protocol reads, what it reads -> what was read instead
     facts: Mapping[str, Any] = field(default_factory=dict)
-    # Names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections.
+    # names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections
     arrays: tuple[str, ...] = ()
     device: str = ""  # `cpu`, `cuda`, `cuda:1`
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
-    # What this very run spent: `forwards` (images through the backbone) in `extraction_seconds`.
+    # what this very run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
     images_per_second: float | None = None  # `forwards` by `extraction_seconds`; null when all features were on disk
     date: str = ""  # when it ended, ISO 8601, UTC
