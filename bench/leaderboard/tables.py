@@ -142,7 +142,8 @@ def _in_group(board: Board, group: str) -> list[Row]:
 def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
     cell = row.cells.get(column)
     first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
-    return f"**{number(cell)}**" if first else number(cell)
+    text = in_markdown(number(cell))
+    return f"**{text}**" if first else text
 
 
 def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:

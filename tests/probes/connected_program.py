@@ -19,8 +19,9 @@ PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
 def evaluated(folder: Path, protocol: str) -> dict:
     """Metrics, and a digest of all that must be the same however many processes share the work."""
     outcome = PROTOCOLS[protocol].task.run(export_of_size(16), workspace(folder, "digits:", limit=300))
-    right = {name: values.tolist() for name, values in outcome.per_image.items()}
-    return {"metrics": dict(outcome.metrics), "digest": digest({"facts": outcome.facts, "per_image": right})}
+    arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
+    right = {name: values.tolist() for name, values in arrays.items() if values is not None}
+    return {"metrics": outcome.numbers, "digest": digest({"facts": outcome.facts, "per_image": right})}
 
 
 if __name__ == "__main__":
