@@ -2,14 +2,17 @@
 
 import csv
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import install
 
-from bench.results.record import read_arrays, read_result, result_files
+from bench.results.record import read_arrays, result_files
 from bench.results.units import decimals, number_text
-from engine.tasks import Metric
+from bench.run.outcomes import checked
+from engine.tasks import Metric, Outcome
 
 TASK = '''"""A toy depth estimator: how often it is wrong, how long an image takes, how much memory it needs."""
 
@@ -23,7 +26,6 @@ from engine.tasks import Metric, Outcome, Protocol, Task
 @dataclass(frozen=True, kw_only=True)
 class Depth(Task):
     images: int = 200  # validation images
-    wrong: str = ""  # what to return amiss
 
     def run(self, export, space):
         skill = 0.5 if export.digest == FIRST else 0.25  # the first export errs less, and takes more time and memory
@@ -39,14 +41,6 @@ class Depth(Task):
             "memory": Metric(value=1412 + 4 * skill, unit="MB", higher_is_better=False),
             "scale": Metric(value=float(scale.mean()), unit="", higher_is_better=None, per_image=scale),
         }
-        if self.wrong == "mean":
-            metrics["time"] = Metric(value=1.0, unit="s", per_image=seconds)
-        if self.wrong == "plain":
-            metrics["memory"] = 1412.0
-        if self.wrong == "deviation":
-            metrics["spread"] = Metric(value=1.0, higher_is_better=None, deviation_of="top1")
-        if self.wrong == "twice":
-            return Outcome(metrics=metrics, arrays={"wrong": wrong})
         return Outcome(metrics=metrics, arrays={"depths": np.ones((4, 2))})
 
 
@@ -90,56 +84,53 @@ def test_result_files_say_what_each_number_is(run, tmp_path):
         assert 3e-5 < (high - low) / 2 < 4e-5  # 1.97 standard deviations of 0.22 or 0.27 ms by the root of 196
 
 
-def test_the_leaderboard_bolds_the_lower_and_shows_units(run, tmp_path):
+def test_the_lower_error_is_better_and_units_are_shown(run, bench, tmp_path):
     said = run()[1]
+    assert "0.00288 s" in said and "1414 MB" in said
     text = (tmp_path / "out" / "leaderboard.md").read_text()
-    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.count("|") == 6 and "[" in line}
-    assert rows["first"].startswith(
-        "| first | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 ["
-    )
-    assert rows["second"].startswith(
-        "| second | 75.00 [68.7, 80.6] | **0.00256 s [0.00253, 0.00259]** | **1413 MB** | "
-    )
-    assert "**" not in rows["first"].split("|")[-2] + rows["second"].split("|")[-2]  # neither scale is better
-    assert "50.00 [43.1, 56.9]" in said and " s" in said
+    first, second = (re.search(rf"^\| {name} \| \D*\d.*\[.*", text, re.MULTILINE)[0] for name in ("first", "second"))
+    assert first.startswith("| first | **50.00 [43.1, 56.9]** | 0.00288 s [0.00284, 0.00291] | 1414 MB | 1.25 [")
+    assert second.startswith("| second | 75.00 [68.6, 80.6] | **0.00256 s [0.00253, 0.00259]** | **1413 MB** | 1.12 [")
     with open(tmp_path / "out" / "leaderboard.csv", newline="") as file:
         columns = next(csv.reader(file))
     assert [name.removeprefix("tiny/depth@toy:") for name in columns[5:-1]] == [
         *("wrong", "wrong:low", "wrong:high", "time", "time:low", "time:high", "memory"),
         *("scale", "scale:low", "scale:high"),
     ]
-
-
-def test_the_lower_error_is_better_by_compare(run, bench, tmp_path):
-    run()
     numbers = tmp_path / "compare.json"
-    code, text, _ = bench("compare", "first", "second", "--out", tmp_path / "out", "--json", numbers)
-    assert code == 0
+    text = bench("compare", "first", "second", "--out", tmp_path / "out", "--json", numbers)[1]
     assert "first is better than second on tiny/depth@toy wrong by 25.0 points [" in text
-    assert "second is better than first on tiny/depth@toy time by 0.000312 s [0.000" in text
-    assert "first is higher than second on tiny/depth@toy scale by 0.125 [0.1" in text
+    assert "second is better than first on tiny/depth@toy time by 0.00031" in text
+    assert "first is higher than second on tiny/depth@toy scale by 0.12" in text
     assert "kept as numbers alone, not for each image: memory" in text
     assert "Differences in points or the unit given." in text and "196 images; paired bootstrap; effect" in text
     found = {each["metric"]: each for each in json.loads(numbers.read_text())["comparisons"]}
-    assert list(found) == ["wrong", "time", "scale"]
-    assert [found[name]["better"] for name in found] == ["first", "second", ""]
-    assert found["time"]["accuracy_first"] == pytest.approx(found["time"]["accuracy_second"] + 0.0003125, abs=2e-6)
-    assert found["time"]["p"] < 0.01 and found["time"]["low"] < 0.0003125 < found["time"]["high"]
+    assert {name: each["better"] for name, each in found.items()} == {"wrong": "first", "time": "second", "scale": ""}
+    time = found["time"]
+    assert time["difference"] == pytest.approx(time["accuracy_first"] - time["accuracy_second"], abs=1e-9)
+    assert time["p"] < 0.01 and 0.0003 < time["low"] < time["difference"] < time["high"] < 0.00033
+
+
+PLAIN = Metric(value=50.0)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("outcome", "message"),
     [
-        ("mean", "metrics that are not the mean of their values per image (of "),
-        ("plain", "metrics that are no engine.tasks.Metric: memory"),
-        ("deviation", "deviations of no metric of the task: spread"),
-        ("twice", "two arrays named wrong: that of the metric wrong and another one"),
+        (Outcome(metrics={"time": Metric(value=1.0, unit="s", per_image=np.ones(3) / 2)}), "per image .*: time"),
+        (Outcome(metrics={"top1": Metric(value=50.0, per_image=50 * np.ones(3))}), "per image .*: top1"),
+        (Outcome(metrics={"top1": 50.0}), "no engine.tasks.Metric: top1"),
+        (Outcome(metrics={"spread": replace(PLAIN, higher_is_better=None, deviation_of="top1")}), "task: spread"),
+        (Outcome(metrics={"top1": replace(PLAIN, value=float("inf"))}), "not finite: top1"),
+        (
+            Outcome(metrics={"top1": replace(PLAIN, per_image=np.ones(2) / 2)}, arrays={"top1": np.ones(2)}),
+            "two arrays named top1: that of the metric top1 and another one",
+        ),
     ],
 )
-def test_a_task_that_contradicts_itself_fails_in_one_line(wrong, message, run, tmp_path):
-    code, said, _ = run("--set", f"depth.wrong={wrong}")
-    assert code == 1 and f"ValueError: {message}" in said
-    assert all(read_result(path).status == "failed" for path in result_files(tmp_path / "out"))
+def test_an_outcome_that_contradicts_itself_is_refused(outcome, message):
+    with pytest.raises(ValueError, match=message):
+        checked(outcome)
 
 
 @pytest.mark.parametrize(
