@@ -14,7 +14,7 @@ from downstream.loop.training import Place, Plan, open_both, warnings
 from downstream.metrics.average_precision import reweighted
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
-from engine.tasks import Outcome, Task, Workspace
+from engine.tasks import Metric, Outcome, Task, Workspace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -225,7 +225,7 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
 
 
 def outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
-    """Metrics, the detections of every validation image, precisions on resampled images, and the facts."""
+    """Metrics with their values on resampled images, the detections of every validation image, and the facts."""
     from downstream.metrics.detection_metric import backend, described
 
     facts = {
@@ -241,4 +241,5 @@ def outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSe
         **rest,
     }
     drawn = resampled(lambda weights: reweighted(trained.arrays, weights), len(val))
-    return Outcome(metrics=trained.metrics, per_image=dict(trained.arrays), resampled=drawn, facts=facts)
+    metrics = {name: Metric(value=value, resampled=drawn[name]) for name, value in trained.metrics.items()}
+    return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)

@@ -10,7 +10,7 @@ from downstream.loop.training import Place
 from downstream.metrics.scores import reweighted
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
-from engine.tasks import Outcome
+from engine.tasks import Metric, Outcome
 
 if TYPE_CHECKING:
     from downstream.data.segmentation_data import Sizes
@@ -28,15 +28,17 @@ def parts(train: SceneSet, val: SceneSet, sizes: "Sizes") -> tuple[Any, Any, Any
 
 
 def outcome(
-    place: Place, trained: Sequence["TrainedModel"], train: Sequence[SceneSet], val: SceneSet, rest: dict
+    place: Place,
+    trained: Sequence["TrainedModel"],
+    train: Sequence[SceneSet],
+    val: SceneSet,
+    rest: dict,
+    chosen_on_val: bool = False,
 ) -> Outcome:
-    """Means over the trainings, the areas of every validation image, scores of resampled images, and the facts."""
+    """Means over the trainings with their values on resampled images, the areas of every validation image, and the
+    facts."""
     several = len(trained) > 1
     areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(trained)}
-    names = list(trained[0].metrics)
-    metrics = {name: float(np.mean([each.metrics[name] for each in trained])) for name in names}
-    if several:
-        metrics["mIoU_std"] = float(np.std([each.metrics["mIoU"] for each in trained], ddof=1))
     facts = {
         "train": [{"url": scenes.url, "images": len(scenes), "fingerprint": scenes.fingerprint} for scenes in train],
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
@@ -48,4 +50,11 @@ def outcome(
         **rest,
     }
     drawn = resampled(lambda weights: reweighted(list(areas.values()), weights), len(val))
-    return Outcome(metrics=metrics, per_image=areas, resampled=drawn, facts=facts)
+    metrics = {}
+    for name in trained[0].metrics:
+        mean = float(np.mean([each.metrics[name] for each in trained]))
+        metrics[name] = Metric(value=mean, resampled=drawn[name], chosen_on_val=chosen_on_val)
+    if several:
+        spread = float(np.std([each.metrics["mIoU"] for each in trained], ddof=1))
+        metrics["mIoU_std"] = Metric(value=spread, higher_is_better=None, deviation_of="mIoU")
+    return Outcome(metrics=metrics, arrays=areas, facts=facts)

@@ -1,11 +1,11 @@
-"""What every evaluation task takes and gives back: Workspace in, Outcome out, and the named recipes (Protocol).
+"""What every evaluation task takes and gives back: Workspace in, Outcome of Metrics out, and named recipes (Protocol).
 
 A task is a frozen, keyword-only dataclass of its settings with `run(export, space) -> Outcome`. The file it lives in
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 from typing import Protocol as Interface
@@ -77,14 +77,47 @@ class Workspace:
         return self.opened.get(self.data, split, opener, self.limit)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Metric:
+    """One number that a task found, and what it is. ValueError for a description that contradicts itself.
+
+    per_image: (N,) values of the validation images in their order, of which `value` is the mean; NaN for a skipped
+    image. Of a metric in "%" they are shares from 0 to 1 (correctness), otherwise they are in its unit.
+    resampled: (R,) values in the metric's unit on the resamples of engine/resampling.py, where it is no mean over
+    images. A metric with neither array has no interval and no paired test.
+    """
+
+    value: float
+    unit: str = "%"  # "s", "MB"; "" where there is none
+    higher_is_better: bool | None = True  # None: neither
+    per_image: np.ndarray | None = None
+    resampled: np.ndarray | None = None
+    chosen_on_val: bool = False  # the best of several on the validation images that it is reported on
+    deviation_of: str | None = None  # metric whose standard deviation over the task's repetitions this is
+
+    def __post_init__(self) -> None:
+        if self.per_image is not None and self.resampled is not None:
+            raise ValueError("a metric has values per image or resampled values, not both")
+        if self.deviation_of is not None and self.higher_is_better is not None:
+            raise ValueError(f"the deviation of {self.deviation_of} is neither better: set higher_is_better=None")
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field, arrays in every element."""
+        if not isinstance(other, Metric):
+            return NotImplemented
+        pairs = [(getattr(self, entry.name), getattr(other, entry.name)) for entry in fields(self)]
+        return all(
+            np.array_equal(mine, its, equal_nan=True) if isinstance(mine, np.ndarray) else mine is its or mine == its
+            for mine, its in pairs
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a task found.
 
-    metrics: name -> value; accuracies in percent.
-    per_image: name -> array over the validation images in their order, for intervals and paired tests.
-    resampled: name of a metric that is no mean over images -> its values on engine/resampling.py's resamples of them,
-    for the same.
+    metrics: name -> Metric, the main one first.
+    arrays: name -> any other array from which metrics can be computed again, such as areas and detections.
     facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes); the
     same however often the task was killed and begun again. facts["train"] and facts["val"], where given, hold
     "skipped": path -> reason of every unreadable image that was left out.
@@ -93,12 +126,16 @@ class Outcome:
     random: whether another seed could give other numbers.
     """
 
-    metrics: Mapping[str, float]
-    per_image: Mapping[str, np.ndarray] = field(default_factory=dict)
-    resampled: Mapping[str, np.ndarray] = field(default_factory=dict)
+    metrics: Mapping[str, Metric]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
     random: bool = True
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Metric -> its value alone."""
+        return {name: metric.value for name, metric in self.metrics.items()}
 
 
 class Task:

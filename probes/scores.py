@@ -1,7 +1,8 @@
-"""What every probe says of its hits: percentages, arrays over all validation images, and what the run spent."""
+"""What every probe says of its hits: accuracies with values for all validation images, and what the run spent."""
 
 import numpy as np
 
+from engine.tasks import Metric
 from probes.features.extract import FeatureSet
 
 
@@ -15,6 +16,12 @@ def spread_out(correct: np.ndarray, indices: np.ndarray, images: int) -> np.ndar
     values = np.full(images, np.nan, np.float32)
     values[indices] = correct
     return values
+
+
+def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_val: bool = False) -> Metric:
+    """Accuracy over the read images (V,) bool, which lie at `indices` (V,) among all `images`."""
+    values = spread_out(correct, indices, images)
+    return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
 
 
 def cost(*sets: FeatureSet) -> dict[str, float]:

@@ -195,7 +195,7 @@ def test_exports_are_proven_and_can_be_evaluated(quiet, tmp_path):
         export = ViTExport.load(folder)
         assert export.verify() == [] and export.spec == quiet.recipe.spec and export.facts["method"] == quiet.name
         outcome = task.run(export, Workspace(cache=tmp_path, data="digits:", limit=100))
-        assert all(0 <= value <= 100 for value in outcome.metrics.values())
+        assert all(0 <= value <= 100 for value in outcome.numbers.values())
 
 
 @pytest.mark.parametrize("name", METHODS)

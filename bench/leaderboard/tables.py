@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bench.results.board import Board, Cell, Row, best
 from bench.results.record import CheckpointUsed
+from bench.results.units import decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
 from engine.printing import in_markdown, text_of
 
@@ -79,13 +80,14 @@ def row_names(board: Board) -> dict[CheckpointUsed, str]:
 
 
 def number(cell: Cell | None, with_interval: bool = True) -> str:
-    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, or nothing."""
+    """`97.20 [96.1, 98.0]`, over seeds `97.20 [96.1, 98.0] +- 0.14 (n=3)`, `0.731 s [0.702, 0.760]`, or nothing."""
     if cell is None:
         return ""
-    digits = 2 if abs(cell.mean) >= 1 or cell.mean == 0 else 4
-    interval = f" [{cell.interval[0]:.1f}, {cell.interval[1]:.1f}]" if cell.interval and with_interval else ""
+    digits = decimals(cell.mean, cell.unit)
+    ends = ", ".join(f"{end:.{interval_decimals(cell.mean, cell.unit)}f}" for end in cell.interval or ())
+    interval = f" [{ends}]" if ends and with_interval else ""
     spread = f" +- {cell.std:.{digits}f} (n={cell.seeds})" if cell.seeds > 1 else ""
-    return f"{cell.mean:.{digits}f}{interval}{spread}"
+    return f"{number_text(cell.mean, cell.unit)}{interval}{spread}"
 
 
 def troubles(board: Board) -> list[str]:
@@ -140,7 +142,8 @@ def _in_group(board: Board, group: str) -> list[Row]:
 def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
     cell = row.cells.get(column)
     first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
-    return f"**{number(cell)}**" if first else number(cell)
+    text = in_markdown(number(cell))
+    return f"**{text}**" if first else text
 
 
 def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:

@@ -33,11 +33,11 @@ class OnlineKnn:
         world = self.space.world
         world.on_rank0(self.clear)  # what a killed run left
         try:
-            found = task.run(export, self.space).metrics
+            found = task.run(export, self.space).numbers
         finally:
             if world.is_rank0:
                 self.clear()
-        return {f"knn_{name.partition('_')[0]}": float(value) for name, value in found.items()}
+        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items()}
 
     def clear(self) -> None:
         shutil.rmtree(self.space.cache, ignore_errors=True)

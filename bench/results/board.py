@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from bench.results.record import CheckpointUsed, Result
 
-LOWER_IS_BETTER = ("loss", "error")  # metric names that end so; every other metric is better when higher
-CHOSEN_ON_VAL = "_bestT"  # likewise: the best of several on the images that are reported
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number of the board: the mean over seeds. `interval`: of the validation images, where every seed has one.
+    """One number of the board in its unit: the mean over seeds. `interval`: of the validation images, where every seed
+    has one.
 
     seeds: 1 also where several gave the same number because nothing was drawn at random.
     """
@@ -26,6 +24,8 @@ class Cell:
     std: float
     seeds: int
     interval: tuple[float, float] | None = None
+    unit: str = "%"
+    higher_is_better: bool | None = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,8 @@ def caveats_of(result: Result) -> tuple[str, ...]:
     if result.skipped:
         number = f"{result.skipped} unreadable image{'s' if result.skipped > 1 else ''}"
         found.append(f"{number} left out (--skip-bad): not comparable with numbers on all images.")
-    if any(metric.endswith(CHOSEN_ON_VAL) for metric in result.metrics):
-        found.append(
-            f"Metrics named *{CHOSEN_ON_VAL}: chosen on the validation images; number and interval are too high."
-        )
+    if chosen := [name for name, metric in result.metrics.items() if metric.chosen_on_val]:
+        found.append(f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}.")
     found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
 
@@ -108,8 +106,9 @@ def _row(results: list[Result]) -> Row:
 
 def _cell(seeds: list[Result], metric: str) -> Cell:
     # The mean over seeds varies no more over images than one seed does, so the mean of the ends is wide enough.
-    values = [result.metrics[metric] for result in seeds]
-    ends = [result.intervals[metric] for result in seeds if metric in result.intervals]
+    records = [result.metrics[metric] for result in seeds]
+    values = [record.value for record in records]
+    ends = [record.interval for record in records if record.interval]
     lows, highs = zip(*ends, strict=True) if len(ends) == len(seeds) else ((), ())
     interval = (statistics.fmean(lows), statistics.fmean(highs)) if lows else None
     drawn = any(result.random for result in seeds) or len(set(values)) > 1
@@ -118,12 +117,16 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
         std=statistics.pstdev(values),
         seeds=len(seeds) if drawn else 1,
         interval=interval,
+        unit=records[-1].unit,
+        higher_is_better=records[-1].higher_is_better,
     )
 
 
 def best(board: Board, group: str, metric: str) -> float | None:
-    """Best mean of a column; None where fewer than two checkpoints compete, and for deviations, which do not."""
-    means = [row.cells[group, metric].mean for row in board.rows if (group, metric) in row.cells]
-    if len(means) < 2 or metric.endswith("_std"):
+    """Best mean of a column; None where fewer than two checkpoints compete, where neither end is better, as of a
+    deviation, and where the cells differ in unit or in what is better."""
+    cells = [row.cells[group, metric] for row in board.rows if (group, metric) in row.cells]
+    meanings = {(cell.unit, cell.higher_is_better) for cell in cells}
+    if len(cells) < 2 or len(meanings) > 1 or cells[0].higher_is_better is None:
         return None
-    return min(means) if metric.endswith(LOWER_IS_BETTER) else max(means)
+    return (max if cells[0].higher_is_better else min)(cell.mean for cell in cells)

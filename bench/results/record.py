@@ -1,4 +1,4 @@
-"""Result: what one protocol found about one checkpoint on one image set, as a JSON file. Schema: docs/results.md.
+"""Result: what one protocol found about one checkpoint on one image set, as a JSON file. Fields: docs/results.md.
 
 The path of a result says everything that is asked for, so that a result is looked up by asking whether its file exists,
 and two runs that share a folder never write different things to one file. A good result is only replaced by another
@@ -8,18 +8,19 @@ good one: when it was made again and that failed, the failure is `<stem>.failed.
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
+from bench.results.schema1 import as_schema_2
 from engine.files import digest, write_atomic
 from engine.tasks import Workspace
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class NewerSchema(ValueError):
@@ -27,18 +28,45 @@ class NewerSchema(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProtocolUsed:
+    """The recipe that was followed."""
+
+    name: str  # `knn@dino`
+    version: int  # raised whenever a number in the recipe changes
+    source: str = ""  # where the recipe is from
+    plugin: str = ""  # the package that brings the task and its version, `benchtoys 1.0`; empty for ours
+    modified: bool = False  # true when `--set` changed a setting
+    changes: Mapping[str, Any] = field(default_factory=dict)  # the changed settings and their values
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricRecord:
+    """One number and what it is, as engine.tasks.Metric says, with its interval."""
+
+    value: float  # the number, in `unit`
+    unit: str = "%"  # `%`, `s`, `MB`; empty where there is none
+    higher_is_better: bool | None = True  # null where neither is
+    interval: tuple[float, float] | None = None  # low and high end, in `unit`; null where no array is kept
+    chosen_on_val: bool = False  # the best of several on the validation images that it is reported on
+    deviation_of: str | None = None  # metric whose standard deviation over the task's repetitions this is
+    array: str | None = None  # name of its array in the `.npz` file
+    # what that array holds: a value for every validation image, or for every resample of them
+    array_over: Literal["images", "resamples"] = "images"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointUsed:
     """The export that was evaluated."""
 
-    name: str
-    digest: str
-    method: str = ""
-    recipe: str = ""
-    branch: str = ""
-    architecture: str = ""
-    source: str = ""
-    parameters: int = 0
-    plugin: str = ""  # package whose importer or method made it, `benchtoys 1.0`
+    name: str  # label, `--name` or from the reference
+    digest: str  # SHA-256 over architecture, image preparation and all weights
+    method: str = ""  # provenance, as far as the export says
+    recipe: str = ""  # likewise
+    branch: str = ""  # likewise
+    architecture: str = ""  # such as `ViT-S/16`; `ViT-64x4/4` is width 64, depth 4, patch 4
+    source: str = ""  # the imported file, or the reference given
+    parameters: int = 0  # number of weights
+    plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
 
     @property
     def is_floor(self) -> bool:
@@ -47,59 +75,51 @@ class CheckpointUsed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtocolUsed:
-    """The recipe that was followed; `changes` holds the settings that differ from it."""
-
-    name: str
-    version: int
-    source: str = ""
-    plugin: str = ""  # package that brings the task, `benchtoys 1.0`
-    modified: bool = False
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataUsed:
-    """The image set, by the user's name for it, and per split its fingerprint and number of images."""
+    """The image set."""
 
-    name: str
-    url: str
+    name: str  # as given by `--data NAME=URL`
+    url: str  # likewise
+    # split -> SHA-256 over class names, labels, file names and sizes
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    images: Mapping[str, int] = field(default_factory=dict)
+    images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One measured fact, or one failure. Field order is the order in the file."""
+    """One measured fact, or one failure. Field order is the order in the file, and in the table of docs/results.md."""
 
-    schema: int = SCHEMA
-    status: Literal["ok", "failed"]
-    message: str = ""
-    task: str
-    protocol: ProtocolUsed
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # metric -> (low, high)
-    interval_method: str = ""
-    checkpoint: CheckpointUsed
-    data: DataUsed
-    seed: int
-    random: bool = True
-    limit: int | None = None
-    precision: str = "float32"
-    decode: str = "exact"
+    schema: int = SCHEMA  # version of this table
+    status: Literal["ok", "failed"]  # how the task ended
+    message: str = ""  # why it failed, in one line; empty when `ok`
+    task: str  # key of the task file
+    protocol: ProtocolUsed  # the recipe:
+    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)  # the numbers by name, in the task's order:
+    interval_method: str = ""  # how the intervals were computed; empty without any
+    checkpoint: CheckpointUsed  # what was evaluated:
+    data: DataUsed  # the images:
+    seed: int  # seed of everything random in the task
+    random: bool = True  # false when another seed cannot give other numbers
+    limit: int | None = None  # at most so many images of each split were used
+    precision: str = "float32"  # `float32` or `bfloat16`, of the forward pass
+    decode: str = "exact"  # `exact` (PIL) or `fast` (torchvision, uint8 tensors)
+    # unreadable images were counted and left out; `facts` names them (`train.skipped`, `val.skipped`)
     skip_bad: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all settings of the task
+    # what else the task recorded about its numbers; the same when it was killed and begun again. `read_instead`: where
+    # the model lacks what the protocol reads, what it reads -> what was read instead
     facts: Mapping[str, Any] = field(default_factory=dict)
-    per_image: list = field(default_factory=list)  # names of the arrays in the .npz file beside this one
-    resampled: list = field(default_factory=list)  # metrics whose values on resampled images are there, see below
-    device: str = ""
-    processes: int = 1
-    seconds: float = 0.0
+    # names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections
+    arrays: tuple[str, ...] = ()
+    device: str = ""  # `cpu`, `cuda`, `cuda:1`
+    processes: int = 1  # number of processes (torchrun)
+    seconds: float = 0.0  # wall time of the task
+    # what this very run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
-    images_per_second: float | None = None
-    date: str = ""
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    hardware: Mapping[str, Any] = field(default_factory=dict)
+    images_per_second: float | None = None  # `forwards` by `extraction_seconds`; null when all features were on disk
+    date: str = ""  # when it ended, ISO 8601, UTC
+    versions: Mapping[str, Any] = field(default_factory=dict)  # Python, libraries, this tool and its git commit
+    hardware: Mapping[str, Any] = field(default_factory=dict)  # processor, cores, threads, memory, GPUs, system
 
     @property
     def variant(self) -> tuple[str, ...]:
@@ -115,7 +135,7 @@ class Result:
     @property
     def traced(self) -> tuple[str, ...]:
         """Metrics of which the arrays say how they follow from the images, so that they can be tested."""
-        return tuple(name for name in self.metrics if name in self.per_image or name in self.resampled)
+        return tuple(name for name, metric in self.metrics.items() if metric.array)
 
     @property
     def skipped(self) -> int:
@@ -129,7 +149,7 @@ class Result:
     def to_json(self) -> str:
         """The file's text. ValueError for a value that JSON does not have (NaN, infinity, an object)."""
         try:
-            return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+            return json.dumps(msgspec.to_builtins(self, enc_hook=_plain), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
 
@@ -196,7 +216,7 @@ def write_result(path: Path, result: Result, arrays: Mapping[str, np.ndarray], l
 def read_result(path: Path) -> Result:
     """Read one file. Unknown keys are ignored; ValueError, one line, for a newer schema or a damaged file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = msgspec.json.decode(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: not a result file: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
@@ -206,7 +226,10 @@ def read_result(path: Path) -> Result:
             f"{path}: written with result schema {value['schema']}, this version reads up to {SCHEMA}; "
             "upgrade with: pip install --upgrade ssl-vit-bench"
         )
-    return _from_json(Result, value, str(path))
+    try:
+        return msgspec.convert(value if value["schema"] > 1 else as_schema_2(value), Result)
+    except ValueError as error:  # names the field
+        raise ValueError(f"{path}: not a result file: {error}") from error
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -235,55 +258,14 @@ def validation_images(data: DataUsed, limit: int | None) -> int:
     return min(data.images["val"], data.images["val"] if limit is None else limit)
 
 
-def resampled_name(metric: str) -> str:
-    """Name of the array, beside those of `per_image`, that holds a metric's values on resampled images."""
-    return f"{metric}_resampled"
-
-
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # as NumPy types it, an array might be a flag
     return buffer.getvalue()
 
 
-def _from_json(kind: type, value: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    given = {}
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        if entry.name not in value:
-            continue
-        found = value[entry.name]
-        if isinstance(hint, type) and is_dataclass(hint) and isinstance(found, dict):
-            found = _from_json(hint, found, f"{where}: {entry.name}")
-        elif not _fits(found, hint):
-            raise ValueError(f"{where}: not a result file: {entry.name} is {found!r}")
-        given[entry.name] = _as_declared(found, hint)
-    try:
-        return kind(**given)
-    except TypeError as error:  # required fields that the file lacks
-        raise ValueError(f"{where}: not a result file: {error}") from error
-
-
-def _as_declared(value: Any, hint: Any) -> Any:
-    # JSON has lists where a mapping of tuples is declared.
-    if get_origin(hint) is Mapping and get_origin(get_args(hint)[1]) is tuple:
-        return {key: tuple(found) for key, found in value.items()}
-    return value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, choices = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in choices
-    if origin is UnionType:
-        return any(_fits(value, choice) for choice in choices)
-    if hint is NoneType:
-        return value is None
-    if hint is float:
-        return isinstance(value, int | float)
-    if origin is tuple:
-        return isinstance(value, list) and len(value) == len(choices) and all(map(_fits, value, choices))
-    if origin is Mapping:
-        return isinstance(value, dict) and (choices[1] is Any or all(_fits(v, choices[1]) for v in value.values()))
-    return isinstance(value, hint)
+def _plain(value: Any) -> float:
+    # numpy's float64 is a float, which msgspec does not know.
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -13,6 +13,7 @@ from typing import Literal
 from bench.cli.settings import meant
 from bench.results.board import group_of
 from bench.results.record import Result, failure_beside, read_result, result_files
+from bench.results.units import number_text
 
 Status = Literal["ok", "failed", "unreadable"]
 
@@ -112,8 +113,8 @@ def _says(each: Stored) -> str:
         return each.problem
     if each.status != "ok":
         return each.result.message
-    metric, value = next(iter(each.result.metrics.items()))
-    return f"{metric} {value:.2f}  {each.result.date[:10]}"
+    name, metric = next(iter(each.result.metrics.items()))
+    return f"{name} {number_text(metric.value, metric.unit)}  {each.result.date[:10]}"
 
 
 def remove(out: Path, found: Iterable[Stored]) -> Path:

@@ -4,17 +4,13 @@ What exists is skipped, what failed before is tried again after everything new, 
 is known. Under torchrun every process runs every task on its share of the images, and the first one writes.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
-
-import numpy as np
 
 from bench.cli.messages import in_one_line, millions, traceback_of
 from bench.cli.outputs import check_writable
@@ -27,15 +23,14 @@ from bench.results.record import (
     Result,
     failure_beside,
     record,
-    resampled_name,
     validation_images,
 )
+from bench.results.units import number_text
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
+from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, choose, with_changes
-from bench.statistics import resampled
-from bench.statistics.intervals import METHOD, intervals_of
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
@@ -79,7 +74,7 @@ class Attempt:
     """A job after it was run: an outcome or an error, and the time it took."""
 
     seconds: float
-    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))
+    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # none after an error
     error: Exception | None = None
 
 
@@ -253,41 +248,22 @@ def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
 def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
     started = time.perf_counter()
     try:
-        outcome = _checked(job.chosen.task.run(export, space))
+        outcome = checked(job.chosen.task.run(export, space))
     except Exception as error:  # whatever a task raises becomes a failed result, and the other tasks go on
         return Attempt(seconds=time.perf_counter() - started, error=error)
     return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
 
 
-def _checked(outcome: Outcome) -> Outcome:
-    """ValueError for an outcome that cannot be a result: no metric, a metric that is no number, facts beyond JSON."""
-    if not outcome.metrics:
-        raise ValueError("the task returned no metrics")
-    if odd := [name for name, values in outcome.per_image.items() if np.asarray(values).dtype == object]:
-        raise ValueError(f"arrays that hold objects, not numbers: {', '.join(odd)}")
-    if wrong := [name for name, value in outcome.metrics.items() if not isfinite(value)]:
-        raise ValueError(f"metrics that are not finite: {', '.join(wrong)}")
-    try:
-        json.dumps(dict(outcome.facts), allow_nan=False)
-    except TypeError as error:
-        raise ValueError(f"facts that are not JSON: {error}") from error
-    return outcome
-
-
 def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
     outcome = attempt.outcome
-    arrays = {name: np.asarray(values) for name, values in outcome.per_image.items()}
-    of_means = intervals_of(outcome.metrics, arrays)
-    of_sets = resampled.intervals_of(outcome.resampled, validation_images(job.data, space.limit))
-    arrays |= {resampled_name(name): values for name, values in outcome.resampled.items()}
+    found = recorded(outcome, validation_images(job.data, space.limit))
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
         task=job.chosen.key,
         protocol=job.protocol,
-        metrics={name: float(value) for name, value in outcome.metrics.items()},
-        intervals=of_means | of_sets,
-        interval_method="; ".join([METHOD] * bool(of_means) + [resampled.METHOD] * bool(of_sets)),
+        metrics=found.metrics,
+        interval_method=found.interval_method,
         checkpoint=checkpoint.used,
         data=job.data,
         seed=space.seed,
@@ -298,8 +274,7 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         skip_bad=space.skip_bad,
         settings=job.settings,
         facts=dict(outcome.facts),
-        per_image=list(outcome.per_image),
-        resampled=list(outcome.resampled),
+        arrays=tuple(outcome.arrays),
         device=space.device,
         processes=space.world.size,
         seconds=round(attempt.seconds, 3),
@@ -310,7 +285,7 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         hardware=hardware(),
     )
     log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
-    return record(job.path, result, arrays, log)
+    return record(job.path, result, found.arrays, log)
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:
@@ -329,7 +304,7 @@ def _ending(attempt: Attempt) -> str:
     if attempt.error is not None:
         return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
     metrics = list(attempt.outcome.metrics.items())
-    shown = ", ".join(f"{name} {float(value):.2f}" for name, value in metrics[:MAIN_METRICS])
+    shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
     more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 

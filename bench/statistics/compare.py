@@ -33,6 +33,8 @@ class Comparison:
     second: str
     group: str
     metric: str
+    unit: str = "%"
+    higher_is_better: bool | None = True
     seeds: tuple[int, ...]
     paired: Paired
     p_holm: float
@@ -75,6 +77,10 @@ def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
     testable = [name for name in shared if name in first.traced and name in second.traced]
     found, reasons = [], []
+    for name in [name for name in testable if _meaning(first, name) != _meaning(second, name)]:
+        testable.remove(name)
+        shared.remove(name)
+        reasons.append(f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}")
     if alone := [name for name in shared if name not in testable]:
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(alone)}")
     for name in testable:
@@ -83,10 +89,18 @@ def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue
+        is_better = first.metrics[name].higher_is_better
         place = dict(first=labels[0], second=labels[1], group=match.group, metric=name)
+        place |= dict(unit=first.metrics[name].unit, higher_is_better=is_better)
         seeds = tuple(each.result.seed for each in match.first)
         found.append(Comparison(**place, seeds=seeds, paired=test, p_holm=test.p))
     return found, reasons
+
+
+def _meaning(result: Result, name: str) -> str:
+    # What two numbers must share to be subtracted.
+    better = {True: "higher is better", False: "lower is better", None: "neither is better"}
+    return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
 
 def _selected(measured: Sequence[Measured], wanted: Wanted) -> list[Measured]:

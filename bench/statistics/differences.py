@@ -2,34 +2,50 @@
 
 import numpy as np
 
-from bench.results.record import resampled_name, validation_images
+from bench.results.record import MetricRecord, validation_images
 from bench.statistics import paired, resampled
-from bench.statistics.matching import Match, Measured, paired_values
+from bench.statistics.matching import Match, Measured, array_of, paired_values
 from bench.statistics.paired import Paired
 from engine.files import digest
 
 
 def difference(match: Match, metric: str) -> Paired:
     """Both numbers, their difference with its interval, and p. ValueError says why there is none."""
-    if _in_all(match, metric):
+    if _is_resampled(match, metric):
         sides = (match.first, match.second)
-        metrics = tuple(float(np.mean([each.result.metrics[metric] for each in side])) for side in sides)
+        metrics = tuple(float(np.mean([_record(each, metric).value for each in side])) for side in sides)
         return resampled.paired(metrics, *_resampled(match, metric))
     first, second = match.first[0].result, match.second[0].result
     seed = digest([first.checkpoint.digest, second.checkpoint.digest, match.group, metric])
-    return paired.paired(*paired_values(match, metric), seed=int(seed[:16], 16))
+    one, another, scale = _scaled(match, metric)
+    return paired.paired(one, another, seed=int(seed[:16], 16), scale=scale)
 
 
 def p_value(match: Match, metric: str) -> float:
     """The p of `difference` alone."""
-    if _in_all(match, metric):
+    if _is_resampled(match, metric):
         (first, second), images = _resampled(match, metric)
         return resampled.p_value(first - second, images)
-    return paired.p_value(*paired_values(match, metric), seed=0)
+    one, another, _ = _scaled(match, metric)
+    return paired.p_value(one, another, seed=0)
 
 
-def _in_all(match: Match, metric: str) -> bool:
-    return all(metric in each.result.resampled for each in (*match.first, *match.second))
+def _is_resampled(match: Match, metric: str) -> bool:
+    records = [_record(each, metric) for each in (*match.first, *match.second)]
+    return all(record.array and record.array_over == "resamples" for record in records)
+
+
+def _record(measured: Measured, metric: str) -> MetricRecord:
+    return measured.result.metrics[metric]
+
+
+def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
+    # Values (N,) of both, at most 1 in size, and what 1 is in the metric's unit.
+    first, second = paired_values(match, metric)
+    if _record(match.first[0], metric).unit == "%":
+        return first, second, 100.0
+    largest = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
+    return first / largest, second / largest, largest
 
 
 def _resampled(match: Match, metric: str) -> tuple[tuple[np.ndarray, np.ndarray], int]:
@@ -44,7 +60,4 @@ def _resampled(match: Match, metric: str) -> tuple[tuple[np.ndarray, np.ndarray]
 
 
 def _values(measured: Measured, metric: str) -> np.ndarray:
-    name = resampled_name(metric)
-    if name not in measured.arrays:
-        raise ValueError(f"{measured.path}: no array {name!r} beside it; make the result again with --rerun")
-    return measured.arrays[name]
+    return array_of(measured, metric)

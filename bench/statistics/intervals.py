@@ -5,32 +5,41 @@ values is known exactly, so nothing is drawn and no seed is needed. Its percenti
 0 and 100 % (100 images at a true 99 %: they cover 63 %), so it is inverted (Carpenter 1999, test-inversion bootstrap):
 the interval holds every rate under which the observed count is in neither outer 2.5 %, the count itself taken half
 (mid-P, Lancaster 1961). Values between 0 and 1, such as means over splits, vary less than 0/1 values of the same mean;
-they count as the larger number of 0/1 images that varies as little (Korn and Graubard 1998).
+they count as the larger number of 0/1 images that varies as little (Korn and Graubard 1998). Means of other values
+(seconds, metres) have the interval of bench/statistics/resampled.py.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
+
+from bench.statistics import resampled
+from engine import resampling
 
 METHOD = "95 % over validation images: exact binomial bootstrap, inverted (mid-P)"
 TAIL = 0.025
 STEPS = 50  # of bisection: 2^-50 of a rate is beyond what a float32 accuracy can show
-ROUNDING = 1e-3  # points; correctness kept as float32 averages to the metric within this
+ROUNDING = 1e-5  # of the largest value; those kept as float32 average to the metric within this
 
 
-def intervals_of(metrics: Mapping[str, float], per_image: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
-    """Metric -> (low, high), both in percent, for every metric that is the mean of per-image correctness."""
-    names = [name for name in metrics if name in per_image and averages_to(per_image[name], metrics[name])]
-    return {name: interval(per_image[name]) for name in names}
-
-
-def averages_to(values: np.ndarray, metric: float) -> bool:
-    """Whether `values` (N,) are correctness (0 to 1, NaN for a skipped image) whose mean is `metric`, in percent."""
+def averages_to(values: np.ndarray, metric: float, unit: str) -> bool:
+    """Whether `metric` is the mean of `values` (N,), NaN for a skipped image: in "%" of shares from 0 to 1."""
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         return False
     seen = values[~np.isnan(values)].astype(np.float64)
-    in_range = len(seen) > 0 and seen.min() >= 0 and seen.max() <= 1
-    return bool(in_range and abs(100 * seen.mean() - metric) < ROUNDING)
+    if not len(seen) or (unit == "%" and (seen.min() < 0 or seen.max() > 1)):
+        return False
+    scale, largest = (100, 1.0) if unit == "%" else (1, np.abs(seen).max())
+    return bool(abs(scale * seen.mean() - metric) <= ROUNDING * scale * largest)
+
+
+def of_mean(values: np.ndarray, unit: str) -> tuple[tuple[float, float] | None, str]:
+    """((low, high), method) in the unit of the mean of values (N,), NaN left out; None for one image of other units."""
+    if unit == "%":
+        return interval(values), METHOD
+    seen = values[~np.isnan(values)].astype(np.float64)
+    if len(seen) < 2:
+        return None, ""
+    means = resampling.resampled(lambda weights: {"mean": weights @ seen / len(seen)}, len(seen))["mean"]
+    return resampled.interval(means, len(seen)), resampled.METHOD
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

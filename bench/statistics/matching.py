@@ -103,8 +103,8 @@ def matched(
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Correctness (N,) of both on the images that both have, mean over seeds. ValueError says why there is none."""
-    sides = [np.stack([_correctness(each, metric) for each in side]) for side in (match.first, match.second)]
+    """Values (N,) of both on the images that both have, mean over seeds. ValueError says why there is none."""
+    sides = [np.stack([_per_image(each, metric) for each in side]) for side in (match.first, match.second)]
     if sides[0].shape != sides[1].shape:
         raise ValueError(f"{metric}: {sides[0].shape[1]} images against {sides[1].shape[1]}")
     first, second = (side.mean(0) for side in sides)
@@ -114,14 +114,20 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     return first[seen], second[seen]
 
 
-def _correctness(measured: Measured, metric: str) -> np.ndarray:
-    result = measured.result
-    if metric not in result.per_image or metric not in result.metrics:
+def array_of(measured: Measured, metric: str) -> np.ndarray:
+    """The array of a metric that has one. ValueError where it is not beside the result."""
+    name = measured.result.metrics[metric].array
+    if name not in measured.arrays:
+        raise ValueError(f"{measured.path}: no array {name!r} beside it; make the result again with --rerun")
+    return measured.arrays[name]
+
+
+def _per_image(measured: Measured, metric: str) -> np.ndarray:
+    record = measured.result.metrics.get(metric)
+    if record is None or record.array is None or record.array_over != "images":
         raise ValueError(f"{metric}: kept as a number alone, not for each image")
-    if metric not in measured.arrays:
-        raise ValueError(f"{measured.path}: no array {metric!r} beside it; make the result again with --rerun")
-    values = measured.arrays[metric]
-    if not averages_to(values, result.metrics[metric]):
+    values = array_of(measured, metric)
+    if not averages_to(values, record.value, record.unit):
         raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
     return values.astype(np.float64)
 

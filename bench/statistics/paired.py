@@ -24,7 +24,8 @@ Test = Literal["McNemar, exact", "paired bootstrap", "bootstrap over images"]
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two checkpoints on the same images. Accuracies in percent, differences (first - second) in points.
+    """Two checkpoints on the same images. first, second, their difference (first - second) and its ends are in the
+    metric's unit.
 
     first_only, second_only: images that only this one has right; None for fractions. p: two-sided, not corrected.
     effect: Cohen's g, share of first_only among the discordant images minus 1/2 (0.05 small, 0.15 medium, 0.25 large),
@@ -47,19 +48,22 @@ class Paired:
     odds_ratio: float | None
 
 
-def paired(first: np.ndarray, second: np.ndarray, seed: int, resamples: int = RESAMPLES) -> Paired:
-    """Compare correctness (N,) from 0 to 1 on the same N images, without NaN; `seed` fixes the bootstrap."""
+def paired(first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100, resamples: int = RESAMPLES) -> Paired:
+    """Compare values (N,) from -1 to 1 on the same N images, without NaN; `seed` fixes the bootstrap.
+
+    scale: what 1 is in the metric's unit; 100 for correctness and a metric in percent.
+    """
     differences = rounded_differences(first, second)
     low, high = difference_interval(differences, np.random.default_rng(seed), resamples)
     binary = is_binary(first) and is_binary(second)
     counts = discordant(differences) if binary else (None, None)
     return Paired(
         images=len(first),
-        first=100 * float(first.mean(dtype=np.float64)),
-        second=100 * float(second.mean(dtype=np.float64)),
-        difference=100 * float(differences.mean()),
-        low=100 * low,
-        high=100 * high,
+        first=scale * float(first.mean(dtype=np.float64)),
+        second=scale * float(second.mean(dtype=np.float64)),
+        difference=scale * float(differences.mean()),
+        low=scale * low,
+        high=scale * high,
         first_only=counts[0],
         second_only=counts[1],
         test="McNemar, exact" if binary else "paired bootstrap",
@@ -115,7 +119,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def difference_interval(differences: np.ndarray, generator: np.random.Generator, resamples: int) -> tuple[float, float]:
-    """Percentile interval of the mean of differences (N,) from -1 to 1, with one image more for either side."""
+    """Percentile interval of the mean of differences (N,) from -2 to 2, with one image more for either side."""
     values, counts = _with_one_more_for_either(differences)
     means = np.concatenate([drawn @ values for drawn in _resampled(counts, generator, resamples)]) / counts.sum()
     low, high = np.quantile(means, (LEVEL / 2, 1 - LEVEL / 2))

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Literal
 
-from bench.results.board import LOWER_IS_BETTER
+from bench.results.units import interval_decimals, number_text, suffix
 from bench.statistics.compare import Comparison, Comparisons
 from bench.statistics.paired import LEVEL, Paired
 from engine.printing import in_csv, text_of
@@ -29,7 +29,8 @@ def to_text(comparisons: Comparisons) -> str:
         lines += [title, *_table(list(rows)), ""]
     lines += [conclusion(each, len(found)) for each in found]
     if found:
-        lines += ["", "Differences in points. p: two-sided, on the same images. The intervals are not Holm-corrected."]
+        unit = "points" if all(each.unit == "%" for each in found) else "points or the unit given"
+        lines += ["", f"Differences in {unit}. p: two-sided, on the same images. The intervals are not Holm-corrected."]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
 
@@ -38,33 +39,38 @@ def conclusion(each: Comparison, over: int) -> str:
     """`a is better than b on digits/knn@dino top1_k10 by 33.0 points [28.6, 37.2], p < 0.0001 after Holm over 8`"""
     test, where = each.paired, f"on {each.group} {each.metric}"
     certainty = f"{p_text(each.p_holm, with_sign=True)} after Holm over {over}"
-    if not better(each):
-        numbers = f"{test.difference:+.1f} points {interval_text(test.low, test.high)}"
+    digits, unit = interval_decimals(test.difference, each.unit), " points" if each.unit == "%" else suffix(each.unit)
+    if each.p_holm > LEVEL:
+        numbers = f"{test.difference:+.{digits}f}{unit} {interval_text(test.low, test.high, digits)}"
         return f"{each.first} and {each.second} cannot be told apart {where}: {numbers}, {certainty}"
     low, high = (test.low, test.high) if test.difference > 0 else (-test.high, -test.low)
-    numbers = f"{abs(test.difference):.1f} points {interval_text(low, high)}"
-    order = (each.first, each.second) if better(each) == "first" else (each.second, each.first)
-    return f"{order[0]} is better than {order[1]} {where} by {numbers}, {certainty}"
+    numbers = f"{abs(test.difference):.{digits}f}{unit} {interval_text(low, high, digits)}"
+    is_first, word = better(each) == "first", "better"
+    if each.higher_is_better is None:
+        is_first, word = test.difference > 0, "higher"
+    order = (each.first, each.second) if is_first else (each.second, each.first)
+    return f"{order[0]} is {word} than {order[1]} {where} by {numbers}, {certainty}"
 
 
 def better(each: Comparison) -> Literal["first", "second", ""]:
-    """Which one is better; nothing where the corrected test cannot tell."""
-    if each.p_holm > LEVEL:
+    """Which one is better; nothing where the corrected test cannot tell, or where neither is better by its number."""
+    if each.p_holm > LEVEL or each.higher_is_better is None:
         return ""
-    return "first" if (each.paired.difference > 0) != each.metric.endswith(LOWER_IS_BETTER) else "second"
+    return "first" if (each.paired.difference > 0) == each.higher_is_better else "second"
 
 
 def title_of(each: Comparison) -> str:
     """What is compared, and what that rests on: images, seeds and test."""
     seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
-    alone = " alone, as values are fractions" if each.paired.test == "paired bootstrap" else ""
+    are_fractions = each.unit == "%" and each.paired.test == "paired bootstrap"
+    alone = " alone, as values are fractions" if are_fractions else ""
     basis = f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
     return f"{each.group}: first {each.first}, second {each.second}; {basis}"
 
 
-def interval_text(low: float, high: float) -> str:
+def interval_text(low: float, high: float, digits: int = 1) -> str:
     """`[28.6, 37.2]`, without a negative zero."""
-    return f"[{round(low, 1) + 0.0:.1f}, {round(high, 1) + 0.0:.1f}]"
+    return f"[{round(low, digits) + 0.0:.{digits}f}, {round(high, digits) + 0.0:.{digits}f}]"
 
 
 def p_text(p: float, with_sign: bool = False) -> str:
@@ -114,13 +120,14 @@ def _table(rows: Sequence[Comparison]) -> list[str]:
 
 
 def _cells(each: Comparison) -> tuple[str, ...]:
-    test = each.paired
+    test, digits = each.paired, interval_decimals(each.paired.difference, each.unit)
+    difference = f"{test.difference:+.{2 if each.unit == '%' else digits}f}{suffix(each.unit)}"
     counts = ["" if count is None else str(count) for count in (test.first_only, test.second_only)]
     return (
         each.metric,
-        f"{test.first:.2f}",
-        f"{test.second:.2f}",
-        f"{test.difference:+.2f} {interval_text(test.low, test.high)}",
+        number_text(test.first, each.unit),
+        number_text(test.second, each.unit),
+        f"{difference} {interval_text(test.low, test.high, digits)}",
         *counts,
         p_text(test.p),
         p_text(each.p_holm),

@@ -9,18 +9,11 @@ of few images (Hesterberg 2014, What Teachers Should Know about the Bootstrap, s
 p is the level at which that interval touches 0.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from bench.statistics.paired import LEVEL, Paired
 
 METHOD = "95 % over validation images: bootstrap, expanded percentiles"
-
-
-def intervals_of(resampled: Mapping[str, np.ndarray], images: int) -> dict[str, tuple[float, float]]:
-    """Metric -> (low, high) from its values (R,) on resamples of so many images; nothing of a single image."""
-    return {name: interval(values, images) for name, values in resampled.items()} if images > 1 else {}
 
 
 def interval(values: np.ndarray, images: int) -> tuple[float, float]:
@@ -42,7 +35,7 @@ def p_value(differences: np.ndarray, images: int) -> float:
 
 
 def paired(metrics: tuple[float, float], values: tuple[np.ndarray, np.ndarray], images: int) -> Paired:
-    """Compare two metrics, in percent, by their values (R,) on the same resamples. d_z is t by the root of images."""
+    """Compare two metrics by their values (R,) on the same resamples. d_z is t by the root of images."""
     differences = values[0] - values[1]
     low, high = interval(differences, images)
     spread = float(np.nanstd(differences) * np.sqrt(images))

@@ -104,7 +104,7 @@ class Segmenter(Task):
         others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
         facts = self.facts(tried, best) | {"warnings": departures}
-        return outcome(place, [tried[best], *others], splits, val, facts)
+        return outcome(place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"]))
 
     def training_sets(self, everything: SceneSet) -> list[SceneSet]:
         """The scenes of each split."""

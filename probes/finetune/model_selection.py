@@ -12,12 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from engine.tasks import Metric
 from imagesets.transforms import normalise
 from probes.finetune.evaluate import Evaluator
 from probes.finetune.trainer import Training, TrainState
+from probes.scores import percent
 
 Select = Literal["last", "holdout", "val"]
-TOO_HIGH = "top1 and top5 are of the epoch that did best on these very images, and so too high"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,17 @@ class ModelSelection:
             if wanted:
                 train_state.arrays |= {f"{name}_top1": right.top1, f"{name}_top5": right.top5}
 
-    def per_image(self, train_state: TrainState) -> dict[str, np.ndarray]:
-        """Correctness of each validation image in the reported and in the last epoch: name -> (N,) float32."""
-        reported = "last" if self.select == "last" else "best"
-        pairs = (("", reported), ("_last", "last"))
-        return {
-            f"{top}{suffix}": train_state.arrays[f"{name}_{top}"] for suffix, name in pairs for top in ("top1", "top5")
-        }
+    def metrics(self, train_state: TrainState) -> dict[str, Metric]:
+        """Accuracies of the reported and of the last epoch."""
+        found = {}
+        for suffix, epoch in (("", "last" if self.select == "last" else "best"), ("_last", "last")):
+            for top in ("top1", "top5"):
+                right = train_state.arrays[f"{epoch}_{top}"]
+                by_val = self.select == "val" and epoch == "best"
+                found[f"{top}{suffix}"] = Metric(
+                    value=percent(right[~np.isnan(right)]), per_image=right, chosen_on_val=by_val
+                )
+        return found
 
     def facts(self, train_state: TrainState) -> dict[str, Any]:
         """JSON values: what chose, the best, the last and the reported epoch, and how every epoch did."""

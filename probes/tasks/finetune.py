@@ -27,12 +27,11 @@ from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.evaluate import Evaluator
-from probes.finetune.model_selection import TOO_HIGH, ModelSelection, Select
+from probes.finetune.model_selection import ModelSelection, Select
 from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
 from probes.holdout import check_labels, held_out
 from probes.lowshot.shots import part_of
-from probes.scores import percent
 from probes.splits import open_splits
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -178,12 +177,10 @@ class Finetune(Task):
                 transform=self.augmentation.transform(size, export.mean, export.std),
             )
             training.run(mixed_groups(groups, space), selection, f"fine-tuning on {train.url}")
-        per_image = selection.per_image(training.train_state)
-        metrics = {name: percent(right[~np.isnan(right)]) for name, right in per_image.items()}
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": transform.name, "warnings": self.warnings(export, plan)}
-        return Outcome(metrics=metrics, per_image=per_image, facts=facts)
+        return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
 
     def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """What the training consisted of, as JSON values."""
@@ -284,8 +281,6 @@ class Finetune(Task):
     def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
         """Why a number may not be what the protocol's name suggests."""
         found = []
-        if self.select == "val":
-            found.append(TOO_HIGH)
         size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
         if self.size and size != self.size:
             found.append(f"the recipe is for ViT-{self.size}, the model is {export.spec.label}")

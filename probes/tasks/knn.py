@@ -20,7 +20,7 @@ from probes.features.extract import FeatureKind, FeatureSet, extract, transform_
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
 from probes.knn.neighbours import Hits, normalised, search, vote
-from probes.scores import cost, percent, spread_out
+from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
 
 
@@ -105,26 +105,25 @@ class Knn(Task):
         queries: FeatureSet,
         images: int,
     ) -> Outcome:
-        """Percentages, correctness of each of `images` validation images (NaN if skipped), and what they rest on."""
-        metrics, correct, sweep = {}, {}, {}
+        """Accuracies on `images` validation images, and what they rest on."""
+        metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
             by_temperature = {t: percent(hits[k, t].top1) for t in self.temperature}
             best = max(self.temperature, key=by_temperature.__getitem__)
-            suffix = f"k{k}" if len(self.temperature) == 1 else f"k{k}_bestT"
-            metrics |= {f"top1_{suffix}": by_temperature[best], f"top5_{suffix}": percent(hits[k, best].top5)}
-            correct[f"top1_{suffix}"] = spread_out(hits[k, best].top1, queries.indices, images)
-            correct[f"top5_{suffix}"] = spread_out(hits[k, best].top5, queries.indices, images)
+            suffix = f"k{k}_bestT" if several else f"k{k}"
+            for top, right in hits[k, best]._asdict().items():
+                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, images, chosen_on_val=several)
             sweep[f"k{k}"] = [
                 {"T": t, "top1": by_temperature[t], "top5": percent(hits[k, t].top5)} for t in self.temperature
             ]
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
-        if len(self.temperature) > 1:
+        if several:
             facts["per_temperature"] = sweep
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
             facts["warnings"] = [beyond(dropped, ks, len(gallery))]
         spent, drawn = cost(gallery, queries), self.fraction < 1
-        return Outcome(metrics=metrics, per_image=correct, facts=facts, cost=spent, random=drawn)
+        return Outcome(metrics=metrics, facts=facts, cost=spent, random=drawn)
 
 
 def usable(ks: Sequence[int], gallery: int) -> list[int]:

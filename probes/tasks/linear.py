@@ -31,7 +31,7 @@ from probes.linear.augmented import AugmentedBatches, Rule
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
 from probes.linear.sweep import PER, Sweep, SweepConfig, ranked
-from probes.scores import cost, percent, spread_out
+from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
 VERSION = 1  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -254,8 +254,6 @@ class Linear(Task):
     def warnings(self, gallery: FeatureSet, queries: FeatureSet, train: ImageSet, plan: EpochPlan) -> list[str]:
         """Why to doubt the numbers, a line each."""
         found = []
-        if self.select == "val":
-            found.append("head and epoch were chosen on the validation images that are reported, as in the papers")
         if plan.size < plan.asked:
             found.append(
                 f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
@@ -269,14 +267,13 @@ class Linear(Task):
         return found
 
     def outcome(self, found: "Found", gallery: FeatureSet, queries: FeatureSet, images: int) -> Outcome:
-        """Percentages, correctness of each of `images` validation images (NaN if skipped), and what they rest on."""
-        metrics, correct = {}, {}
+        """Accuracies on `images` validation images, and what they rest on."""
+        metrics, by_val = {}, self.select == "val"
         for name, hits in found.chosen.items():
             for metric, right in ((name, hits[0]), (name.replace("top1", "top5"), hits[1])):
-                metrics[metric] = percent(right)
-                correct[metric] = spread_out(right, queries.indices, images)
+                metrics[metric] = accuracy(right, queries.indices, images, chosen_on_val=by_val)
         spent = cost(gallery, queries) | ({"augmented_forwards": found.forwards} if self.augment else {})
-        return Outcome(metrics=metrics, per_image=correct, facts=found.facts, cost=spent)
+        return Outcome(metrics=metrics, facts=found.facts, cost=spent)
 
 
 class Found(NamedTuple):

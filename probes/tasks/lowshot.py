@@ -16,7 +16,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine.distributed import World
 from engine.progress import Progress
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
@@ -180,13 +180,15 @@ class LowShot(Task):
                 groups.setdefault(metric_of(part, fitted, len(fits)), []).append(fitted)
                 subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
                 records.append(subset | dict(fitted.record))
-        metrics, per_image, warnings = {}, {}, []
+        metrics, warnings = {}, []
         for metric, fits in groups.items():
             values = [fitted.record["top1"] for fitted in fits]
-            metrics[metric] = float(np.mean(values))
-            metrics |= {f"{metric}_std": float(np.std(values))} if len(values) > 1 else {}
             right = np.mean([fitted.correct for fitted in fits], axis=0)
-            per_image[metric] = spread_out(right, queries.indices, images)
+            shares = spread_out(right, queries.indices, images)
+            metrics[metric] = Metric(value=float(np.mean(values)), per_image=shares)
+            if len(values) > 1:
+                spread = float(np.std(values))
+                metrics[f"{metric}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=metric)
             warnings += [f"{metric}: {fitted.warning}" for fitted in fits if fitted.warning][:1]
         for split, count in shapeless.items():
             warnings += [f"{count} {split} images have constant features, taken as zero"] if count else []
@@ -198,7 +200,7 @@ class LowShot(Task):
             "per_image": "share of the splits in which the image is right",
             "warnings": warnings,
         }
-        return Outcome(metrics=metrics, per_image=per_image, facts=facts, cost=cost(gallery, queries))
+        return Outcome(metrics=metrics, facts=facts, cost=cost(gallery, queries))
 
 
 def metric_of(part: Subset, fitted: Fitted, lambdas: int) -> str:

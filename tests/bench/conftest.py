@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from engine.tasks import Outcome, Protocol, Task
+from engine.tasks import Metric, Outcome, Protocol, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Toy(Task):
         if self.mode == "interrupt":
             raise KeyboardInterrupt
         value = float("nan") if self.mode == "nan" else 50.0 + space.seed + sum(export.digest.encode()) % 7
-        metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": value + k for k in self.k}}
+        metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": Metric(value=value + k) for k in self.k}}
         correct = np.arange(4) % 2 == 0
         facts = {{"process": os.getpid()}} if self.mode != "odd facts" else {{"file": object()}}
-        return Outcome(metrics=metrics, per_image={{"correct": correct}}, facts=facts)
+        return Outcome(metrics=metrics, arrays={{"correct": correct}}, facts=facts)
 
 
 PROTOCOLS = {{

@@ -11,6 +11,7 @@ from bench.leaderboard.files import rewrite
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
+    MetricRecord,
     ProtocolUsed,
     Result,
     read_result,
@@ -33,7 +34,8 @@ DIGITS = DataUsed(name="digits", url="digits:", fingerprints={"train": "aa", "va
 def save(out, name, top1, **others):
     """A result whose first `top1` images are right; `values` gives other correctness, `metrics` more metrics."""
     values = others.pop("values", (np.arange(IMAGES) < top1).astype(np.float32))
-    metrics = {"top1": float(100 * np.nanmean(values.astype(np.float64)))} | others.pop("metrics", {})
+    mean = float(100 * np.nanmean(values.astype(np.float64)))
+    metrics = {"top1": MetricRecord(value=mean, array="top1")} | others.pop("metrics", {})
     fields = dict(
         status="ok",
         task="knn",
@@ -43,7 +45,6 @@ def save(out, name, top1, **others):
         data=DIGITS,
         seed=0,
         settings={"k": [20]},
-        per_image=["top1"],
     )
     result = Result(**fields | others)
     space = Workspace(cache=out, data="", seed=result.seed, limit=result.limit, decode=result.decode)
@@ -81,8 +82,9 @@ def test_no_difference_is_said_too(bench, tmp_path):
 def test_the_lower_error_is_the_better_one(bench, tmp_path):
     for name, right in (("a", 100), ("b", 200)):
         values = (np.arange(IMAGES) < right).astype(np.float32)
-        path = save(tmp_path, name, right, metrics={"error": right / 4}, per_image=["error"])
-        np.savez(path.with_suffix(".npz"), error=values)
+        error = MetricRecord(value=right / 4, higher_is_better=False, array="wrong")
+        path = save(tmp_path, name, right, metrics={"error": error, "top1": MetricRecord(value=right / 4)})
+        np.savez(path.with_suffix(".npz"), wrong=values)
     assert (
         "a is better than b on digits/knn@dino error by 25.0 points" in bench("compare", "a", "b", "--out", tmp_path)[1]
     )
@@ -121,15 +123,25 @@ def test_three_checkpoints_are_three_pairs_under_one_correction(bench, tmp_path)
         ({"protocol": replace(KNN, name="knn@moca")}, "digits/knn@moca: no result of a"),
         ({"status": "failed", "metrics": {}}, "digits/knn@dino: no result of b"),
         ({"values": np.ones(7, np.float32)}, "digits/knn@dino: top1: 400 images against 7"),
-        ({"per_image": []}, "digits/knn@dino: kept as numbers alone, not for each image: top1"),
-        ({"metrics": {"top1": 12.0}}, "digits/knn@dino: top1: not the mean of its values for the images"),
+        (
+            {"metrics": {"top1": MetricRecord(value=62.5)}},
+            "digits/knn@dino: kept as numbers alone, not for each image: top1",
+        ),
+        (
+            {"metrics": {"top1": MetricRecord(value=12.0, array="top1")}},
+            "digits/knn@dino: top1: not the mean of its values for the images",
+        ),
+        (
+            {"metrics": {"top1": MetricRecord(value=0.625, unit="", higher_is_better=False, array="top1")}},
+            "digits/knn@dino: top1: %, higher is better against no unit, lower is better",
+        ),
     ],
 )
 def test_what_is_not_alike_is_not_compared(bench, tmp_path, others, reason):
     save(tmp_path, "a", 200)
     save(tmp_path, "b", 250, **others)
     code, text, _ = bench("compare", "a", "b", "--out", tmp_path)
-    assert code == 0 and " better " not in text
+    assert code == 0 and " better than " not in text
     assert any(line.startswith(f"a and b: {reason}") for line in left_out(text))
 
 
@@ -222,7 +234,7 @@ def test_the_first_place_is_shared_by_all_that_cannot_be_told_apart(tmp_path):
 
 def test_without_images_in_common_the_best_stands_alone(tmp_path):
     save(tmp_path, "a", 249)
-    save(tmp_path, "b", 250, per_image=[])
+    save(tmp_path, "b", 250, metrics={"top1": MetricRecord(value=62.5)})
     rewrite(tmp_path)
     text = (tmp_path / "leaderboard.md").read_text()
     assert "| a | 62.25 |" in text and "| b | **62.50** |" in text
@@ -234,8 +246,8 @@ def test_from_run_to_verdict(bench, tmp_path, exports):
     assert bench("run", "--checkpoint", *exports, *words)[0] == 0
     results = [read_result(path) for path in result_files(tmp_path)]
     for result in results:
-        assert list(result.intervals) == list(result.metrics) and "mid-P" in result.interval_method
-        assert all(low <= result.metrics[name] <= high for name, (low, high) in result.intervals.items())
+        assert "mid-P" in result.interval_method
+        assert all(each.interval[0] <= each.value <= each.interval[1] for each in result.metrics.values())
     code, text, _ = bench("compare", "first", "second", "--out", tmp_path)
     assert code == 0 and text.count(f"after Holm over {len(results[0].metrics)}\n") == len(results[0].metrics)
 
@@ -248,7 +260,7 @@ def test_the_leaderboard_opens_every_file_of_arrays_once(tmp_path, monkeypatch):
     monkeypatch.setattr(matching, "read_arrays", lambda path: opened.append(path) or read(path))
     for name, right in (("a", 200), ("b", 250), ("c", 249)):
         values = (np.arange(IMAGES) < right).astype(np.float32)
-        path = save(tmp_path, name, right, metrics={"top5": right / 4}, per_image=["top1", "top5"])
+        path = save(tmp_path, name, right, metrics={"top5": MetricRecord(value=right / 4, array="top5")})
         np.savez(path.with_suffix(".npz"), top1=values, top5=values)
     rewrite(tmp_path)
     assert len(opened) == len(set(opened)) == 3

@@ -5,7 +5,7 @@ import pytest
 from test_compare import DIGITS, left_out, save
 
 from bench.leaderboard.files import rewrite
-from bench.results.record import read_arrays, read_result, resampled_name, result_files
+from bench.results.record import MetricRecord, read_arrays, read_result, result_files
 from engine.resampling import MAX_RESAMPLES
 
 GENERATOR = np.random.default_rng(0)
@@ -14,9 +14,10 @@ IMAGES = GENERATOR.normal(size=MAX_RESAMPLES)  # what the resampled images do to
 
 def save_dense(out, name, number, draws=MAX_RESAMPLES, **others):
     """A result whose mIoU is `number`, and near it on resamples."""
-    path = save(out, name, 0, per_image=[], resampled=["mIoU"], metrics={"mIoU": number}, **others)
+    mean = MetricRecord(value=number, array="mIoU_resampled", array_over="resamples")
+    path = save(out, name, 0, metrics={"top1": MetricRecord(value=0.0), "mIoU": mean}, **others)
     values = number + 3 * IMAGES[:draws] + 0.5 * GENERATOR.normal(size=draws)
-    np.savez(path.with_suffix(".npz"), **{resampled_name("mIoU"): values})
+    np.savez(path.with_suffix(".npz"), mIoU_resampled=values)
     return path
 
 
@@ -85,10 +86,13 @@ def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, expo
     assert code == 0, error
     for path in result_files(tmp_path):
         result, arrays = read_result(path), read_arrays(path)
-        assert set(result.intervals) == set(result.resampled) and set(metrics.split()) <= set(result.resampled)
+        traced = {name: metric for name, metric in result.metrics.items() if metric.interval}
+        assert set(metrics.split()) <= set(traced) == set(result.traced)
         assert result.interval_method == "95 % over validation images: bootstrap, expanded percentiles"
-        assert all(arrays[resampled_name(name)].shape == (MAX_RESAMPLES,) for name in result.resampled)
+        assert all(metric.array_over == "resamples" for metric in traced.values())
+        assert all(arrays[f"{name}_resampled"].shape == (MAX_RESAMPLES,) for name in traced)
+        assert set(arrays) == {f"{name}_resampled" for name in traced} | set(result.arrays)
     text = bench("compare", "first", "second", "--out", tmp_path)[1]
-    assert text.count(f"after Holm over {len(result.resampled)}\n") == len(result.resampled)
+    assert text.count(f"after Holm over {len(traced)}\n") == len(traced)
     if "segmenter" in suite:
         assert "kept as numbers alone, not for each image: mIoU_std" in text

@@ -9,7 +9,16 @@ import pytest
 from bench.leaderboard.files import rewrite, to_csv
 from bench.leaderboard.tables import fitted, to_markdown, to_terminal
 from bench.results.board import best, board_of
-from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result, result_path, stem, write_result
+from bench.results.record import (
+    CheckpointUsed,
+    DataUsed,
+    MetricRecord,
+    ProtocolUsed,
+    Result,
+    result_path,
+    stem,
+    write_result,
+)
 from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
@@ -17,12 +26,21 @@ B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit
 KNN = ProtocolUsed(name="knn@dino", version=1)
 
 
-def result(checkpoint=A, top1=90.0, **others) -> Result:
+def numbers(values, intervals=None, **others) -> dict[str, MetricRecord]:
+    """Metrics of these values, with intervals where they are given."""
+    ends = intervals or {}
+    return {name: MetricRecord(value=value, interval=ends.get(name), **others) for name, value in values.items()}
+
+
+def result(checkpoint=A, top1=90.0, interval=None, **others) -> Result:
     fields = dict(
         status="ok",
         task="knn",
         protocol=KNN,
-        metrics={"top1_k20": top1, "loss": 100 - top1},
+        metrics={
+            "top1_k20": MetricRecord(value=top1, interval=interval),
+            "loss": MetricRecord(value=100 - top1, unit="", higher_is_better=False),
+        },
         checkpoint=checkpoint,
         data=DataUsed(name="digits", url="digits:"),
         seed=0,
@@ -91,7 +109,7 @@ def test_seeds_give_mean_deviation_and_number():
 
 
 def test_intervals_have_columns_of_their_own():
-    rows = rows_of([result(A, 90.0, intervals={"top1_k20": (88.5, 91.25)}), result(B, 50.0)])
+    rows = rows_of([result(A, 90.0, interval=(88.5, 91.25)), result(B, 50.0)])
     column = "digits/knn@dino:top1_k20"
     assert [rows[0][column], rows[0][f"{column}:low"], rows[0][f"{column}:high"]] == ["90.0", "88.5", "91.25"]
     assert rows[1][f"{column}:low"] == rows[1][f"{column}:high"] == ""
@@ -99,17 +117,17 @@ def test_intervals_have_columns_of_their_own():
 
 
 def test_intervals_over_seeds_are_the_means_of_their_ends():
-    seeds = [result(A, 90.0, intervals={"top1_k20": (88.0, 92.0)}), result(A, 92.0, seed=1)]
+    seeds = [result(A, 90.0, interval=(88.0, 92.0)), result(A, 92.0, seed=1)]
     (row,) = rows_of(seeds)
     assert "digits/knn@dino:top1_k20:low" not in row  # one seed has none
-    (row,) = rows_of([seeds[0], replace(seeds[1], intervals={"top1_k20": (90.0, 93.0)})])
+    (row,) = rows_of([seeds[0], result(A, 92.0, interval=(90.0, 93.0), seed=1)])
     column = "digits/knn@dino:top1_k20"
     assert [row[column + end] for end in ("", ":low", ":high", ":std", ":n")] == ["91.0", "89.0", "92.5", "1.0", "2"]
 
 
 def test_tables_show_intervals_where_they_fit():
-    metrics = {"top1": 90.0, "top5": 99.0}
-    board = board_of([result(A, metrics=metrics, intervals={"top1": (88.04, 91.96), "top5": (98.0, 99.5)})])
+    metrics = numbers({"top1": 90.0, "top5": 99.0}, {"top1": (88.04, 91.96), "top5": (98.0, 99.5)})
+    board = board_of([result(A, metrics=metrics)])
     assert "| alpha | 90.00 [88.0, 92.0] | 99.00 [98.0, 99.5] |" in to_markdown(board)
     assert "  alpha       90.00 [88.0, 92.0]  99.00 [98.0, 99.5]" in to_terminal(board, 52)
     assert "  alpha       90.00 [88.0, 92.0]  99.00" in to_terminal(board, 51).splitlines()
@@ -173,8 +191,8 @@ def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkey
 
 def test_the_best_of_a_column_is_bold():
     text = to_markdown(board_of([result(A, 90.0), result(B, 80.0)]))
-    assert "| alpha | **90.00** | **10.00** |" in text  # the lower loss is the better one
-    assert "| beta | 80.00 | 20.00 |" in text
+    assert "| alpha | **90.00** | **10.0** |" in text  # the lower loss is the better one
+    assert "| beta | 80.00 | 20.0 |" in text
 
 
 def test_nothing_is_best_alone():
@@ -189,7 +207,7 @@ def test_variants_come_with_a_caveat():
 
 
 def test_the_terminal_table_fits():
-    metrics = {f"top1_k{k}": float(k) for k in range(30)}
+    metrics = numbers({f"top1_k{k}": float(k) for k in range(30)})
     text = to_terminal(board_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "more columns in leaderboard.csv" in text
@@ -229,8 +247,15 @@ def test_the_floor_is_marked_in_the_table_of_the_models():
 
 
 def test_no_deviation_is_the_best():
-    board = board_of([result(A, metrics={"top1_std": 1.0}), result(B, metrics={"top1_std": 2.0})])
-    assert best(board, "digits/knn@dino", "top1_std") is None
+    spreads = [numbers({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
+    board = board_of([result(A, metrics=spreads[0]), result(B, metrics=spreads[1])])
+    assert best(board, "digits/knn@dino", "spread") is None
+
+
+def test_numbers_that_mean_different_things_have_no_best():
+    board = board_of([result(A, metrics=numbers({"time": 2.0}, unit="s")), result(B, metrics=numbers({"time": 3.0}))])
+    assert best(board, "digits/knn@dino", "time") is None
+    assert "| alpha | 2.00 s |" in to_markdown(board) and "| beta | 3.00 |" in to_markdown(board)
 
 
 def test_seeds_of_a_task_that_draws_nothing_show_no_spread():
@@ -250,6 +275,6 @@ def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
 
 
 def test_a_number_chosen_on_the_validation_images_says_so():
-    board = board_of([result(A, metrics={"top1_k20_bestT": 90.0, "top1_k20": 89.0})])
-    (caveat,) = board.caveats["digits/knn@dino"]
-    assert caveat.startswith("Metrics named *_bestT: chosen on the validation images")
+    metrics = numbers({"best": 90.0}, chosen_on_val=True) | numbers({"fixed": 89.0})
+    (caveat,) = board_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
+    assert caveat == "Chosen on the validation images, so that number and interval are too good: best."

@@ -16,7 +16,7 @@ from PIL import Image
 from bench.leaderboard.files import to_csv
 from bench.leaderboard.tables import to_markdown, to_terminal
 from bench.results.board import board_of
-from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed, Result
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.export import ViTExport
 
 EVIL = "\x1b[2J\x1b]0;owned\x07red\nFORGED\r\u202e\u2028|<b>"  # as a name of a file or a class
@@ -112,7 +112,13 @@ def test_the_leaderboards_files():
     protocol = ProtocolUsed(name=EVIL, version=1)
     board = board_of(
         [
-            Result(status="ok", protocol=protocol, metrics={"top1|": -1.0}, facts={"warnings": [EVIL]}, **shared),
+            Result(
+                status="ok",
+                protocol=protocol,
+                metrics={"top1|": MetricRecord(value=-1.0, unit=EVIL)},
+                facts={"warnings": [EVIL]},
+                **shared,
+            ),
             Result(status="failed", protocol=ProtocolUsed(name="p", version=1), message=EVIL, **shared),
         ],
         [f"{EVIL}: not a result file"],

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.results import fields
 from bench.results.record import (
     SCHEMA,
     CheckpointUsed,
     DataUsed,
+    MetricRecord,
     ProtocolUsed,
     Result,
     read_arrays,
@@ -25,8 +27,7 @@ RESULT = Result(
     status="ok",
     task="knn",
     protocol=ProtocolUsed(name="knn@dino", version=1, source="Caron et al. 2021"),
-    metrics={"top1_k20": 97.5},
-    intervals={"top1_k20": (95.5, 98.75)},
+    metrics={"top1_k20": MetricRecord(value=97.5, interval=(95.5, 98.75), array="top1_k20")},
     checkpoint=CheckpointUsed(name="small", digest="ab" * 32, parameters=5),
     data=DataUsed(name="digits", url="digits:", fingerprints={"val": "cd"}, images={"val": 500}),
     seed=3,
@@ -42,7 +43,7 @@ def path(tmp_path) -> Path:
 
 
 def test_a_result_comes_back_equal(path):
-    result = replace(RESULT, per_image=["correct"])
+    result = replace(RESULT, arrays=("correct",))
     write_result(path, result, {"correct": np.array([True, False])})
     assert read_result(path) == result
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False]
@@ -99,20 +100,38 @@ def test_a_damaged_file_is_one_line(path, text):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[("status", "great"), ("metrics", {"top1": "high"}), ("checkpoint", "small"), ("seed", "3"), ("protocol", {})],
-        *[("intervals", {"top1": [1, 2, 3]}), ("intervals", {"top1": 5}), ("intervals", {"top1": ["a", "b"]})],
+        *[("status", "great"), ("metrics", {"top1": 97.5}), ("checkpoint", "small"), ("seed", "3"), ("protocol", {})],
+        *[("metrics", {"top1": {"value": 1, "interval": ends}}) for ends in ([1, 2, 3], 5, ["a", "b"])],
+        *[("metrics", {"top1": {"value": "high"}}), ("metrics", {"top1": {"unit": "s"}}), ("arrays", "areas")],
     ],
 )
 def test_a_value_of_the_wrong_type_is_named(path, key, value):
     path.write_text(json.dumps(json.loads(RESULT.to_json()) | {key: value}))
-    with pytest.raises(ValueError, match=key if key != "protocol" else "name"):
+    with pytest.raises(ValueError, match=rf"^{path}: not a result file: [^\n]*`\$\.{key}"):
         read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("metrics", {"top1": "high"}), ("intervals", {"top1": [1, 2, 3]}), ("intervals", 5), ("per_image", "top1")],
+)
+def test_a_wrong_type_in_a_file_of_schema_1_is_named_too(path, key, value):
+    path.write_text(json.dumps({"schema": 1, "metrics": {"top1": 1.0}} | {key: value}))
+    with pytest.raises(ValueError, match=rf"^{path}: not a result file: [^\n]*`\$\.{key}"):
+        read_result(path)
+
+
+def test_numpys_numbers_are_numbers(path):
+    write_result(path, replace(RESULT, facts={"rate": np.float64(0.1), "pair": (1, 2)}), {})
+    assert read_result(path).facts == {"rate": 0.1, "pair": [1, 2]}
+    with pytest.raises(ValueError, match="knn@dino: a fact is not a JSON value: object is not JSON"):
+        replace(RESULT, facts={"file": object()}).to_json()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_json_has_no_such_numbers(value):
     with pytest.raises(ValueError):
-        replace(RESULT, metrics={"top1": value}).to_json()
+        replace(RESULT, metrics={"top1": MetricRecord(value=value)}).to_json()
 
 
 SPACE = Workspace(cache=Path("cache"), data="digits:")
@@ -146,11 +165,13 @@ def test_checkpoints_of_one_name_do_not_meet(tmp_path):
     assert result_path(tmp_path, other, "digits", "x") == tmp_path / "results/small-efefefef/digits/x.json"
 
 
-def test_every_field_is_documented():
-    text = (Path(__file__).parents[2] / "docs/results.md").read_text()
-    value = json.loads(RESULT.to_json())
-    for key, inside in value.items():
-        assert f"`{key}`" in text
-        if key in ("checkpoint", "protocol", "data"):
-            for name in inside:
-                assert f"`{key}.{name}`" in text
+def test_the_table_of_fields_is_that_of_the_types():
+    """When this fails, run: python -m bench.results.fields"""
+    text = fields.DOCUMENT.read_text(encoding="ascii")
+    assert fields.with_table(text) == text
+    rows = fields.table()
+    assert "| `metrics.<name>.interval` | array of 2 numbers or null | low and high end" in rows
+    assert "| `status` | `failed` or `ok` |" in rows and "| `limit` | integer or null |" in rows
+    assert rows.count("\n") == 2 + sum(
+        len(kind.__dataclass_fields__) for kind in (Result, ProtocolUsed, MetricRecord, CheckpointUsed, DataUsed)
+    )

@@ -59,7 +59,7 @@ def test_one_command_gives_a_result_and_a_leaderboard(run, out, exports):
     assert found.hardware["cores"] >= 1 and found.hardware["memory_gib"] > 0
     assert found.cost == {} and found.images_per_second is None  # nothing was forwarded
     assert np.load(path.with_suffix(".npz"))["correct"].tolist() == [True, False, True, False]
-    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == found.metrics["top1_k1"]
+    assert float(board(out)[0]["tiny/toy@one:top1_k1"]) == found.metrics["top1_k1"].value
     assert "toy@one on tiny ..." in said and "top1_k1 " in said and "2 done, 0 skipped, 0 failed" in said
     assert (out / "leaderboard.md").read_text().startswith("# Leaderboard")
     assert not (out / "exports").exists()  # it was an export already

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, sem, t
 
-from bench.statistics.intervals import averages_to, effective_images, interval, intervals_of, rate_interval
+from bench.statistics.intervals import averages_to, effective_images, interval, of_mean, rate_interval
 
 DRAWS = 1000
 
@@ -77,14 +77,39 @@ def test_skipped_images_do_not_count():
     assert interval(values) == interval(np.array([1, 0, 1, 1]))
 
 
-def test_only_means_of_correctness_have_one():
-    right = np.array([1, 1, 1, 0], np.float32)
-    arrays = {"top1": right, "per_class": right, "area": 50 * right, "pixels": np.ones((4, 4)), "empty": right * np.nan}
-    metrics = {"top1": 75.0, "per_class": 60.0, "area": 3750.0, "pixels": 100.0, "empty": 0.0, "loss": 1.0}
-    assert list(intervals_of(metrics, arrays)) == ["top1"]
+RIGHT = np.array([1, 1, 1, 0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "unit", "expected"),
+    [
+        (RIGHT, 75.0, "%", True),
+        (RIGHT, 60.0, "%", False),  # a mean over classes
+        (50 * RIGHT, 3750.0, "%", False),  # no shares
+        (np.ones((4, 4)), 100.0, "%", False),
+        (RIGHT * np.nan, 0.0, "%", False),
+        (50 * RIGHT, 37.5, "s", True),
+        (50 * RIGHT, 3750.0, "s", False),
+        (np.array([-2.0, 1.0, np.nan]), -0.5, "", True),
+        (np.zeros(3), 0.0, "MB", True),
+    ],
+)
+def test_a_metric_is_the_mean_of_its_values(values, metric, unit, expected):
+    assert averages_to(values, metric, unit) == expected
 
 
 def test_float32_thirds_average_to_the_metric():
     thirds = np.tile(np.array([1 / 3, 1, 2 / 3], np.float32), 20001)
-    assert averages_to(thirds, 200 / 3)
-    assert not averages_to(thirds, 200 / 3 + 0.01)
+    assert averages_to(thirds, 200 / 3, "%")
+    assert not averages_to(thirds, 200 / 3 + 0.01, "%")
+
+
+def test_the_mean_of_other_values_has_nearly_students_interval():
+    """Skewed seconds of 200 images, of which some were skipped; of a single image there is none."""
+    seconds = np.random.default_rng(5).gamma(4.0, 0.001, 200)
+    seen = seconds[:-20]
+    ends, method = of_mean(np.where(np.arange(200) < 180, seconds, np.nan), "s")
+    student = t.interval(0.95, len(seen) - 1, seen.mean(), sem(seen))
+    assert ends == pytest.approx(student, abs=0.1 * (student[1] - student[0])) and "bootstrap" in method
+    assert of_mean(seconds[:1], "s") == (None, "")
+    assert of_mean(RIGHT, "%")[0] == interval(RIGHT)

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.statistics.resampled import interval, intervals_of, p_value, paired
+from bench.statistics.resampled import interval, p_value, paired
 from downstream.metrics import average_precision, scores
 from engine.resampling import resampled
 
@@ -128,7 +128,3 @@ def test_equal_values_do_not_differ_and_empty_resamples_are_left_out():
     assert (same.difference, same.low, same.high, same.p, same.effect) == (0.0, 0.0, 0.0, 1.0, None)
     holes = np.append(values, [np.nan] * 20)
     assert interval(holes, 24) == interval(values, 24) and p_value(holes, 24) == p_value(values, 24)
-
-
-def test_one_image_has_no_interval():
-    assert intervals_of({"mIoU": np.full(9, 40.0)}, 1) == {}

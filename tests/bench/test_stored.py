@@ -12,7 +12,7 @@ from bench.leaderboard.files import rewrite
 from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, stem, write_result
 from engine.tasks import Workspace
 
-FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={}, intervals={})
+FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={})
 
 
 def keep(out: Path, name: str, protocol: str, result: Result, digest: str = "ab" * 32) -> Path:

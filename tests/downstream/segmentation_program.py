@@ -20,7 +20,7 @@ TASK = replace(
 
 
 def metrics(folder: Path, url: str = "tiny-ade20k:", world: World | None = None) -> dict[str, float]:
-    return dict(TASK.run(export_of(), workspace(folder, url, world=world or World())).metrics)
+    return TASK.run(export_of(), workspace(folder, url, world=world or World())).numbers
 
 
 def said(folder: Path, *url: str) -> dict[str, object]:

@@ -107,15 +107,15 @@ def test_batch_norm_over_fewer_images_than_the_recipes_is_said(tmp_path, capfd):
 def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, trained):
     export = export_of()
     outcome = TASKS[task].run(export, workspace(tmp_path, "tiny-coco:"))
-    arrays = outcome.per_image
+    arrays = outcome.arrays
     assert (
         arrays["classes"].shape == (8, 10) and arrays["boxes"].shape == (8, 10, 4) and arrays["objects"].shape == (8, 4)
     )
     for kind in ("box", "mask"):
         ours = average_precisions(detections(arrays, kind), np.ones((1, 8)))
         for name, values in ours.items():
-            assert outcome.metrics[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
-    assert set(outcome.resampled) == set(outcome.metrics)
+            assert outcome.numbers[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
+    assert all(metric.resampled is not None for metric in outcome.metrics.values())
     model, config = trained[0]
     assert (config.rates.steps, config.rates.milestones) == (4, (2,))
     sizes = TASKS[task].sizes(export.spec, {"train": 8, "val": 8})
@@ -131,15 +131,15 @@ def test_training_beats_an_untrained_head(tmp_path):
     task = replace(SMOKE["maskrcnn"], epochs=1, milestones=())
     before = replace(task, lr=1e-12).run(export_of(), workspace(tmp_path, "tiny-coco:", limit=4))
     after = task.run(export_of(), workspace(tmp_path, "tiny-coco:", limit=None))
-    assert after.metrics["box_AP50"] > 10 > 2 > before.metrics["box_AP50"]
-    assert after.metrics["mask_AP50"] > 10 > 2 > before.metrics["mask_AP50"]
+    assert after.numbers["box_AP50"] > 10 > 2 > before.numbers["box_AP50"]
+    assert after.numbers["mask_AP50"] > 10 > 2 > before.numbers["mask_AP50"]
 
 
 @pytest.mark.parametrize("name", ["relative", "class attention"])
 def test_other_architectures_and_bfloat16(name, tmp_path):
     task = replace(MASKRCNN, epochs=1, milestones=(), augment="crops", crop_short=(48,), crop=(24, 40))
     outcome = task.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-coco:", precision="bfloat16", limit=4))
-    assert outcome.facts["detections"] > 0 and np.isfinite(list(outcome.metrics.values())).all()
+    assert outcome.facts["detections"] > 0 and np.isfinite(list(outcome.numbers.values())).all()
 
 
 def killed(folder: Path, count: int) -> None:
@@ -177,7 +177,7 @@ def test_killed_and_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(hooks.SetRates, "before_train_iter", recording)
     resumed = again(tmp_path / "killed")
     assert seen == [4, 5, 6, 7] and resumed.facts == quiet.facts and dict(resumed.metrics) == dict(quiet.metrics)
-    assert all(np.array_equal(values, quiet.per_image[name]) for name, values in resumed.per_image.items())
+    assert all(np.array_equal(values, quiet.arrays[name]) for name, values in resumed.arrays.items())
 
 
 def failing(task, data: str, tmp_path: Path, export=None, **settings) -> str:

@@ -89,7 +89,7 @@ def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, 
     assert sorted(rates) == list(range(resumed, 16))
     assert all(rate == running.Rates(steps=8, warmup=2).at(i // 2, TASK.lr) for i, rate in rates.items())
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
-    assert np.array_equal(again.per_image["areas"], quiet.per_image["areas"])
+    assert np.array_equal(again.arrays["areas"], quiet.arrays["areas"])
 
 
 def test_a_broken_state_is_passed_over(tmp_path, quiet):

@@ -40,11 +40,11 @@ def trained(monkeypatch):
 @pytest.mark.parametrize("name", SPECS)
 def test_upernet_takes_every_architecture(name, tmp_path):
     outcome = UPERNET.run(export_of(SPECS[name]), workspace(tmp_path, "tiny-ade20k:"))
-    areas = outcome.per_image["areas"]
-    assert areas.shape == (8, 150, 3) and dict(outcome.metrics) == scores(areas)
-    assert set(outcome.resampled) == set(outcome.metrics)
-    low, high = np.quantile(outcome.resampled["mIoU"], (0.025, 0.975))
-    assert low <= outcome.metrics["mIoU"] <= high
+    areas = outcome.arrays["areas"]
+    assert areas.shape == (8, 150, 3) and outcome.numbers == scores(areas)
+    assert all(metric.resampled is not None for metric in outcome.metrics.values())
+    low, high = np.quantile(outcome.metrics["mIoU"].resampled, (0.025, 0.975))
+    assert low <= outcome.numbers["mIoU"] <= high
     labelled = areas[..., 2].sum(1)
     assert (labelled > 0.8 * 64 * 96).all() and np.array_equal(labelled, areas[..., 1].sum(1))
 
@@ -55,8 +55,8 @@ def test_training_beats_an_untrained_head(tmp_path):
     export = export_of()
     before = replace(linear, steps=1, warmup=0, lr=1e-12).run(export, workspace(tmp_path, "tiny-ade20k:"))
     after = linear.run(export, workspace(tmp_path, "tiny-ade20k:"))
-    assert after.metrics["aAcc"] > 60 > before.metrics["aAcc"]
-    assert after.metrics["mIoU"] > 2 * before.metrics["mIoU"]
+    assert after.numbers["aAcc"] > 60 > before.numbers["aAcc"]
+    assert after.numbers["mIoU"] > 2 * before.numbers["mIoU"]
 
 
 def test_no_rate_keeps_pretrained_weights(tmp_path, trained):
@@ -93,7 +93,7 @@ def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeyp
     first = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     monkeypatch.setattr(running, "runner_of", lambda *values: pytest.fail("trained again"))
     second = UPERNET.run(export_of(), workspace(tmp_path, "tiny-ade20k:"))
-    assert first.facts == second.facts and np.array_equal(first.per_image["areas"], second.per_image["areas"])
+    assert first.facts == second.facts and np.array_equal(first.arrays["areas"], second.arrays["areas"])
     assert not list(tmp_path.rglob("states"))
 
 
@@ -102,7 +102,7 @@ def test_a_run_is_quiet_and_keeps_a_log(tmp_path, capfd):
     said = capfd.readouterr()
     assert said.out == "" and all(line.startswith(("upernet on tiny", "evaluating")) for line in said.err.splitlines())
     log = next((tmp_path / "cache" / "upernet_ade20k").rglob("*.log")).read_text()
-    assert "Iter(train) [10/20]" in log and f"mIoU: {outcome.metrics['mIoU']:.4f}" in log
+    assert "Iter(train) [10/20]" in log and f"mIoU: {outcome.numbers['mIoU']:.4f}" in log
 
 
 def test_listing_tasks_imports_none_of_the_libraries():
@@ -119,8 +119,10 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     best = outcome.facts["learning_rate"]
     found = {each["lr"]: each["mIoU"] for each in outcome.facts["per_learning_rate"]}
     assert found[best] == max(found.values()) and f"lr {best:g}" in labels[2]
-    areas = [outcome.per_image[f"areas_{number}"] for number in range(2)]
-    assert outcome.metrics["mIoU"] == pytest.approx(np.mean([scores(each)["mIoU"] for each in areas]))
+    areas = [outcome.arrays[f"areas_{number}"] for number in range(2)]
+    assert outcome.numbers["mIoU"] == pytest.approx(np.mean([scores(each)["mIoU"] for each in areas]))
+    spread = outcome.metrics["mIoU_std"]
+    assert (spread.deviation_of, spread.higher_is_better, spread.resampled) == ("mIoU", None, None)
     assert [len(history) for history in outcome.facts["evaluations"]] == [2, 2]
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
     sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
@@ -144,7 +146,7 @@ def test_the_mask_transformer_and_bfloat16(tmp_path, trained):
     head = trained[0][0].decode_head
     assert len(head.layers) == 1 and outcome.facts["chosen_on"] == ["evaluation: validation images"]
     best = max(outcome.facts["evaluations"][0].values(), key=lambda found: found["mIoU"])
-    assert dict(outcome.metrics) == best
+    assert outcome.numbers == best and outcome.metrics["mIoU"].chosen_on_val
     weight = trained[0][0].get_parameter("backbone.vit.trunk.blocks.0.mlp.fc1.weight")
     assert weight.dtype == torch.float32 and not torch.equal(weight, export_of().tensors["blocks.0.mlp.fc1.weight"])
 

@@ -22,8 +22,9 @@ def evaluated(folder: Path, protocol: str) -> dict:
     with start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=300, world=world)
         outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
-    right = {name: values.tolist() for name, values in outcome.per_image.items()}
-    return {"metrics": dict(outcome.metrics), "digest": digest({"facts": outcome.facts, "per_image": right})}
+    arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}
+    right = {name: values.tolist() for name, values in arrays.items() if values is not None}
+    return {"metrics": outcome.numbers, "digest": digest({"facts": outcome.facts, "per_image": right})}
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ def outcome(folder: Path, **settings) -> Outcome:
 
 def described(found: Outcome) -> dict:
     """All of an outcome as JSON gives it back."""
-    per_image = {name: np.nan_to_num(values, nan=-1).tolist() for name, values in found.per_image.items()}
-    return json.loads(json.dumps({"metrics": found.metrics, "facts": found.facts, "per_image": per_image}))
+    right = {name: metric.per_image for name, metric in found.metrics.items()}
+    per_image = {name: np.nan_to_num(values, nan=-1).tolist() for name, values in right.items()}
+    return json.loads(json.dumps({"metrics": found.numbers, "facts": found.facts, "per_image": per_image}))
 
 
 def killed_once(folder: Path, step: int) -> None:

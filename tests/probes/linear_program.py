@@ -33,7 +33,7 @@ def evaluated(folder: Path, protocol: str) -> Outcome:
 
 
 def numbers(outcome: Outcome) -> str:
-    return json.dumps({"metrics": outcome.metrics, "facts": outcome.facts})
+    return json.dumps({"metrics": outcome.numbers, "facts": outcome.facts})
 
 
 def saved_at(folder: Path) -> list[int]:

@@ -147,7 +147,6 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "update", lambda *arguments: pytest.fail("trained again"))
     again = QUICK.run(export, space)
     assert again.metrics == first.metrics and again.facts == first.facts
-    assert all(np.array_equal(again.per_image[name], first.per_image[name]) for name in first.per_image)
 
 
 @pytest.mark.parametrize("select", ["last", "holdout", "val"])
@@ -158,13 +157,14 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
     scores = [entry[selection] for entry in facts["history"]]
     assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 4
     assert facts["epoch"] == (4 if select == "last" else facts["best_epoch"])
-    assert outcome.metrics["top1"] == pytest.approx(100 * outcome.per_image["top1"].mean())
-    assert set(outcome.metrics) == set(outcome.per_image) == {"top1", "top5", "top1_last", "top5_last"}
-    assert bool(facts["warnings"]) == (select == "val")
+    assert outcome.numbers["top1"] == pytest.approx(100 * outcome.metrics["top1"].per_image.mean())
+    assert set(outcome.metrics) == {"top1", "top5", "top1_last", "top5_last"} and facts["warnings"] == []
+    chosen = {name for name, metric in outcome.metrics.items() if metric.chosen_on_val}
+    assert chosen == ({"top1", "top5"} if select == "val" else set())
     assert facts["train"]["images"] == (320 if select == "holdout" else 400)
     if select != "holdout":
-        assert outcome.metrics["top1_last"] == pytest.approx(scores[-1])
-        assert outcome.metrics["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
+        assert outcome.numbers["top1_last"] == pytest.approx(scores[-1])
+        assert outcome.numbers["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
 
 
 def test_averaged_weights_are_what_is_judged(export, tmp_path):
@@ -173,7 +173,7 @@ def test_averaged_weights_are_what_is_judged(export, tmp_path):
     plain, frozen = task.run(export, space), replace(task, average=1 - 1e-9).run(export, space)
     assert history(plain) == history(frozen)
     (start,) = {entry["val"] for entry in frozen.facts["history"]}
-    assert start < plain.metrics["top1"] - 10
+    assert start < plain.numbers["top1"] - 10
 
 
 def test_bfloat16_trains(export, tmp_path):
@@ -286,7 +286,7 @@ def test_unreadable_images_stop_or_are_replaced_and_named(export, tmp_path):
         task.run(export, space)
     outcome = task.run(export, replace(space, skip_bad=True))
     assert [list(outcome.facts[split]["skipped"]) for split in ("train", "val")] == [[str(path)] for path in broken]
-    assert np.flatnonzero(np.isnan(outcome.per_image["top1"])).tolist() == [3]
+    assert np.flatnonzero(np.isnan(outcome.metrics["top1"].per_image)).tolist() == [3]
     again = task.run(export, replace(space, skip_bad=True))
     assert again.facts == outcome.facts, "a finished training must remember what was skipped"
 

@@ -37,8 +37,8 @@ def export():
 def test_a_separable_set_is_solved(export, tmp_path, backend):
     space = workspace(tmp_path, write_folder(tmp_path / "set"))
     outcome = replace(SMALL, backend=backend).run(export, space)
-    assert outcome.metrics == {"top1_k1": 100.0, "top5_k1": 100.0, "top1_k5": 100.0, "top5_k5": 100.0}
-    assert outcome.per_image["top1_k5"].tolist() == [1.0] * 24
+    assert outcome.numbers == {"top1_k1": 100.0, "top5_k1": 100.0, "top1_k5": 100.0, "top5_k5": 100.0}
+    assert outcome.metrics["top1_k5"].per_image.tolist() == [1.0] * 24
     facts = outcome.facts
     assert (facts["train"]["images"], facts["val"]["images"], outcome.cost["forwards"]) == (36, 24, 60)
     assert facts["train"]["fingerprint"] != facts["val"]["fingerprint"]
@@ -47,8 +47,7 @@ def test_a_separable_set_is_solved(export, tmp_path, backend):
 
 def test_shuffled_labels_are_at_chance(export, tmp_path):
     space = workspace(tmp_path, write_folder(tmp_path / "set", train=60, val=60, shuffled=True))
-    metrics = SMALL.run(export, space).metrics
-    assert 20 < metrics["top1_k5"] < 47  # 33.3 expected of 180 images, standard deviation 3.5
+    assert 20 < SMALL.run(export, space).numbers["top1_k5"] < 47  # 33.3 expected of 180 images, standard deviation 3.5
 
 
 def test_same_numbers_again_without_a_forward_pass(export, tmp_path):
@@ -63,11 +62,12 @@ def test_a_temperature_sweep_has_its_own_metric(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=200)
     outcome = replace(SMALL, temperature=(0.01, 0.07, 1.0)).run(export, space)
     assert set(outcome.metrics) == {f"top{n}_k{k}_bestT" for n in (1, 5) for k in (1, 5)}
+    assert all(metric.chosen_on_val for metric in outcome.metrics.values())
     rows = outcome.facts["per_temperature"]["k5"]
     assert [row["T"] for row in rows] == [0.01, 0.07, 1.0]
-    assert outcome.metrics["top1_k5_bestT"] == max(row["top1"] for row in rows)
+    assert outcome.numbers["top1_k5_bestT"] == max(row["top1"] for row in rows)
     for row in rows:
-        alone = replace(SMALL, temperature=(row["T"],)).run(export, space).metrics
+        alone = replace(SMALL, temperature=(row["T"],)).run(export, space).numbers
         assert alone["top1_k5"] == row["top1"] and alone["top5_k5"] == row["top5"]
 
 
@@ -101,9 +101,9 @@ def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_pa
         SMALL.run(export, space)
     outcome = SMALL.run(export, replace(space, skip_bad=True))
     assert list(outcome.facts["val"]["skipped"]) == [str(broken)]
-    correct = outcome.per_image["top1_k1"]
+    correct = outcome.metrics["top1_k1"].per_image
     assert np.flatnonzero(np.isnan(correct)).tolist() == [5] and len(correct) == 24
-    assert outcome.metrics["top1_k1"] == 100.0
+    assert outcome.numbers["top1_k1"] == 100.0
 
 
 def test_one_class_is_refused(export, tmp_path):

@@ -157,7 +157,7 @@ def write_folder(root):
 
 def test_a_separable_set_is_solved(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
-    assert outcome.metrics["top1"] == 100.0
+    assert outcome.numbers["top1"] == 100.0
     assert (outcome.facts["training_images"], outcome.facts["selection_images"]) == (54, 6)
     assert outcome.cost["augmented_forwards"] == 4 * 54
     sizes = SMALL.sizes(export.spec, {"train": 60, "val": 24})
@@ -174,7 +174,7 @@ def test_an_unreadable_image_stops_or_is_left_out(export, tmp_path):
     with pytest.raises(UnreadableImage, match=broken.name):
         task.run(export, space)
     outcome = task.run(export, replace(space, skip_bad=True))
-    assert outcome.metrics["top1"] == 100.0
+    assert outcome.numbers["top1"] == 100.0
     assert outcome.cost["augmented_forwards"] == 4 * 60
     assert list(outcome.facts["train"]["skipped"]) == [str(broken)]
 

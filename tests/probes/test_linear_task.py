@@ -42,8 +42,8 @@ def export():
 
 def test_a_separable_set_is_solved(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set")))
-    assert outcome.metrics == {"top1": 100.0, "top5": 100.0, "top1_last": 100.0, "top5_last": 100.0}
-    assert outcome.per_image["top1"].tolist() == [1.0] * 24
+    assert outcome.numbers == {"top1": 100.0, "top5": 100.0, "top1_last": 100.0, "top5_last": 100.0}
+    assert outcome.metrics["top1"].per_image.tolist() == [1.0] * 24
     facts = outcome.facts
     assert (facts["training_images"], facts["selection_images"], facts["selection"]) == (33, 3, "holdout")
     assert (facts["batch"], facts["steps_per_epoch"]) == (33, 1)
@@ -59,17 +59,17 @@ def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
     space = workspace(tmp_path, "digits:", limit=300)
     by_val = replace(SMALL, select="val").run(export, space)
     grid = by_val.facts["grid"]
-    assert by_val.metrics["top1"] == pytest.approx(max(row["best"] for row in grid))
-    assert by_val.metrics["top1_last"] == pytest.approx(max(row["last"] for row in grid))
+    assert by_val.numbers["top1"] == pytest.approx(max(row["best"] for row in grid))
+    assert by_val.numbers["top1_last"] == pytest.approx(max(row["last"] for row in grid))
     assert (by_val.facts["training_images"], by_val.facts["selection_images"]) == (300, 300)
-    assert "validation images" in by_val.facts["warnings"][0]
+    assert all(metric.chosen_on_val for metric in by_val.metrics.values()) and by_val.facts["warnings"] == []
     held = SMALL.run(export, space)
     assert (held.facts["training_images"], held.facts["selection_images"]) == (270, 30)
     assert held.facts["chosen"]["best"] == max(row["best"] for row in held.facts["grid"])
-    assert held.facts["warnings"] == []
+    assert not any(metric.chosen_on_val for metric in held.metrics.values()) and held.facts["warnings"] == []
     for outcome in (by_val, held):
-        for metric, value in outcome.metrics.items():
-            assert 100 * outcome.per_image[metric].mean() == pytest.approx(value)
+        for metric in outcome.metrics.values():
+            assert 100 * metric.per_image.mean() == pytest.approx(metric.value)
 
 
 def test_one_head_of_a_sweep_is_as_if_it_were_alone(export, tmp_path):
@@ -100,7 +100,7 @@ def test_readouts_lie_side_by_side(export, tmp_path):
 def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
     space = workspace(tmp_path, write_folder(tmp_path / "set"))
     outcome = replace(SMALL, lrs=(1e38, 1.0), readouts=("avg",)).run(export, space)
-    assert outcome.metrics["top1"] == 100.0 and outcome.facts["chosen"]["lr"] == 1.0
+    assert outcome.numbers["top1"] == 100.0 and outcome.facts["chosen"]["lr"] == 1.0
     assert outcome.facts["grid"][0]["diverged_at_step"] > 0 and "best" not in outcome.facts["grid"][0]
     with pytest.raises(ValueError, match=r"no finite number from step \d+ on, with learning rate \S+ on avg"):
         replace(SMALL, lrs=(1e38,), readouts=("avg",)).run(export, space)
@@ -154,13 +154,13 @@ def test_a_class_without_validation_images_is_said(export, tmp_path):
         path.write_bytes(b"")
     outcome = SMALL.run(export, workspace(tmp_path, url, skip_bad=True))
     assert outcome.facts["warnings"][1:] == ["1 of 3 classes have no validation image, class1 first"]
-    assert np.isnan(outcome.per_image["top1"]).sum() == 8
+    assert np.isnan(outcome.metrics["top1"].per_image).sum() == 8
 
 
 def test_constant_features_are_said(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", flat=True)))
     assert "the same for all" in outcome.facts["warnings"][1]
-    assert outcome.metrics["top1"] == pytest.approx(100 / 3)
+    assert outcome.numbers["top1"] == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def paths(images):
 def test_metrics_facts_and_per_image(export, tmp_path):
     outcome = SMALL.run(export, workspace(tmp_path, write_set(tmp_path / "set")))
     assert list(outcome.metrics) == ["top1_1shot", "top1_1shot_std", "top1_2shot", "top1_2shot_std", "top1_50percent"]
-    assert outcome.metrics["top1_50percent"] == 100.0 and outcome.metrics["top1_2shot"] > 90
+    assert outcome.numbers["top1_50percent"] == 100.0 and outcome.numbers["top1_2shot"] > 90
     fits = outcome.facts["fits"]
     assert [(fit["subset"], fit["split"]) for fit in fits] == [
         *[("1shot", 0), ("1shot", 1), ("1shot", 2), ("2shot", 0), ("2shot", 1), ("2shot", 2), ("50percent", 0)]
@@ -72,10 +72,10 @@ def test_metrics_facts_and_per_image(export, tmp_path):
     assert [fit["images"] for fit in fits] == [3, 3, 3, 6, 6, 6, 9]
     for shot in ("1shot", "2shot"):
         values = [fit["top1"] for fit in fits if fit["subset"] == shot]
-        assert outcome.metrics[f"top1_{shot}"] == pytest.approx(np.mean(values))
-        assert outcome.metrics[f"top1_{shot}_std"] == pytest.approx(np.std(values))
-        assert 100 * outcome.per_image[f"top1_{shot}"].mean() == pytest.approx(np.mean(values), abs=1e-4)
-        assert len(outcome.per_image[f"top1_{shot}"]) == 24
+        assert outcome.numbers[f"top1_{shot}"] == pytest.approx(np.mean(values))
+        assert outcome.numbers[f"top1_{shot}_std"] == pytest.approx(np.std(values))
+        assert 100 * outcome.metrics[f"top1_{shot}"].per_image.mean() == pytest.approx(np.mean(values), abs=1e-4)
+        assert len(outcome.metrics[f"top1_{shot}"].per_image) == 24
     json.dumps(outcome.facts, allow_nan=False)
     assert outcome.facts["warnings"] == []
 
@@ -89,7 +89,7 @@ def test_both_solvers_agree_on_digits(export, tmp_path):
         assert other["gap"] <= 1e-3 and one["gap"] <= 1e-6
         assert one["fingerprint"] == other["fingerprint"]
     for name in ("top1_5shot", "top1_10percent"):
-        assert ours.metrics[name] == pytest.approx(papers.metrics[name], abs=1.0)
+        assert ours.numbers[name] == pytest.approx(papers.numbers[name], abs=1.0)
 
 
 def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
@@ -123,7 +123,7 @@ def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path
     monkeypatch.setattr(lowshot, "SMALL", 100)
     part = task.run(export, workspace(tmp_path / "b", "digits:"))
     assert whole.facts["train"]["images"] == 1297 and part.facts["train"]["images"] < 41
-    assert part.metrics == pytest.approx(whole.metrics, abs=0.5)
+    assert part.numbers == pytest.approx(whole.numbers, abs=0.5)
     again = task.run(export, workspace(tmp_path / "a", "digits:"))
     assert again.facts["train"]["images"] == 1297 and again.cost["forwards"] == 0
 

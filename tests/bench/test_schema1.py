@@ -1,0 +1,60 @@
+"""Folders of an earlier schema give the leaderboard and the comparisons that they gave when they were written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.results.record import SCHEMA, MetricRecord, read_result, result_files
+
+STORED = Path(__file__).parents[1] / "golden" / "schema1"
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    """A copy of the stored folder, as it lay after a run."""
+    shutil.copytree(STORED / "results", tmp_path / "results")
+    return tmp_path
+
+
+def metrics_of(out: Path, name: str) -> dict[str, MetricRecord]:
+    (path,) = (path for path in result_files(out) if path.match(f"pixels-2-*/*/{name}*.json"))
+    assert json.loads(path.read_text())["schema"] == 1 and read_result(path).schema == SCHEMA
+    return dict(read_result(path).metrics)
+
+
+def test_the_leaderboard_is_the_same(bench, out):
+    assert bench("leaderboard", "--out", out)[0] == 0
+    assert (out / "leaderboard.csv").read_bytes() == (STORED / "leaderboard.csv").read_bytes()
+    then, now = ((folder / "leaderboard.md").read_text().splitlines() for folder in (STORED, out))
+    chosen = "> Metrics named *_bestT: chosen on the validation images; number and interval are too high."
+    said = "> Chosen on the validation images, so that number and interval are too good: top1_k5_bestT, top5_k5_bestT."
+    assert chosen in then and now == [said if line == chosen else line for line in then]
+
+
+def test_comparisons_are_the_same(bench, out):
+    assert bench("compare", "pixels-2", "pixels-8", "--out", out, "--json", out / "compare.json")[0] == 0
+    assert json.loads((out / "compare.json").read_text()) == json.loads((STORED / "compare.json").read_text())
+
+
+def test_names_say_what_metrics_were(out):
+    assert metrics_of(out, "segmenter") == {
+        "mIoU": MetricRecord(value=40.0, interval=(37.5, 42.25), array="mIoU_resampled", array_over="resamples"),
+        "mIoU_std": MetricRecord(value=0.5, higher_is_better=None, deviation_of="mIoU"),
+        "val_loss": MetricRecord(value=0.25, higher_is_better=False),
+        "pixel_error": MetricRecord(value=62.5, higher_is_better=False, array="pixel_error"),
+    }
+    assert all(metric.chosen_on_val and metric.array for metric in metrics_of(out, "knn").values())
+    (path,) = (path for path in result_files(out) if path.match("pixels-2-*/scenes/*.json"))
+    assert read_result(path).arrays == ("areas",)
+
+
+def test_old_and_new_results_share_a_table(bench, out):
+    """The same checkpoint and protocol made again: the old file is found, and the new one beside it compared."""
+    words = ("--suite", "knn@dino", "--data", "digits=digits:", "--limit", 80, "--out", out)
+    change = ("--set", "knn.k=5", "knn.temperature=0.07,1.0")
+    said = bench("run", "--checkpoint", "pixels:2", "pixels:4", *words, *change)[1]
+    assert "1 done, 1 skipped" in said
+    text = bench("compare", "pixels-4", "pixels-8", "--out", out, "--metric", "top1_k5_bestT")[1]
+    assert "80 images; McNemar, exact" in text and "top1_k5_bestT" in text
