@@ -21,13 +21,13 @@ from bench.results.record import (
 )
 from bench.run.checkpoints import checked_name
 from bench.run.suites import ChosenProtocol
-from downstream.data.scenes import PLACES, layout_of, open_scenes
+from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes
+from engine.extensions import extensions
 from engine.tasks import Workspace
 from imagesets.sets import open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
 SPLITS = ("train", "val")
-SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes", "tiny-coco")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
     if not texts:
         if suite == "smoke":
-            return dict(SMOKE)
+            names = ["digits", *(TINY + layout for layout in extensions("layouts"))]
+            return {name: f"{name}:" for name in names}
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
     for text in texts:
@@ -81,7 +82,7 @@ def open_data(name: str, url: str, cache: Path) -> DataUsed:
         if layout_of(url):
             sets = {split: open_scenes(url, split, cache) for split in SPLITS}
         else:
-            parse_url(url, PLACES)
+            parse_url(url, scene_schemes())
             sets = {split: open_set(url, split) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error

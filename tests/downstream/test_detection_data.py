@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from downstream.data.tiny_coco import COUNTS
 from PIL import Image
 from pycocotools import mask as masks
 
 from downstream.data.scenes import open_scenes, problems_of
-from downstream.data.tiny_coco import COUNTS, written
 from downstream.detection import learnable
 from downstream.models.libraries import quiet_libraries
 
@@ -32,7 +32,7 @@ SIZES = Sizes(
 
 @pytest.fixture
 def coco(tmp_path):
-    return written(tmp_path)
+    return drawn("coco", tmp_path)
 
 
 @pytest.fixture

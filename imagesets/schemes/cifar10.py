@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from imagesets.folder import open_tree
+from imagesets.class_folders import open_tree
 from imagesets.listing import require_folder
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages, Split
 
+PLACE = "PATH"
+SPLITS = ("train", "val")
 # The official order, which is alphabetical, so that it is also the order of the tree's folders.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "val": ("test_batch",)}
