@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
-    from bench.cli.doctor import examine, usable
+    from bench.doctor import examine, usable
     from engine.printing import say
 
     checks = examine()

@@ -6,7 +6,8 @@ mmdet's Cascade Mask R-CNN, three stages of box and mask heads, around an export
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from downstream.detection import IBOT_SOURCE, LAYOUT, OURS, SMOKE, Detection
+from downstream.detection import LAYOUT, Detection
+from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
 from engine.tasks import Protocol
 
 __all__ = ["LAYOUT"]
@@ -15,7 +16,7 @@ COST = 1300.0  # as Mask R-CNN, with three times its heads
 
 @dataclass(frozen=True, kw_only=True)
 class Cascade(Detection):
-    """Settings of one training, see downstream/detection.py."""
+    """Settings of one training, see downstream/detection_settings.py."""
 
     KEY: ClassVar[str] = "cascade_coco"
     CASCADE: ClassVar[bool] = True

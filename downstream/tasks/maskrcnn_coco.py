@@ -6,7 +6,8 @@ mmdet's Mask R-CNN on four scales of four blocks' patches through a feature pyra
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from downstream.detection import IBOT_SOURCE, LAYOUT, OURS, SMOKE, Detection
+from downstream.detection import LAYOUT, Detection
+from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
 from engine.tasks import Protocol
 
 __all__ = ["LAYOUT"]
@@ -15,7 +16,7 @@ COST = 900.0  # 12 epochs, each image some twenty times the pixels of 224 x 224,
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRcnn(Detection):
-    """Settings of one training, see downstream/detection.py."""
+    """Settings of one training, see downstream/detection_settings.py."""
 
     KEY: ClassVar[str] = "maskrcnn_coco"
     CASCADE: ClassVar[bool] = False

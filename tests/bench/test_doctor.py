@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torchvision
 
-import bench.cli.doctor
+import bench.doctor
 from bench.results.environment import git_commit, installed, versions
 from probes.knn import blas_kernel
 
@@ -19,9 +19,7 @@ def pretend(monkeypatch):
 
     def call(**packages: str | None) -> None:
         known = {name.replace("_", "-"): version for name, version in packages.items()}
-        monkeypatch.setattr(
-            bench.cli.doctor, "installed", lambda name: known[name] if name in known else installed(name)
-        )
+        monkeypatch.setattr(bench.doctor, "installed", lambda name: known[name] if name in known else installed(name))
 
     return call
 
@@ -195,7 +193,7 @@ def test_a_check_that_fails_is_a_finding(bench, monkeypatch):
     def fails():
         raise RuntimeError("no such file /proc")
 
-    monkeypatch.setattr("bench.cli.doctor.memory_bytes", fails)
+    monkeypatch.setattr("bench.doctor.memory_bytes", fails)
     code, out, _ = bench("doctor")
     assert code == 0 and "cannot be examined: RuntimeError: no such file /proc" in out
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from downstream.data.tiny_coco import COUNTS
 from PIL import Image
 from pycocotools import mask as masks
 
-from downstream.data.scenes import open_scenes, problems_of
+from downstream.data.scenes import drawn, open_scenes, problems_of
+from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import learnable
 from downstream.models.libraries import quiet_libraries
 
