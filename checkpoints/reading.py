@@ -1,6 +1,6 @@
 """Read a checkpoint file that someone else wrote, without running any code in it.
 
-Two walls stand before a pickle: `engine.pickles` reads its instructions, and every name outside the short list
+Two walls stand before a pickle: `engine.pickles` scans its instructions, and every name outside the short list
 of `checkpoints.allowed` is refused; then torch's weights-only reader builds the values, with inert stand-ins for the
 few classes that are not torch's. There is no way around either.
 """

@@ -144,6 +144,14 @@ def test_hand_written_opcodes_are_refused(tmp_path, opcodes):
     assert "\n" not in str(error.value) and not witness.exists()
 
 
+def test_nesting_that_crashes_python_is_refused(tmp_path):
+    """Python crashes when it hashes the key."""
+    levels = 300_000
+    (tmp_path / "attack").write_bytes(b"\x80\x02})" + b"\x85" * levels + b"Ns.")
+    with pytest.raises(ValueError, match=r"attack is refused .*more than 100 levels deep"):
+        load("cifar10:x", tmp_path / "attack")
+
+
 def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):
     """The opcode BUILD sets attributes, also of a function that the file may name."""
     opcodes = b"cnumpy.core.multiarray\n_reconstruct\n(N}S'mark'\nNstb."
