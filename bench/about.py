@@ -1,5 +1,5 @@
-"""`bench list NAME`: what a suite, a protocol, a task, an importer, a method, an image set or a scene layout is, with all
-its settings and what they mean. A name may be several of these; all are told."""
+"""`bench list NAME`: what a suite, a protocol or an extension of any kind is, with all its settings and what they mean.
+A name may be several of these; all are told."""
 
 import ast
 import dataclasses
@@ -122,13 +122,11 @@ def _image_set(extension: Extension) -> Iterator[str]:
 
 
 def _layout(extension: Extension) -> Iterator[str]:
-    key, tasks = (
-        extension.key,
-        [chosen.key for chosen in catalogue().protocols.values() if chosen.layout == extension.key],
-    )
+    key = extension.key
+    tasks = dict.fromkeys(chosen.key for chosen in catalogue().protocols.values() if chosen.layout == key)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
-    yield _row("tasks", ", ".join(dict.fromkeys(tasks)) or "none evaluates on it")
+    yield _row("tasks", ", ".join(tasks) or "none evaluates on it")
     yield from _plugin(extension.plugin)
 
 

@@ -1,4 +1,4 @@
-"""List tasks, importers, methods, image sets, scene layouts and suites, or tell what one of them is: bench list NAME."""
+"""List suites and extensions of every kind, or tell what one of them is: bench list NAME."""
 
 import argparse
 
