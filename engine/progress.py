@@ -67,12 +67,6 @@ class Progress:
         ending = "" if error is None else ", stopped"
         self._write(f"{self.label}: {self.done} of {self.total} {self.unit} in {span(seconds)}{ending}", end="\n")
 
-    @property
-    def rate(self) -> float:
-        """Units a second since the start; 0 before any time has passed."""
-        seconds = self._clock() - self._start
-        return self.done / seconds if seconds > 0 else 0.0
-
     def _state(self, now: float) -> str:
         rate = self.done / (now - self._start)
         left = span((self.total - self.done) / rate) if rate > 0 else "unknown time"
