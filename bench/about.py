@@ -1,11 +1,12 @@
-"""`bench list NAME`: what a suite, a protocol, a task, an importer or a method is, with all its settings and what they
-mean. A name may be several of these; all are told."""
+"""`bench list NAME`: what a suite, a protocol or an extension of any kind is, with all its settings and what they mean.
+A name may be several of these; all are told."""
 
 import ast
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from textwrap import fill
 from typing import Literal, get_args, get_origin
 
@@ -13,6 +14,7 @@ from bench.cli.meanings import meanings
 from bench.cli.settings import meant, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
+from downstream.data.scenes import TINY
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.tasks import Task
 from pretrain.recipe import Recipe
@@ -26,8 +28,8 @@ def about(name: str) -> Iterator[str]:
     """Lines on everything that bears the name. ValueError, with the likely one, for a name of nothing."""
     found = catalogue()
     warn_of(found.broken)
-    importers, methods = extensions("importers"), extensions("methods")
-    if name not in (known := [*found.names(), *importers, *methods]):
+    others = {kind: extensions(kind) for kind in OTHERS}
+    if name not in (known := [*found.names(), *chain(*others.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{meant(name, known, LISTED_BY)}")
     if name in found.suites:
         yield from _suite(name, found)
@@ -35,10 +37,9 @@ def about(name: str) -> Iterator[str]:
         yield from _protocol(found.protocols[name], found)
     if of_task := [chosen for chosen in found.protocols.values() if chosen.key == name]:
         yield from _task(name, of_task, found)
-    if name in importers:
-        yield from _importer(importers[name])
-    if name in methods:
-        yield from _method(methods[name])
+    for kind, tell in OTHERS.items():
+        if name in others[kind]:
+            yield from tell(others[kind][name])
 
 
 def _suite(name: str, found: Catalogue) -> Iterator[str]:
@@ -110,6 +111,27 @@ def _method(extension: Extension) -> Iterator[str]:
     kinds = dict.fromkeys(kind for recipe in recipes.values() for kind in (Recipe, type(recipe.settings)))
     for kind in (kind for kind in kinds if len(meanings(kind)) < len(dataclasses.fields(kind))):
         yield _row(kind.__name__, " ".join((kind.__doc__ or "").split()))
+
+
+def _image_set(extension: Extension) -> Iterator[str]:
+    module = load_extension("imagesets", extension.key)
+    yield f"image set {extension.key}: bench data check {extension.key}:{module.PLACE}"
+    yield from _docstring(extension)
+    yield _row("splits", ", ".join(module.SPLITS))
+    yield from _plugin(extension.plugin)
+
+
+def _layout(extension: Extension) -> Iterator[str]:
+    key = extension.key
+    tasks = dict.fromkeys(chosen.key for chosen in catalogue().protocols.values() if chosen.layout == key)
+    yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
+    yield from _docstring(extension)
+    yield _row("tasks", ", ".join(tasks) or "none evaluates on it")
+    yield from _plugin(extension.plugin)
+
+
+# Kind -> what is told about one; tasks are told by their protocols.
+OTHERS = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
 
 
 def _values(recipe: Recipe) -> dict[str, str]:

@@ -33,7 +33,6 @@ class Backbone(nn.Module):
         self.vit = export.build().to(device).requires_grad_(False)
         self.precision = precision
         fit_attention(self.vit, device, precision)
-        self.images_seen = 0
         for name, values in (("mean", export.mean), ("std", export.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(1, 3, 1, 1), persistent=False)
         super().train(False)
@@ -46,11 +45,6 @@ class Backbone(nn.Module):
         """(B, 3, H, W) uint8 -> float32 on the device, normalised with the export's own statistics."""
         return (images.to(self.mean.device).float() / 255 - self.mean) / self.std
 
-    def forward(self, images: Tensor, layers: Sequence[int] = (-1,), norm: bool = True) -> list[Features]:
-        """(B, 3, H, W) prepared images -> Features for each of `layers`."""
-        found = self.views(images, [(layer, norm) for layer in layers])
-        return [found[layer, norm] for layer in layers]
-
     @torch.inference_mode()
     def views(self, images: Tensor, wanted: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
         """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
@@ -62,7 +56,6 @@ class Backbone(nn.Module):
                 for norm in {norm for other, norm in wanted if other == layer}:
                     tokens = self.vit.normalise(raw, layer) if norm else raw
                     found[layer, norm] = self._split(tokens.float(), grid, norm)
-        self.images_seen += len(images)
         return found
 
     def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:

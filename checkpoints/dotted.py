@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkpoints.allowed import Attributes
-from checkpoints.scanning import MAX_DEPTH, MAX_VALUES
+from engine.pickles import MAX_DEPTH, MAX_VALUES
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 FLAT_PARAMETER = re.compile(r"_?flat_param(_\d+)?")  # torch's FSDP; the numbered ones are fairscale's

@@ -29,38 +29,28 @@ def resize_positions(
     target: tuple[int, int],
     rule: PositionRule,
     prefix: int = 0,
-    order: Literal["row_first", "column_first"] = "row_first",
 ) -> Tensor:
     """Absolute table (1, prefix + h*w, D) of the `source` grid -> (1, prefix + h'*w', D) of the `target` grid.
 
-    The first `prefix` rows (class token, registers) stay. `order` says how the grid's tokens follow each other in the
-    table; the result keeps it. Works in the table's dtype and is differentiable.
+    The first `prefix` rows (class token, registers) stay. Works in the table's dtype and is differentiable.
     """
     if source == target:
         return table
     if table.shape[1] != prefix + source[0] * source[1]:
         raise ValueError(f"position table has {table.shape[1]} rows, not {prefix} + {source[0]} x {source[1]}")
     head, body = table[:, :prefix], table[:, prefix:]
-    body = body.reshape(1, *(source if order == "row_first" else source[::-1]), -1).permute(0, 3, 1, 2)
-    size = target if order == "row_first" else target[::-1]
+    body = body.reshape(1, *source, -1).permute(0, 3, 1, 2)
     if rule == "bicubic":
-        body = F.interpolate(body, size=size, mode="bicubic", align_corners=False)
+        body = F.interpolate(body, size=target, mode="bicubic", align_corners=False)
     elif rule == "bicubic_antialias":
-        body = F.interpolate(body, size=size, mode="bicubic", align_corners=False, antialias=True)
+        body = F.interpolate(body, size=target, mode="bicubic", align_corners=False, antialias=True)
     elif rule == "bicubic_offset":
-        scales = [(new + OFFSET) / old for new, old in zip(size, body.shape[2:], strict=True)]
+        scales = [(new + OFFSET) / old for new, old in zip(target, body.shape[2:], strict=True)]
         # The operator takes size and scale apart: the grid is always the one asked for, whatever the scale rounds to.
-        body = torch.ops.aten.upsample_bicubic2d(body, list(size), False, *scales)
+        body = torch.ops.aten.upsample_bicubic2d(body, list(target), False, *scales)
     else:
         raise ValueError(f"the position table is for a {source[0]} x {source[1]} grid and its rule is {rule!r}")
     return torch.cat([head, body.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
-
-
-def transpose_positions(table: Tensor, grid: tuple[int, int], prefix: int = 0) -> Tensor:
-    """Column-first table (1, prefix + h*w, D) of an (h, w) grid -> row-first, the order of timm and of the export."""
-    head, body = table[:, :prefix], table[:, prefix:]
-    body = body.reshape(1, grid[1], grid[0], -1).transpose(1, 2).flatten(1, 2)
-    return torch.cat([head, body], dim=1)
 
 
 def sincos_positions(

@@ -1,6 +1,6 @@
 """Read a checkpoint file that someone else wrote, without running any code in it.
 
-Two walls stand before a pickle: `checkpoints.scanning` reads its instructions, and every name outside the short list
+Two walls stand before a pickle: `engine.pickles` scans its instructions, and every name outside the short list
 of `checkpoints.allowed` is refused; then torch's weights-only reader builds the values, with inert stand-ins for the
 few classes that are not torch's. There is no way around either.
 """
@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.allowed import is_allowed, only_stand_ins
 from checkpoints.dotted import GATHER, split, unwrap, without_lightning_attribute
-from checkpoints.scanning import Scan, scan_pickle
 from checkpoints.sniffing import DOWNLOAD_AGAIN, kind_of, unknown
 from engine.files import sha256_of_file
+from engine.pickles import Scan, scan_pickle
 
 LEGACY_NUMBER = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER
 LEGACY_PICKLES = 5  # that number, protocol, system, the values, storage keys; then the bytes of the storages

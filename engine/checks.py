@@ -40,6 +40,11 @@ def shares(settings: Any, *names: str) -> None:
     _check(settings, names, lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
+def factors(settings: Any, *names: str) -> None:
+    """ValueError for a factor outside of (0, 1]."""
+    _check(settings, names, lambda value: 0 < value <= 1, "above 0 and up to 1")
+
+
 def below_one(settings: Any, *names: str) -> None:
     """ValueError for a share or chance outside of [0, 1)."""
     _check(settings, names, lambda value: 0 <= value < 1, "0 or more, and less than 1")

@@ -1,8 +1,8 @@
 """Extension folders: every file in one is an extension, its name is the key, and the folder is the registry.
 
-Other packages add extensions, called plugins, by entry points of the groups `bench.methods`, `bench.probes`,
-`bench.downstream` and `bench.importers`. No plugin takes the place of one of ours or of another plugin. Listing reads
-the files' first docstring line with `ast` and imports nothing, so that `bench list` does not wait for torch.
+Other packages add extensions, called plugins, by entry points of the groups `bench.KIND`, such as `bench.probes`; the
+kinds are the keys of FOLDERS. No plugin takes the place of one of ours or of another plugin. Listing reads the files'
+first docstring line with `ast` and imports nothing, so that `bench list` does not wait for torch.
 """
 
 import ast
@@ -23,14 +23,26 @@ FOLDERS = {
     "probes": "probes.tasks",
     "downstream": "downstream.tasks",
     "importers": "checkpoints.importers",
+    "imagesets": "imagesets.schemes",
+    "layouts": "downstream.layouts",
 }
-WORDS = {"methods": "method", "probes": "task", "downstream": "task", "importers": "importer"}
+WORDS = {
+    "methods": "method",
+    "probes": "task",
+    "downstream": "task",
+    "importers": "importer",
+    "imagesets": "image set",
+    "layouts": "scene layout",
+}
+SCHEMES = ("imagesets", "layouts")  # kinds whose keys are schemes of URLs, so that the keys of both must differ
 # What a file of each kind must define; docs/architecture.md says what it is.
 DEFINED = {
     "methods": ("METHOD", "RECIPES"),
     "probes": ("PROTOCOLS", "SUITES"),
     "downstream": ("PROTOCOLS", "SUITES"),
     "importers": ("SOURCE", "BRANCHES", "DROPPED", "recognise", "convert"),
+    "imagesets": ("PLACE", "SPLITS", "open_split"),
+    "layouts": ("IMAGES", "recognised", "listed", "write_tiny"),
 }
 
 
@@ -58,10 +70,12 @@ def extensions(kind: str) -> dict[str, Extension]:
 
 def refused(kind: str) -> dict[Extension, str]:
     """Plugins that cannot be asked for because their key is taken, and what to do about it."""
-    ours, plugins = _ours(kind), _plugins(kind)
+    kinds = SCHEMES if kind in SCHEMES else (kind,)
+    ours = {key for each in kinds for key in _ours(each)}
+    plugins = [plugin for each in kinds for plugin in _plugins(each)]
     count = Counter(each.key for each in plugins)
     found = {}
-    for each in plugins:
+    for each in (plugin for plugin in plugins if plugin.kind == kind):
         others = ", ".join(other.plugin for other in plugins if other.key == each.key and other != each)
         if each.key in ours:
             found[each] = f"bench has one of that name; it needs another name in the entry points of {each.plugin}"

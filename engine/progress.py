@@ -78,12 +78,6 @@ class Progress:
         now = f", {self.done - self.before} of them now," if self.before else ""
         self._write(f"{self.label}: {self.done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")
 
-    @property
-    def rate(self) -> float:
-        """Units a second since the start; 0 before any time has passed."""
-        seconds = self._clock() - self._start
-        return (self.done - self.before) / seconds if seconds > 0 else 0.0
-
     def _state(self, now: float) -> str:
         rate = (self.done - self.before) / (now - self._start)
         left = span((self.total - self.done) / rate) if rate > 0 else "unknown time"

@@ -80,7 +80,11 @@ def check(
     """
     opened: list[ImageSet] = []
     problems: list[str] = []
-    for wanted in (split,) if split else splits_of(url):
+    try:
+        splits = (split,) if split else splits_of(url)
+    except ValueError as error:
+        splits, problems = (), [str(error)]
+    for wanted in splits:
         try:
             opened.append(open_set(url, wanted))
         except ValueError as error:

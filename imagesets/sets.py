@@ -5,7 +5,6 @@ N images, K classes. A set is a listing: it holds names, sizes and labels, reads
 
 import difflib
 import hashlib
-import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,26 +14,13 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
+from engine.extensions import extensions, load_extension, load_extensions
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import spread
 
 SPLITS: tuple[Split, ...] = ("train", "val")
-
-# Scheme -> the module that opens it, by `open_split(place, split) -> ImageSet`.
-SCHEMES = {
-    "folder": "imagesets.folder",
-    "images": "imagesets.unlabelled",
-    "imagenet": "imagesets.imagenet",
-    "cifar10": "imagesets.cifar10",
-    "digits": "imagesets.digits",
-    "tiny": "imagesets.tiny",
-}
-
-
-# What follows the colon of each.
-PLACES = {"folder": "PATH", "imagenet": "ROOT", "cifar10": "PATH", "images": "PATH", "digits": "", "tiny": ""}
 
 
 class Images(Protocol):
@@ -169,7 +155,7 @@ class ImageSet:
 
 
 def open_set(url: str, split: Split) -> ImageSet:
-    """Open one split of the set that `url` names: folder:, imagenet:, cifar10: or images:PATH, digits: or tiny:.
+    """Open one split of the set that `url` names, by its scheme: a file of imagesets/schemes/, or a plugin.
 
     Raises ValueError, one line that says what, where and how to fix, for an unknown scheme or split, a missing folder
     or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be listed.
@@ -178,7 +164,7 @@ def open_set(url: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: no split called {split!r}; there are: train, val")
     scheme, place = parse_url(url)
     try:
-        opened = importlib.import_module(SCHEMES[scheme]).open_split(place, split)
+        opened = load_extension("imagesets", scheme).open_split(place, split)
     except OSError as error:
         why = f"{error.filename} ({error.strerror})"
         raise ValueError(
@@ -188,8 +174,8 @@ def open_set(url: str, split: Split) -> ImageSet:
 
 
 def splits_of(url: str) -> tuple[Split, ...]:
-    """The splits that `url` can have: images without labels are for training alone."""
-    return ("train",) if url.startswith("images:") else SPLITS
+    """The splits that `url` can have: images without labels are for training alone. ValueError as for parse_url."""
+    return load_extension("imagesets", parse_url(url)[0]).SPLITS
 
 
 def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, str]:
@@ -198,9 +184,9 @@ def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, s
     others: schemes that the caller takes beside these, and what follows their colon; for the messages alone.
     """
     scheme, colon, place = url.partition(":")
-    if colon and scheme in SCHEMES:
+    if colon and scheme in extensions("imagesets"):
         return scheme, os.path.expanduser(place)
-    places = PLACES | dict(others or {})
+    places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
     choices = ", ".join(f"{name}:{what}" for name, what in places.items())
     if not colon and scheme in places:
         raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")

@@ -1,6 +1,7 @@
 """Guards of docs/architecture.md: who may import whom, how long a file may be, and that the source stays ASCII."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,53 @@ def test_imports_point_downward(path):
         target = name.split(".")[0]
         if target in LEVEL and target != package:
             assert LEVEL[target] < LEVEL[package], f"{path} imports {name}"
+
+
+def imported_files() -> dict[str, set[str]]:
+    """Dotted name of every file of the product -> those that it imports, anywhere in it."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        wanted = {target for target, _ in imports(path)}
+        for node in ast.walk(ast.parse(path.read_text())):  # `from package import file`
+            if isinstance(node, ast.ImportFrom):
+                wanted |= {f"{node.module}.{alias.name}" for alias in node.names}
+        found[name] = wanted & names.keys() - {name}
+    return found
+
+
+def wing(name: str) -> str:
+    """bench.run.plan -> bench.run; a file that lies in a package itself is a wing of its own."""
+    return ".".join(name.split(".")[:2])
+
+
+def wings_of(files: dict[str, set[str]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, wanted in files.items():
+        found.setdefault(wing(name), set()).update(map(wing, wanted))
+    return {name: wanted - {name} for name, wanted in found.items()}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names of one circle, first and last the same; none where there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_or_wings_import_each_other_in_a_circle():
+    files = imported_files()
+    assert circle(files) == []
+    assert circle(wings_of(files)) == []
+
+
+def test_circles_are_found():
+    files = {"a.x.one": {"a.y.two"}, "a.y.two": set(), "a.y.three": {"a.x.one"}}
+    assert circle(files) == []
+    assert set(circle(wings_of(files))) == {"a.x", "a.y"}
+    assert set(circle(files | {"a.y.two": {"a.x.one"}})) == {"a.x.one", "a.y.two"}
 
 
 @pytest.mark.parametrize("path", FILES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))

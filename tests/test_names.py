@@ -9,18 +9,13 @@ from test_architecture import FILES, ROOT
 INTERFACE = {
     "bench/commands": {"add_arguments", "run"},
     "checkpoints/importers": {"convert", "recognise"},
-    "downstream/layouts": {"listed", "recognised"},
+    "downstream/layouts": {"listed", "recognised", "write_tiny"},
     "imagesets/schemes": {"open_split"},
     "pretrain/methods": {"Settings"},
 }
 # Names that still have two meanings. The list only gets shorter: take a name out once it is renamed.
 KNOWN = {
     "Branch",
-    "Chosen",
-    "Course",
-    "Cut",
-    "Group",
-    "Recipe",
     "Request",
     "Sizes",
     "blocks",
@@ -37,11 +32,8 @@ KNOWN = {
     "keep_memory",
     "kept",
     "layer_groups",
-    "listed",
     "load",
-    "loaders",
     "normalised",
-    "open_split",
     "outcome",
     "p_value",
     "paired",
@@ -49,7 +41,6 @@ KNOWN = {
     "parts",
     "positive",
     "protocol",
-    "recognised",
     "reweighted",
     "rows_of",
     "run",
@@ -64,7 +55,6 @@ KNOWN = {
     "usable",
     "validation_images",
     "with_changes",
-    "written",
 }
 
 

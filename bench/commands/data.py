@@ -9,20 +9,22 @@ from engine.printing import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
     parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
-    parser.add_argument("url", metavar="URL", help="folder:PATH, imagenet:ROOT, ade20k:ROOT, coco:ROOT, ...")
+    parser.add_argument(
+        "url", metavar="URL", help="such as folder:PATH; schemes: bench list imagesets, bench list layouts"
+    )
     parser.add_argument("--list-only", action="store_true", help="do not decode the images")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
-    from downstream.data.scenes import PLACES, layout_of
+    from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
     from imagesets.check import check, render
     from imagesets.sets import parse_url
 
     if layout_of(arguments.url):
         return check_scenes(arguments.url, read_all=not arguments.list_only)
-    parse_url(arguments.url, PLACES)
+    parse_url(arguments.url, scene_schemes())
     with ExitStack() as stack:
         shown: list[Progress] = []
         report = check(

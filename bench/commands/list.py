@@ -1,13 +1,21 @@
-"""List tasks, importers, methods and suites, or tell what one of them is: bench list NAME."""
+"""List suites and extensions of every kind, or tell what one of them is: bench list NAME."""
 
 import argparse
 
 from engine.extensions import extensions, one_line, refused, source_files, warn_of
 from engine.printing import say
 
-SECTIONS = {"tasks": "probes", "downstream": "downstream", "importers": "importers", "methods": "methods"}
+# What people write -> kind of extension.
+SECTIONS = {
+    "tasks": "probes",
+    "downstream": "downstream",
+    "importers": "importers",
+    "methods": "methods",
+    "imagesets": "imagesets",
+    "layouts": "layouts",
+}
 EPILOG = """examples:
-  bench list                          tasks, importers and methods, a line each
+  bench list                          tasks, importers, methods, image sets and layouts
   bench list knn@dino                 a protocol: where it is from, its settings, their values and what they mean
   bench list suites                   suites and their protocols
   bench list --protocols              every protocol with its version and source
@@ -18,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench list`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", nargs="?", metavar="NAME",
-        help=f"{', '.join(SECTIONS)} or suites; or a suite, protocol, task, importer or method")  # fmt: skip
+        help=f"{', '.join(SECTIONS)} or suites; or the name of one")  # fmt: skip
     parser.add_argument("--protocols", action="store_true", help="list every protocol with its version and source")
     parser.add_argument("--recipes", action="store_true", help="list the methods' recipes with cost and source")
 

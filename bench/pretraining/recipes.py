@@ -1,10 +1,9 @@
 """Which pretraining recipe the command line means, and `--set field=value` on its nested settings.
 
 A recipe's values have paths: lr, schedule.warmup, spec.width, settings.mask_ratio. Without `spec.` and `settings.` they
-are the names that people write; a name that two paths share has to be written in full, the recipe's own as recipe.NAME.
+are the names that people write; no two of a method are the same (tests/test_method_contract.py).
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -71,28 +70,16 @@ def with_changes(recipe: Recipe, texts: Sequence[str]) -> Recipe:
 def path_of(name: str, recipe: Recipe) -> str:
     """The path that `name` stands for."""
     names = names_by_path(recipe)
-    if found := [path for path, written in names.items() if written == name]:
+    if found := [path for path in names if name in (path, names[path])]:
         return found[0]
-    same = [path for path in names if name in (path, bare(path))]
-    if len(same) > 1:
-        raise ValueError(f"--set {name}: there are several, write {' or '.join(names[path] for path in same)}")
     if parts := [written for written in names.values() if written.startswith(f"{name}.")]:
         raise ValueError(f"--set {name}: it has parts, set them: {', '.join(parts)}")
-    if not same:
-        raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()), LISTED_BY)}")
-    return same[0]
+    raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()), LISTED_BY)}")
 
 
 def names_by_path(recipe: Recipe) -> dict[str, str]:
-    """Path -> what people write: the path without `spec.` and `settings.` where that is clear, else all of it."""
-    paths = list(types_by_path(recipe))
-    count = Counter(map(bare, paths))
-    in_full = {path: path if path != bare(path) else f"recipe.{path}" for path in paths}
-    return {path: bare(path) if count[bare(path)] == 1 else in_full[path] for path in paths}
-
-
-def bare(path: str) -> str:
-    return path.removeprefix("spec.").removeprefix("settings.")
+    """Path -> what people write: the path without `spec.` and `settings.`."""
+    return {path: path.removeprefix("spec.").removeprefix("settings.") for path in types_by_path(recipe)}
 
 
 def types_by_path(recipe: Recipe) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from bench.results.record import (
 )
 from bench.run.checkpoints import checked_name
 from bench.run.suites import ChosenProtocol
-from downstream.data.scenes import PLACES, layout_of, open_scenes
+from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes
+from engine.extensions import extensions
 from engine.tasks import Workspace
 from imagesets.sets import SPLITS, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
-SMOKE = {name: f"{name}:" for name in ("digits", "tiny-ade20k", "tiny-cityscapes", "tiny-coco")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
     if not texts:
         if suite == "smoke":
-            return dict(SMOKE)
+            names = ["digits", *(TINY + layout for layout in extensions("layouts"))]
+            return {name: f"{name}:" for name in names}
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
     for text in texts:
@@ -80,7 +81,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
     whole = replace(space, data=url, limit=None)
     try:
         if not layout_of(url):
-            parse_url(url, PLACES)
+            parse_url(url, scene_schemes())
         opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_set
         sets = {split: whole.images(split, opener) for split in SPLITS}
     except ValueError as error:

@@ -8,7 +8,6 @@ from mmcv.transforms import LoadImageFromFile, RandomChoice, RandomChoiceResize,
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDetInputs, RandomCrop, RandomFlip, Resize
 
-from downstream.data.coco import IMAGES
 from downstream.data.reading import Reading, Results, Transform, check_pixels
 from downstream.data.scenes import SceneSet
 
@@ -55,16 +54,17 @@ class CocoScenes(CocoDataset):
 
     def __init__(self, scenes: SceneSet, **settings: Any) -> None:
         self.scenes = scenes
-        folder = str(scenes.root / IMAGES[scenes.split])
-        super().__init__(metainfo={"classes": scenes.classes}, data_prefix={"img": folder}, **settings)
+        super().__init__(metainfo={"classes": scenes.classes}, data_prefix={"img": str(scenes.root)}, **settings)
 
     def load_data_list(self) -> list[Results]:
         listing = self.scenes.listing
         self.cat_ids = list(listing.categories)
         self.cat2label = {number: label for label, number in enumerate(self.cat_ids)}
         return [
-            self.parse_data_info({"raw_img_info": entry | {"img_id": entry["id"]}, "raw_ann_info": own})
-            for entry, own in zip(listing.entries, listing.objects, strict=True)
+            self.parse_data_info(
+                {"raw_img_info": entry | {"img_id": entry["id"], "file_name": name}, "raw_ann_info": own}
+            )
+            for name, entry, own in zip(listing.images, listing.entries, listing.objects, strict=True)
         ]
 
 

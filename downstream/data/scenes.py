@@ -1,7 +1,7 @@
 """Labelled scenes: images with a mask of classes, or with outlines of things, in the folders of the known sets.
 
-    ade20k:ROOT, cityscapes:ROOT, coco:ROOT       folders as downloaded
-    tiny-ade20k:, tiny-cityscapes:, tiny-coco:    scenes of scikit-learn's digits in the same layouts, below the cache
+    LAYOUT:ROOT      a folder as downloaded; a layout is a file of downstream/layouts/, or a plugin
+    tiny-LAYOUT:     scenes of scikit-learn's digits in the same layout, drawn below the cache
 
 A set is a listing of one split, in sorted order; nothing is decoded to make it. N images, K classes, H x W pixels.
 """
@@ -13,22 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from downstream.data import ade20k, cityscapes, coco, tiny_coco, tiny_scenes
-from downstream.data.coco import Instances
+from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import check_pixels, check_values, naming
 from engine.distributed import World
+from engine.extensions import extensions, load_extension
+from engine.files import folder_atomic
 from imagesets.decoding import opened
-from imagesets.sets import Split
+from imagesets.sets import SPLITS, Split
 
-LAYOUTS = {"ade20k": ade20k, "cityscapes": cityscapes, "coco": coco}
 TINY = "tiny-"
-# Scheme -> what follows its colon.
-PLACES = dict.fromkeys(LAYOUTS, "ROOT") | {TINY + layout: "" for layout in LAYOUTS}
+TINY_VERSION = 1  # raise it when the same names would hold other pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,6 @@ class SceneSet:
 
     url: str
     split: Split
-    layout: Literal["ade20k", "cityscapes", "coco"]
     root: Path
     listing: Listing | Instances
 
@@ -87,7 +84,7 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     layout, place = parse(url)
     tiny = url.startswith(TINY)
     root = drawn(layout, cache) if tiny else Path(place)
-    module = LAYOUTS[layout]
+    module = load_extension("layouts", layout)
     try:
         if not tiny:
             root = module.recognised(root)
@@ -96,12 +93,23 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
         raise ValueError(f"{url}: {error}") from error
     if not listing.images:
         raise ValueError(f"{url}: the {split} split is empty; it needs images in {root / module.IMAGES[split]}")
-    return SceneSet(url=url, split=split, layout=layout, root=root, listing=listing)
+    return SceneSet(url=url, split=split, root=root, listing=listing)
 
 
 def drawn(layout: str, cache: Path) -> Path:
-    """The folder of a tiny set."""
-    return tiny_coco.written(cache) if layout == "coco" else tiny_scenes.written(layout, cache)
+    """The folder of a tiny set, drawn at its first use."""
+    folder = cache / f"{TINY}{layout}-{TINY_VERSION}"
+    if not folder.is_dir():
+        with folder_atomic(folder) as root:
+            for split in SPLITS:
+                load_extension("layouts", layout).write_tiny(root, split)
+    return folder
+
+
+def scene_schemes() -> dict[str, str]:
+    """Scheme of a URL of labelled scenes -> what follows its colon."""
+    layouts = extensions("layouts")
+    return dict.fromkeys(layouts, "ROOT") | {TINY + layout: "" for layout in layouts}
 
 
 def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
@@ -113,17 +121,18 @@ def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
 def layout_of(url: str) -> str:
     """The layout that a URL's scheme names, "" if it names no set of labelled scenes."""
     layout = url.partition(":")[0].removeprefix(TINY)
-    return layout if layout in LAYOUTS else ""
+    return layout if layout in extensions("layouts") else ""
 
 
 def parse(url: str) -> tuple[str, str]:
     """Layout and place of a URL, with ~ expanded. ValueError for an unknown scheme or a misplaced path."""
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)
-    if not colon or layout not in LAYOUTS:
-        near = difflib.get_close_matches(scheme.lower(), PLACES, n=1)
+    if not colon or layout not in extensions("layouts"):
+        places = scene_schemes()
+        near = difflib.get_close_matches(scheme.lower(), places, n=1)
         guess = f"did you mean {near[0]}:? " if near else ""
-        choices = ", ".join(f"{name}:{what}" for name, what in PLACES.items())
+        choices = ", ".join(f"{name}:{what}" for name, what in places.items())
         raise ValueError(f"{url!r} is no set of labelled scenes; {guess}there are {choices}")
     if scheme.startswith(TINY) and place:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
-from mmseg.datasets import ADE20KDataset, BaseSegDataset, CityscapesDataset
+from mmseg.datasets import BaseSegDataset
 from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
 
 from downstream.data.reading import Reading, Results, Transform, check_pixels, check_values
@@ -34,21 +33,19 @@ class AsClasses:
 
     def __init__(self, scenes: SceneSet) -> None:
         self.listing = scenes.listing
-        # ADE20K's mapping is mmseg's reduce_zero_label, done when the mask was read.
-        self.table = scenes.listing.table if scenes.layout == "cityscapes" else np.arange(256, dtype=np.uint8)
 
     def __call__(self, results: Results) -> Results:
-        mask = self.table[results["gt_seg_map"]]
+        mask = self.listing.coded(results["gt_seg_map"])
         check_mask(mask, results["ori_shape"][:2], self.listing, results["seg_map_path"])
         return results | {"gt_seg_map": mask}
 
 
-class _Listed:
-    """A dataset of mmseg over the scenes that it is given, in their order."""
+class MaskedScenes(BaseSegDataset):
+    """mmseg's dataset of the scenes that it is given, in their order. Values of masks are left to AsClasses."""
 
     def __init__(self, scenes: SceneSet, **settings: Any) -> None:
         self.scenes = scenes
-        super().__init__(**settings)
+        super().__init__(metainfo={"classes": scenes.classes}, **settings)
 
     def load_data_list(self) -> list[Results]:
         facts = {"label_map": None, "reduce_zero_label": self.reduce_zero_label}
@@ -56,17 +53,6 @@ class _Listed:
             {"img_path": str(self.scenes.image(i)), "seg_map_path": str(self.scenes.mask(i)), "seg_fields": [], **facts}
             for i in range(len(self.scenes))
         ]
-
-
-class AdeScenes(_Listed, ADE20KDataset):
-    """ADE20K: value 0 of a mask is ignored, mmseg's reduce_zero_label."""
-
-
-class CityScenes(_Listed, CityscapesDataset):
-    """Cityscapes: 19 classes, the others ignored."""
-
-
-DATASETS = {"ade20k": AdeScenes, "cityscapes": CityScenes}
 
 
 def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
@@ -95,10 +81,10 @@ def validation_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
 
 
 def read_mask() -> Reading:
-    """A transform of its own for each set: mmseg's remembers whether value 0 is ignored."""
+    """Values of a mask as its file holds them."""
     return Reading(LoadAnnotations(), "seg_map_path", check_values)
 
 
 def _dataset(scenes: SceneSet, pipeline: Sequence[Transform], test_mode: bool = False) -> BaseSegDataset:
     # Unpacked: packing collects garbage first, which takes longer than a small training.
-    return DATASETS[scenes.layout](scenes, pipeline=list(pipeline), test_mode=test_mode, serialize_data=False)
+    return MaskedScenes(scenes, pipeline=list(pipeline), test_mode=test_mode, serialize_data=False)

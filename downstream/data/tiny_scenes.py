@@ -1,22 +1,19 @@
-"""Tiny ADE20K and Cityscapes: scenes of scikit-learn's digits on a noisy ground, in the layouts of the real sets.
+"""Scenes of scikit-learn's digits on a noisy ground, with the class of every pixel: what tiny sets of scenes hold.
 
 A scene holds five digits, each a 0, 1, 4 or 7; its mask gives each digit's square to that digit, ignores a frame of a
 pixel around it, and calls the rest ground. Digits of training scenes are never seen in a validation scene. To tell the
-classes apart a model has to read the digits.
+classes apart a model has to read the digits. How a set is written to files is its layout's `write_tiny`.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from downstream.data import cityscapes
 from downstream.data.listing import IGNORED
-from engine.files import folder_atomic
-from imagesets.sets import ImageSet, open_set
+from imagesets.sets import ImageSet, Split, open_set
 
-VERSION = 1  # raise it when the same names would hold other pixels
 HEIGHT, WIDTH = 64, 96
 CELL, SIDE, DIGITS = 24, 18, 5  # pixels, pixels, a scene's number
 CELLS = [(row, column) for row in (4, 36) for column in range(0, WIDTH, CELL)]  # corners of what may hold a digit
@@ -25,16 +22,11 @@ SHOWN = (0, 1, 4, 7)  # few and unlike each other: all ten take minutes to learn
 GROUND = 0  # class of the ground; the digits' follow in this order
 
 
-def written(layout: str, cache: Path) -> Path:
-    """The folder of a tiny set, drawn at its first use."""
-    folder = cache / f"tiny-{layout}-{VERSION}"
-    if not folder.is_dir():
-        with folder_atomic(folder) as root:
-            for split, count in COUNTS.items():
-                digits, random = shown(open_set("digits:", split)), np.random.RandomState(count)
-                for number in range(count):
-                    WRITERS[layout](root, split, number, *drawn(digits, random))
-    return folder
+def tiny_scenes(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All scenes of a split, as `drawn_with_classes` gives them."""
+    digits, random = shown(open_set("digits:", split)), np.random.RandomState(COUNTS[split])
+    for _ in range(COUNTS[split]):
+        yield drawn_with_classes(digits, random)
 
 
 def shown(digits: ImageSet) -> ImageSet:
@@ -42,7 +34,7 @@ def shown(digits: ImageSet) -> ImageSet:
     return digits.subset(np.flatnonzero(np.isin(digits.labels, SHOWN)), "shown")
 
 
-def drawn(digits: ImageSet, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+def drawn_with_classes(digits: ImageSet, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
     """One scene: pixels (H, W, 3) uint8 and classes (H, W) uint8."""
     grey = random.randint(0, 60, size=(HEIGHT, WIDTH))
     classes = np.full((HEIGHT, WIDTH), GROUND, np.uint8)
@@ -57,25 +49,7 @@ def drawn(digits: ImageSet, random: np.random.RandomState) -> tuple[np.ndarray, 
     return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2), classes
 
 
-def _save(path: Path, pixels: np.ndarray, **options: int) -> None:
+def save_image(path: Path, pixels: np.ndarray, **options: int) -> None:
+    """Write pixels (H, W[, 3]) uint8, with the folders above the file; its suffix is the format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, **options)
-
-
-def _write_ade20k(root: Path, split: str, number: int, pixels: np.ndarray, classes: np.ndarray) -> None:
-    folder, name = {"train": "training", "val": "validation"}[split], f"ADE_{split}_{number:08d}"
-    _save(root / "images" / folder / f"{name}.jpg", pixels, quality=95)
-    _save(root / "annotations" / folder / f"{name}.png", np.where(classes == IGNORED, 0, classes + 1).astype(np.uint8))
-
-
-def _write_cityscapes(root: Path, split: str, number: int, pixels: np.ndarray, classes: np.ndarray) -> None:
-    city = ("aachen", "bochum")[number % 2]
-    name = f"{split}/{city}/{city}_{number:06d}_000019"
-    _save(root / "leftImg8bit" / f"{name}_leftImg8bit.png", pixels)
-    _save(root / "gtFine" / f"{name}_gtFine_labelTrainIds.png", classes)
-    identities = np.zeros(256, np.uint8)  # 0 is unlabelled
-    identities[: len(cityscapes.CLASS_IDS)] = list(cityscapes.CLASS_IDS.values())
-    _save(root / "gtFine" / f"{name}_gtFine_labelIds.png", identities[classes])
-
-
-WRITERS: dict[str, Callable[..., None]] = {"ade20k": _write_ade20k, "cityscapes": _write_cityscapes}

@@ -6,7 +6,6 @@ lr_updater.py and rstrudel/segmenter segm/optim/scheduler.py; both recorded in t
 """
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Literal
 
 from torch import nn
@@ -68,12 +67,3 @@ def layer_groups(
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
-
-
-def check_rates(lr: float, layer_decay: float, weight_decay: float, drop_path: float) -> None:
-    """ValueError for settings of an end-to-end training that are outside their range."""
-    if not (0 < lr < inf and 0 < layer_decay <= 1 and 0 <= weight_decay < inf and 0 <= drop_path < 1):
-        raise ValueError(
-            f"lr={lr}, layer_decay={layer_decay}, weight_decay={weight_decay}, drop_path={drop_path}: give a rate "
-            "above 0, a layer decay above 0 and up to 1, no weight decay below 0, and a chance from 0 to below 1"
-        )

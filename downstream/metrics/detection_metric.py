@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mmdet.evaluation import CocoMetric
 
-from downstream.data.coco import Instances
+from downstream.data.instances import Instances
 from downstream.metrics.average_precision import AT, NONE, THRESHOLDS, average_precisions, detections, match
 
 KINDS = {"box": "bbox", "mask": "segm"}

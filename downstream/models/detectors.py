@@ -24,7 +24,7 @@ from mmengine.model import Sequential
 from torch import nn
 
 from checkpoints.export import ViTExport
-from downstream.detection import Detection
+from downstream.detection_settings import DetectionSettings
 from downstream.models.backbone import STRIDES, DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
@@ -38,7 +38,7 @@ WEIGHTS = (1, 0.5, 0.25)
 
 
 def detector(
-    settings: Detection, backbone: DenseBackbone, export: ViTExport, classes: int, synchronised: bool, seed: int
+    settings: DetectionSettings, backbone: DenseBackbone, export: ViTExport, classes: int, synchronised: bool, seed: int
 ) -> TwoStageDetector:
     """The whole model, its new parts drawn by `seed`.
 
@@ -73,7 +73,7 @@ def _coder(stds: tuple[float, ...]) -> Config:
     return {"type": DeltaXYWHBBoxCoder, "target_means": [0.0] * 4, "target_stds": list(stds)}
 
 
-def _proposing(settings: Detection) -> Config:
+def _proposing(settings: DetectionSettings) -> Config:
     distance = {"type": SmoothL1Loss, "beta": 1 / 9} if settings.CASCADE else {"type": L1Loss}
     return {
         "type": RPNHead,
@@ -92,7 +92,7 @@ def _proposing(settings: Detection) -> Config:
     }
 
 
-def _judging(settings: Detection, classes: int, synchronised: bool) -> Config:
+def _judging(settings: DetectionSettings, classes: int, synchronised: bool) -> Config:
     shared = {
         "bbox_roi_extractor": _regions(settings, BOX),
         "mask_roi_extractor": _regions(settings, MASK),
@@ -117,7 +117,7 @@ def _judging(settings: Detection, classes: int, synchronised: bool) -> Config:
     return {"type": StandardRoIHead, "bbox_head": heads[0], **shared}
 
 
-def _regions(settings: Detection, cells: int) -> Config:
+def _regions(settings: DetectionSettings, cells: int) -> Config:
     return {
         "type": SingleRoIExtractor,
         "roi_layer": {"type": "RoIAlign", "output_size": cells, "sampling_ratio": 0},
@@ -126,7 +126,7 @@ def _regions(settings: Detection, cells: int) -> Config:
     }
 
 
-def _box_head(settings: Detection, classes: int, stds: tuple[float, ...], synchronised: bool) -> Config:
+def _box_head(settings: DetectionSettings, classes: int, stds: tuple[float, ...], synchronised: bool) -> Config:
     """Convolutions with batch norm and a linear layer; boxes of each class by GIoU x 10, or offsets by L1."""
     overlap = settings.box_loss == "giou"  # Swin, iBOT and CAE
     return {
@@ -177,7 +177,7 @@ def _proposals(before: int, after: int) -> Config:
     }
 
 
-def _training(settings: Detection) -> Mapping[str, Any]:
+def _training(settings: DetectionSettings) -> Mapping[str, Any]:
     stages = [
         {
             "assigner": _assigned(overlap, overlap, low_quality=not settings.CASCADE),
@@ -201,7 +201,7 @@ def _training(settings: Detection) -> Mapping[str, Any]:
     }
 
 
-def _testing(settings: Detection) -> Mapping[str, Any]:
+def _testing(settings: DetectionSettings) -> Mapping[str, Any]:
     return {
         "rpn": _proposals(settings.proposals[1], settings.proposals[1]),
         "rcnn": {

@@ -6,13 +6,14 @@ mmdet's Cascade Mask R-CNN, three stages of box and mask heads, around an export
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from downstream.detection import IBOT_SOURCE, OURS, SMOKE, Detection
+from downstream.detection import Detection
+from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
 from engine.tasks import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cascade(Detection):
-    """Settings of one training, see downstream/detection.py."""
+    """Settings of one training, see downstream/detection_settings.py."""
 
     COST: ClassVar[float] = 1300.0  # as Mask R-CNN, with three times its heads
     KEY: ClassVar[str] = "cascade_coco"

@@ -6,13 +6,14 @@ mmdet's Mask R-CNN on four scales of four blocks' patches through a feature pyra
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from downstream.detection import IBOT_SOURCE, OURS, SMOKE, Detection
+from downstream.detection import Detection
+from downstream.detection_settings import IBOT_SOURCE, OURS, SMOKE
 from engine.tasks import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRcnn(Detection):
-    """Settings of one training, see downstream/detection.py."""
+    """Settings of one training, see downstream/detection_settings.py."""
 
     COST: ClassVar[float] = 900.0  # 12 epochs, each image twenty times the pixels of 224 x 224, and quadratic in them
     KEY: ClassVar[str] = "maskrcnn_coco"

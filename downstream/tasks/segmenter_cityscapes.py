@@ -12,8 +12,8 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from downstream.data.cityscapes import SEEDS, few
 from downstream.data.scenes import SceneSet
+from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import Rates, layer_groups
 from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries

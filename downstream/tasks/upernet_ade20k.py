@@ -13,10 +13,11 @@ import torch
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
-from downstream.loop.optimisation import Rates, check_rates, layer_groups
+from downstream.loop.optimisation import Rates, layer_groups
 from downstream.loop.training import Place, Plan, fitted, open_both, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import outcome, parts
+from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class UperNet(Task):
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.layer_decay, self.weight_decay, self.drop_path)
+        checks.positive(self, "lr")
+        checks.factors(self, "layer_decay")
+        checks.amounts(self, "weight_decay")
+        checks.below_one(self, "drop_path")
         if min(self.steps, self.batch, self.crop, self.stride, *self.scale) < 1 or self.judge_every < 0:
             raise ValueError(
                 f"steps={self.steps}, batch={self.batch}, crop={self.crop}, stride={self.stride}, scale={self.scale}, "

@@ -1,6 +1,5 @@
 """The files that CONTRIBUTING.md shows work as they stand: one of each kind, in a package of somebody else."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -9,14 +8,19 @@ import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
+from downstream.data.scenes import drawn
 from engine.extensions import FOLDERS
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 FILES = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TEXT, re.DOTALL)}
+# The dense task once more, for the layout.
+DENSE = FILES[Path("downstream/tasks/patch_means_ade20k.py")]
+PAIRS = {
+    Path("downstream/tasks/patch_means_pairs.py"): DENSE.replace('"ade20k"', '"pairs"').replace("@smoke", "@pairs")
+}
 GROUPS = {package.replace(".", "/"): f"bench.{kind}" for kind, package in FOLDERS.items()}
 
 
@@ -27,7 +31,7 @@ def written(tmp_path_factory) -> Path:
     (site / "contributed").mkdir()
     (site / "contributed-1.0.dist-info").mkdir()
     points = ""
-    for name, code in FILES.items():
+    for name, code in (FILES | PAIRS).items():
         (site / "contributed" / name.name).write_text(code)
         if group := GROUPS.get(str(name.parent)):
             points += f"[{group}]\n{name.stem} = contributed.{name.stem}\n"
@@ -44,15 +48,8 @@ def contributed(written, monkeypatch) -> Path:
         del sys.modules[name]
 
 
-def opened(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_there_is_a_file_of_each_kind():
-    assert {str(path.parent) for path in FILES} == {*GROUPS, "imagesets/schemes", "downstream/layouts"}
+    assert {str(path.parent) for path in FILES} == set(GROUPS)
 
 
 def test_a_probe_and_a_dense_task_are_run(contributed, bench, exports, tmp_path):
@@ -83,25 +80,46 @@ def test_an_importer_takes_a_file(contributed, bench, tmp_path):
     assert torch.allclose(ours(images)[0], vit.forward_features(images), atol=1e-5)
 
 
-def test_a_scheme_opens_a_set(contributed, tmp_path):
-    images, labels = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), np.array([0, 1])
-    np.savez(tmp_path / "train.npz", images=images, labels=labels)
-    scheme = opened(contributed / "arrays.py")
-    found = scheme.open_split(str(tmp_path), "train")
-    assert np.array_equal(np.asarray(found.image(1)), images[1]) and found.classes == ("class 0", "class 1")
-    with pytest.raises(ValueError, match=r"there is no .*val"):
-        scheme.open_split(str(tmp_path), "val")
+def save_arrays(folder: Path, split: str, count: int) -> None:
+    """Images of four grey levels, a class each."""
+    labels = np.arange(count) % 4
+    images = np.broadcast_to(60 * labels[:, None, None, None], (count, 8, 8, 3)).astype(np.uint8)
+    np.savez(folder / f"{split}.npz", images=images, labels=labels)
 
 
-def test_a_layout_lists_scenes(contributed, tmp_path):
-    for kind, suffix in (("images", "jpg"), ("masks", "png")):
-        (tmp_path / kind / "train").mkdir(parents=True)
-        Image.new("L", (4, 4)).save(tmp_path / kind / f"train/a.{suffix}")
-    (tmp_path / "classes.txt").write_text("sky\nground\n")
-    layout = opened(contributed / "pairs.py")
-    found = layout.listed(layout.recognised(tmp_path), "train")
-    assert (found.images, found.masks) == (("images/train/a.jpg",), ("masks/train/a.png",))
-    assert found.classes == ("sky", "ground")
-    (tmp_path / "masks/train/a.png").unlink()
-    with pytest.raises(ValueError, match=r"1 images of train have no mask, such as masks/train/a\.png"):
-        layout.listed(tmp_path, "train")
+def test_an_image_set_is_checked_and_evaluated_on(contributed, bench, exports, tmp_path):
+    url = f"arrays:{tmp_path}"
+    save_arrays(tmp_path, "train", 16)
+    code, said, _ = bench("data", "check", url)
+    assert code == 1 and "there is no" in said and "val.npz" in said
+    save_arrays(tmp_path, "val", 8)
+    _, said, err = bench("data", "check", url)
+    assert "train: 16 images" in said and "val: 8 images" in said, said + err
+    words = ("--suite", "centroid", "--data", f"mine={url}", "--out", tmp_path / "out")
+    code, said, err = bench("run", "--checkpoint", exports[0], *words)
+    assert code == 0, said + err
+    (result,) = map(read_result, result_files(tmp_path / "out"))
+    assert (result.data.url, result.data.images) == (url, {"train": 16, "val": 8})
+
+
+def test_a_layout_is_checked_and_evaluated_on(contributed, bench, exports, tmp_path):
+    code, said, err = bench("data", "check", "tiny-pairs:")
+    assert code == 0 and "val: 24 scenes, 5 classes" in said, said + err
+    drawn("pairs", tmp_path)
+    (scenes,) = tmp_path.glob("tiny-pairs-*")
+    words = ("--suite", "patch_means@pairs", "--data", f"mine=pairs:{scenes}", "--out", tmp_path / "out")
+    code, said, err = bench("run", "--checkpoint", exports[0], *words)
+    assert code == 0, said + err
+    (result,) = map(read_result, result_files(tmp_path / "out"))
+    assert result.metrics["mIoU"] > 0 and result.data.images == {"train": 64, "val": 24}
+    (scenes / "masks/val/7.png").unlink()
+    code, _, err = bench("data", "check", f"pairs:{scenes}")
+    assert code == 2 and "1 images of val have no mask, such as masks/val/7.png" in err
+
+
+def test_both_are_listed_and_told_about(contributed, bench):
+    found = bench("list", "imagesets")[1] + bench("list", "layouts")[1]
+    assert found.count("[plugin: contributed 1.0]") == 2
+    assert "arrays:PATH" in bench("list", "arrays")[1]
+    assert "tasks     patch_means_pairs" in bench("list", "pairs")[1]
+    assert "arrays:PATH" in bench("data", "check", "nothing:")[2]

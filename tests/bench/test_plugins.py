@@ -43,9 +43,12 @@ POINTS = {
     "bench.importers": {key: f"others.{key}" for key in IMPORTERS} | {"mae": "others.layout"},
     "bench.probes": {key: f"others.{key}" for key in TASKS} | {"knn": "others.toy"},
     "bench.downstream": {"lowshot": "others.thief"},
+    "bench.imagesets": {"coco": "others.toy", "odd": "others.toy", "both": "others.toy"},
+    "bench.layouts": {"digits": "others.toy", "both": "others.toy"},
     "bench.methods": {"byol": "no.such.module", "mine": "others.mine"},
 }
 TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
+TWICE = "others 2.1 has one of that name too; uninstall one of the packages"
 BARE = "the task of its protocol 'bare@one' is no engine.tasks.Task; derive it from that class"
 LEFT_OUT = {
     "importer 'mae' of others 2.1": TAKEN,
@@ -58,6 +61,11 @@ LEFT_OUT = {
     "task 'lowshot' of others 2.1": (
         "the task of its protocol 'thief@one' has the LAYOUT ''; dense tasks name that of their scenes, probes none"
     ),
+    "image set 'both' of others 2.1": TWICE,
+    "image set 'coco' of others 2.1": TAKEN,  # the name of a layout of ours
+    "image set 'odd' of others 2.1": "does not define PLACE, SPLITS, open_split",
+    "scene layout 'both' of others 2.1": TWICE,
+    "scene layout 'digits' of others 2.1": TAKEN,
     "method 'byol' of others 2.1": "cannot be imported: ModuleNotFoundError: No module named 'no'",
 }
 
@@ -161,7 +169,7 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
         (["import", "blind:{}"], "importer 'blind' of others 2.1 does not define recognise"),
         (
             ["import", "clumsy:{}"],
-            "tiny.pth: importer 'clumsy' of others 2.1 fails: AttributeError: 'Branch' object has",
+            "tiny.pth as clumsy: importer 'clumsy' of others 2.1 fails: AttributeError: 'Branch' object has",
         ),
         (
             ["pretrain", "byol", "--images", "tiny:"],

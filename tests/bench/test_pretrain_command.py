@@ -120,30 +120,6 @@ def test_a_mistake_is_one_line_before_anything_is_written(words, message, bench,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_of_both_method_and_encoder_is_written_in_full():
-    from dataclasses import dataclass, replace
-
-    from bench.pretraining.recipes import names_by_path, with_changes
-    from pretrain.methods.mae import RECIPES
-
-    @dataclass(frozen=True, kw_only=True)
-    class Settings:
-        pool: str = "visible"
-        momentum: float = 0.99
-        masks: int = 5
-
-    recipe = replace(RECIPES["smoke"], settings=Settings())
-    found = with_changes(
-        recipe, ["settings.pool=all", "spec.pool=avg", "recipe.momentum=0.5", "masks=3", "spec.width=32"]
-    )
-    assert (found.settings, found.spec.pool) == (Settings(pool="all", masks=3), "avg")
-    assert (found.momentum, found.spec.width) == (0.5, 32)
-    for name, choices in (("pool", "settings.pool or spec.pool"), ("momentum", "recipe.momentum or settings.momentum")):
-        with pytest.raises(ValueError, match=f"--set {name}: there are several, write {choices}$"):
-            with_changes(recipe, [f"{name}=1"])
-    assert {"settings.pool", "spec.pool", "masks", "width"} <= set(names_by_path(recipe).values())
-
-
 def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, monkeypatch):
     monkeypatch.setattr("bench.pretraining.run.find_spec", lambda name: None)
     code, out, err = pretrain("--wandb", "project")

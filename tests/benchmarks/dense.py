@@ -51,7 +51,7 @@ with quiet_libraries():
     from mmseg.evaluation import IoUMetric
     from pycocotools import mask as masks
 
-    from downstream.data.coco import listed
+    from downstream.layouts.coco import listed
     from downstream.loop import running
     from downstream.metrics.detection_metric import DetectionMetric, backend, described
     from downstream.models.segmentors import AreasMetric

@@ -121,12 +121,15 @@ class Subject:
         self.backbone = Backbone(self.export, "cpu", precision)
         self.images = files_as_set(folder, count)
 
+    def encoded(self, images):
+        return self.backbone.views(images, [(-1, True)])
+
     def on_all_cores(self, batch: int, count: int) -> int:
         """One pass after the other, every operator on all cores."""
         images = prepared(batch)
         passes = max(1, count // batch)
         for _ in range(passes):
-            self.backbone(images)
+            self.encoded(images)
         return passes * batch
 
     def in_lanes(self, batch: int, count: int) -> int:
@@ -138,7 +141,7 @@ class Subject:
         lanes = torch.get_num_threads()
         images = [prepared(batch) for _ in range(lanes)]
         passes = max(1, count // (batch * lanes)) * lanes
-        run_on_core_threads(lambda item: self.backbone(images[item % lanes]), range(passes), lanes)
+        run_on_core_threads(lambda item: self.encoded(images[item % lanes]), range(passes), lanes)
         return passes * batch
 
     def extraction(self) -> float:

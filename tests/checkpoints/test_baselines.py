@@ -31,7 +31,7 @@ def test_feature_is_the_normalised_image():
     export = load("pixels:8")
     backbone = Backbone(export)
     prepared = backbone.prepare(images_of(8))
-    assert torch.equal(backbone(prepared)[0].avg, prepared.flatten(1))
+    assert torch.equal(backbone.views(prepared, [(-1, True)])[-1, True].avg, prepared.flatten(1))
     assert export.verify() == []
 
 
@@ -47,7 +47,7 @@ def test_features_are_those_of_the_network_that_stood_for_them(norm, tmp_path):
     assert old.verify() == [] and old.spec.family == "vit"
     new = load("pixels:8")
     prepared = Backbone(new).prepare(images_of(8))
-    (before,), (now,) = (Backbone(export)(prepared, norm=norm) for export in (old, new))
+    before, now = (Backbone(export).views(prepared, [(-1, norm)])[-1, norm] for export in (old, new))
     assert now.cls is None and torch.equal(now.avg, before.avg) and torch.equal(now.patches, before.patches)
 
 
@@ -62,7 +62,7 @@ def test_larger_images_are_patches_of_pixels():
     """Dense tasks encode images of any size: a patch's feature is its own pixels."""
     backbone = Backbone(load("pixels:4").at_size(12))
     prepared = backbone.prepare(images_of(12))
-    (found,) = backbone(prepared)
+    found = backbone.views(prepared, [(-1, True)])[-1, True]
     assert found.patches.shape == (3, 3, 3, 48)
     assert torch.equal(found.patches[:, 1, 2], prepared[:, :, 4:8, 8:12].flatten(1))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from recordings import matches, tensors
 
-from checkpoints.positions import resize_positions, resize_relative, sincos_positions, transpose_positions
+from checkpoints.positions import resize_positions, resize_relative, sincos_positions
 
 
 def square(table: torch.Tensor, prefix: int = 1) -> tuple[int, int]:
@@ -60,16 +60,6 @@ def test_sine_cosine_tables(path, pattern, order, limit):
         (width, side), table = map(int, found.groups()), tensors(path)[found[0]]
         ours = sincos_positions((side, side), width, order, prefix=1, dtype=table.dtype)[0]
         assert (ours - table).abs().max() <= limit
-
-
-@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset"])
-def test_column_first_tables_are_resized_like_row_first_ones(rule):
-    """Reading a table in its own order and transposing it first are the same, for a grid that is not square."""
-    source, target = (3, 5), (4, 6)
-    table = torch.randn(1, 1 + 15, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows = resize_positions(transpose_positions(table, source, 1), source, target, rule, prefix=1)
-    columns = resize_positions(table, source, target, rule, prefix=1, order="column_first")
-    assert torch.allclose(transpose_positions(columns, target, 1), rows, atol=1e-12)
 
 
 @pytest.mark.parametrize("side", [61, 115, 122])  # 976, 1840 and 1952 px at patch 16

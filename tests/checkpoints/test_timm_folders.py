@@ -78,7 +78,7 @@ def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     export.save(tmp_path / "export")
     again = timm.create_model(f"local-dir:{tmp_path / 'export'}", pretrained=True).eval()
     images = torch.randn(1, 3, 224, 224)
-    features = Backbone(export)(images)[0]
+    features = Backbone(export).views(images, [(-1, True)])[-1, True]
     with torch.no_grad():
         expected = again.forward_features(images)
     assert (expected - model.forward_features(images)).abs().max() < 1e-6
@@ -162,7 +162,7 @@ def test_a_state_dict_with_a_classifier(key, place, tmp_path):
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         expected = model.forward_features(images)
-    patches = Backbone(export)(images)[0].patches.flatten(1, 2)
+    patches = Backbone(export).views(images, [(-1, True)])[-1, True].patches.flatten(1, 2)
     assert (patches - expected[:, -patches.shape[1] :]).abs().max() < 1e-5
     assert load(path, options).digest == export.digest, "its format is found from its keys"
     with pytest.raises(ValueError, match="no tensor tells the image statistics") as error:

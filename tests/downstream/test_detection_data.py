@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from pycocotools import mask as masks
 
-from downstream.data.scenes import open_scenes, problems_of
-from downstream.data.tiny_coco import COUNTS, written
+from downstream.data.scenes import drawn, open_scenes, problems_of
+from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import learnable
 from downstream.models.libraries import quiet_libraries
 
@@ -32,7 +32,7 @@ SIZES = Sizes(
 
 @pytest.fixture
 def coco(tmp_path):
-    return written(tmp_path)
+    return drawn("coco", tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pycocotools import mask as masks
 
-from downstream.data.coco import Instances
+from downstream.data.instances import Instances
 from downstream.metrics.average_precision import average_precisions, detections, reweighted
 from downstream.models.libraries import quiet_libraries
 

@@ -37,6 +37,7 @@ def test_annotations(changes, told):
     ("check", "good", "bad", "rule"),
     [
         (checks.counts, [1, 7], [0, -1, NAN], "1 or more"),
+        (checks.factors, [1, 0.75], [0.0, 1.1, NAN], "above 0 and up to 1"),
         (checks.amounts, [0, 0.0, 9.5], [-0.1, INF, NAN], "a finite number, 0 or more"),
         (checks.positive, [1e-9, 3], [0, -1, INF, NAN], "a finite number above 0"),
         (checks.shares, [0, 0.3, 1], [-0.1, 1.1, NAN], "from 0 to 1"),

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from imagesets.cifar10 import CLASSES, load
+from imagesets.schemes.cifar10 import CLASSES, load
 from imagesets.sets import open_set
 
 PER_BATCH = 4
@@ -130,7 +130,7 @@ def test_pickles_that_are_not_cifars_are_refused_without_running(batches, tmp_pa
         b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0dtouch WITNESS\x85R.",
         b"c_codecs\nencode\n(S'x'\nS'rot13'\ntR.",
         b"cnumpy\ndtype\n(S'O'\ntR.",
-        b"cimagesets.cifar10\nstand_ins.__globals__\n.",
+        b"cimagesets.schemes.cifar10\nstand_ins.__globals__\n.",
         b"\x80\x04\x8c\x05numpy\x8c\x13ndarray.__init_subclass__\x93.",
         b"Pidentity\n.",
         b"\x82\x01.",
@@ -142,6 +142,14 @@ def test_hand_written_opcodes_are_refused(tmp_path, opcodes):
     with pytest.raises(ValueError, match="attack is refused") as error:
         load("cifar10:x", tmp_path / "attack")
     assert "\n" not in str(error.value) and not witness.exists()
+
+
+def test_nesting_that_crashes_python_is_refused(tmp_path):
+    """Python crashes when it hashes the key."""
+    levels = 300_000
+    (tmp_path / "attack").write_bytes(b"\x80\x02})" + b"\x85" * levels + b"Ns.")
+    with pytest.raises(ValueError, match=r"attack is refused .*more than 100 levels deep"):
+        load("cifar10:x", tmp_path / "attack")
 
 
 def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):

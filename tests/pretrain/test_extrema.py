@@ -237,7 +237,7 @@ def test_exports_give_the_instance_representation(design, tmp_path):
     assert list(encoders) == ["momentum", "online"]
     for network, encoder in zip((method.momentum, method.online), encoders.values(), strict=True):
         export = ViTExport.load(exported(method, encoder).save(tmp_path / design / str(id(network))))
-        (found,) = Backbone(export)(images)
+        found = Backbone(export).views(images, [(-1, True)])[-1, True]
         instance = found.avg if export.spec.pool == "avg" else found.cls
         with torch.no_grad():
             ours = network.instance(network.vit.encode(network.place(images), norm=False)[0])

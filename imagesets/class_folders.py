@@ -1,7 +1,4 @@
-"""folder:PATH, a torchvision ImageFolder per split: PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE.
-
-PATH/test stands in for a missing PATH/val, and the set's notes say so.
-"""
+"""Trees of PATH/train/CLASS/IMAGE and PATH/val/CLASS/IMAGE, which several schemes read."""
 
 import os
 
@@ -12,13 +9,8 @@ from imagesets.sets import ImageSet, Split
 FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "test")}
 
 
-def open_split(place: str, split: Split) -> ImageSet:
-    """Open one split below `place`. Raises ValueError for whatever is not the layout above."""
-    return open_tree(f"folder:{place}", place, split)
-
-
 def open_tree(url: str, place: str, split: Split) -> ImageSet:
-    """Open PATH/<split>/CLASS/IMAGE under any scheme's URL."""
+    """Open PATH/<split>/CLASS/IMAGE under any scheme's URL. Raises ValueError for whatever is not this layout."""
     require_folder(place, url)
     found = {wanted: split_folder(place, wanted) for wanted in FOLDERS}
     if not found[split]:

@@ -1,12 +1,16 @@
-"""What a pickle would do, found by reading its instructions without carrying any of them out.
+"""Pickles of others, read without running any code in them.
 
-torch's weights-only reader stops at the first name that it does not know. This scan comes before it and is stricter:
-it knows all names that a file wants, and it measures how deeply and how widely the values are nested. Python crashes
-when it hashes a tuple that is nested some hundred thousand levels deep (`hash` of a tuple has no recursion limit), so
-such a file has to be refused before anything is built from it.
+A scan reads a pickle's instructions and carries none of them out: it finds all names that the pickle wants, and
+measures how deeply and how widely the values are nested. Python crashes when it hashes a tuple that is nested some
+hundred thousand levels deep (`hash` of a tuple has no recursion limit), so such a file has to be refused before
+anything is built from it. `read_pickle` then builds the values with inert stand-ins; for checkpoints, which hold
+tensors, torch's weights-only reader does (checkpoints/reading.py). That reader cannot take the first's place: it does
+not know the instructions of Python 2's strings and of pickle protocol 4.
 """
 
+import pickle
 import pickletools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO
@@ -122,3 +126,26 @@ def scan_pickle(stream: BinaryIO) -> Scan:
     except (IndexError, KeyError, OverflowError, MemoryError) as error:
         raise ValueError(f"it is not a well-formed pickle ({type(error).__name__})") from error
     return Scan(protocol=protocol, names=tuple(machine.names), number=number)
+
+
+def read_pickle(stream: BinaryIO, stand_ins: Mapping[str, Any], encoding: str) -> Any:
+    """The value of one pickle, of containers, texts, numbers and what `stand_ins` make in place of the names that it
+    asks for. encoding: of Python 2's texts. ValueError or UnpicklingError for another name and for a damaged pickle,
+    which may make Python raise nearly anything else too."""
+    start = stream.tell()
+    if refused := [name for name in scan_pickle(stream).names if name not in stand_ins]:
+        raise ValueError(f"it asks for {refused[0]}, which is not allowed")
+    stream.seek(start)
+    return _Unpickler(stream, stand_ins, encoding).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: BinaryIO, stand_ins: Mapping[str, Any], encoding: str) -> None:
+        super().__init__(stream, encoding=encoding)
+        self.stand_ins = stand_ins
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Never imports: every name that the scan missed is refused here."""
+        if (found := self.stand_ins.get(f"{module}.{name}")) is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
+        return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from downstream.data.listing import IGNORED, Listing, files_below
+from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
 IMAGES = {"train": "leftImg8bit/train", "val": "leftImg8bit/val"}
@@ -79,6 +80,18 @@ def listed(root: Path, split: Split) -> Listing:
         classes_of=table,
         notes=tuple(notes),
     )
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split, with masks of both kinds."""
+    identities = np.zeros(256, np.uint8)  # 0 is unlabelled
+    identities[: len(CLASS_IDS)] = list(CLASS_IDS.values())
+    for number, (pixels, classes) in enumerate(tiny_scenes(split)):
+        city = ("aachen", "bochum")[number % 2]
+        name = f"{split}/{city}/{city}_{number:06d}_000019"
+        save_image(root / "leftImg8bit" / f"{name}_leftImg8bit.png", pixels)
+        save_image(root / "gtFine" / f"{name}_gtFine_labelTrainIds.png", classes)
+        save_image(root / "gtFine" / f"{name}_gtFine_labelIds.png", identities[classes])
 
 
 def few(count: int, images: int, seed: int) -> np.ndarray:

@@ -8,69 +8,23 @@ Categories are numbered with gaps there (1..90); classes 0..K-1 follow in the or
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from downstream.data.instances import Entry, Instances
+from downstream.data.tiny_objects import tiny_objects
+from downstream.data.tiny_scenes import HEIGHT, WIDTH
 from imagesets.sets import Split
 
 IMAGES = {"train": "train2017", "val": "val2017"}
 COUNTS = {"train": 118287, "val": 5000}
-LEAST_SIDE = 32  # pixels; mmdet configs/_base_/datasets/coco_instance.py filter_cfg
 UNPACK = "unpack annotations_trainval2017.zip again"
 OF_AN_OBJECT = ("id", "image_id", "category_id", "bbox", "area", "segmentation")
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instances:
-    """images: paths (N,) below a root, by image number. entries: theirs in the JSON file. objects: of each image.
-
-    categories: number -> name, in the order of the classes. annotations: path of the JSON file below the root.
-    """
-
-    images: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    objects: tuple[tuple[Entry, ...], ...]
-    categories: Mapping[int, str]
-    annotations: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(self.categories.values())
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """What a fingerprint is of."""
-        return (*self.images, self.annotations)
-
-    @cached_property
-    def learnable(self) -> np.ndarray:
-        """Indices of the images that training reads: with an object, and not too small."""
-        sides = [min(entry["width"], entry["height"]) for entry in self.entries]
-        return np.flatnonzero([bool(own) and side >= LEAST_SIDE for own, side in zip(self.objects, sides, strict=True)])
-
-    def take(self, indices: Sequence[int] | np.ndarray) -> "Instances":
-        images, entries, objects = self.images, self.entries, self.objects
-        return replace(
-            self,
-            images=tuple(images[i] for i in indices),
-            entries=tuple(entries[i] for i in indices),
-            objects=tuple(objects[i] for i in indices),
-        )
-
-    def check_size(self, index: int, height: int, width: int) -> None:
-        """ValueError unless an image's pixels are as many as its entry says."""
-        entry = self.entries[index]
-        if (entry["height"], entry["width"]) != (height, width):
-            raise ValueError(
-                f"{self.images[index]}: the image is {height} x {width} pixels and {self.annotations} says "
-                f"{entry['height']} x {entry['width']}; take both from the same download"
-            )
+TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # of the tiny set's digits: with gaps, as in COCO
+CROWDED = 8  # every so manyth scene of the tiny set has a crowd
 
 
 def recognised(root: Path) -> Path:
@@ -104,6 +58,25 @@ def listed(root: Path, split: Split) -> Instances:
         annotations=name,
         notes=_notes(split, list(objects.values())),
     )
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split: an outline follows a digit's outer edge; crowds are run lengths, all others polygons."""
+    (root / IMAGES[split]).mkdir()
+    (root / "annotations").mkdir(exist_ok=True)
+    images: list[Entry] = []
+    objects: list[Entry] = []
+    for number, (pixels, own) in enumerate(tiny_objects(split), 1):
+        name = f"{number:012d}.jpg"
+        Image.fromarray(pixels).save(root / IMAGES[split] / name, quality=95)
+        images.append({"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        for place, (digit, top, left, rows) in enumerate(own):
+            crowd = number % CROWDED == 1 and place == len(own) - 1
+            facts = {"id": len(objects) + 1, "image_id": number, "category_id": TINY_CATEGORIES[digit]}
+            objects.append(facts | _outline(rows, top, left, crowd))
+    categories = [{"id": value, "name": f"digit {digit}"} for digit, value in TINY_CATEGORIES.items()]
+    content = {"images": images, "annotations": objects, "categories": categories}
+    (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(content))
 
 
 def _read(path: Path, name: str) -> Entry:
@@ -178,3 +151,32 @@ def _notes(split: Split, objects: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
     if len(objects) != COUNTS[split]:
         found.append(f"{len(objects)} images, the set has {COUNTS[split]}")
     return tuple(found)
+
+
+def _outline(rows: np.ndarray, top: int, left: int, crowd: bool) -> dict[str, Any]:
+    """bbox, area, iscrowd and segmentation, as in COCO's file."""
+    edges = rows + left
+    low, high = int(edges[:, 0].min()), int(edges[:, 1].max())
+    return {
+        "bbox": [low, top, high - low, len(rows)],
+        "area": int((rows[:, 1] - rows[:, 0]).sum()),
+        "iscrowd": int(crowd),
+        "segmentation": _run_lengths(edges, top) if crowd else [_polygon(edges, top)],
+    }
+
+
+def _polygon(edges: np.ndarray, top: int) -> list[int]:
+    """x1, y1, x2, y2, ...: down the right edge and up the left one."""
+    right = [point for row, (_, x) in enumerate(edges, top) for point in ((x, row), (x, row + 1))]
+    left = [point for row, (x, _) in enumerate(edges, top) for point in ((x, row), (x, row + 1))]
+    return [int(value) for point in (*right, *reversed(left)) for value in point]
+
+
+def _run_lengths(edges: np.ndarray, top: int) -> dict[str, Any]:
+    """Lengths of runs of 0 and 1 in turn, down one column after the other."""
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    for row, (low, high) in enumerate(edges, top):
+        mask[row, low:high] = True
+    column = np.concatenate([[False], mask.ravel(order="F")])
+    changes = np.flatnonzero(np.diff(column))
+    return {"size": [HEIGHT, WIDTH], "counts": np.diff([0, *changes, mask.size]).tolist()}

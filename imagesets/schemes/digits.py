@@ -10,6 +10,8 @@ from imagesets.names import PackedNames
 from imagesets.selection import drawn
 from imagesets.sets import ImageSet, MemoryImages, Split
 
+PLACE = ""
+SPLITS = ("train", "val")
 VAL_PER_CLASS = 50
 SEED = 0  # of the split, which never changes
 WHITE = 16  # intensities of the source are 0..16

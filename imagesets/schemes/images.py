@@ -6,7 +6,10 @@ import numpy as np
 
 from imagesets.listing import EXTENSIONS, images_below, require_folder, subfolders
 from imagesets.names import PackedNames
-from imagesets.sets import SPLITS, FileImages, ImageSet, Split
+from imagesets.sets import FileImages, ImageSet, Split
+
+PLACE = "PATH"
+SPLITS = ("train",)
 
 
 def open_split(place: str, split: Split) -> ImageSet:
@@ -26,7 +29,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: no image ({', '.join(EXTENSIONS)}) in {place} or the folders in it")
     folders = len({os.path.dirname(name) for name, _ in files})
     notes = [f"no labels: for pretraining alone; images in {folders} folder{'s' * (folders > 1)}"]
-    if set(SPLITS) <= set(subfolders(place)):
+    if {"train", "val"} <= set(subfolders(place)):
         notes.append(f"train and val are both taken; for the training images alone write {url.rstrip('/')}/train")
     return ImageSet(
         url=url,

@@ -6,7 +6,10 @@ ADEChallengeData2016/annotations/{training,validation}/*.png      20 210 and 200
 
 from pathlib import Path
 
+import numpy as np
+
 from downstream.data.listing import IGNORED, Listing, files_below
+from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
 FOLDERS = {"train": "training", "val": "validation"}
@@ -45,3 +48,11 @@ def listed(root: Path, split: Split) -> Listing:
         classes_of=TABLE,
         notes=notes,
     )
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split."""
+    for number, (pixels, classes) in enumerate(tiny_scenes(split)):
+        name, mask = f"ADE_{split}_{number:08d}", np.where(classes == IGNORED, 0, classes + 1).astype(np.uint8)
+        save_image(root / IMAGES[split] / f"{name}.jpg", pixels, quality=95)
+        save_image(root / "annotations" / FOLDERS[split] / f"{name}.png", mask)

@@ -12,12 +12,14 @@ import re
 
 import numpy as np
 
-from imagesets.folder import missing
+from imagesets.class_folders import missing
 from imagesets.listing import class_tree, images_below, require_folder, require_same_classes, shown, subfolders
 from imagesets.names import PackedNames
 from imagesets.sets import FileImages, ImageSet, Split
 from imagesets.val_labels import find_labels
 
+PLACE = "ROOT"
+SPLITS = ("train", "val")
 WNID = re.compile(r"n\d{8}")
 INSIDE = ("", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC", "CLS-LOC")
 

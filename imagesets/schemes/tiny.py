@@ -8,6 +8,8 @@ import numpy as np
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages, Split
 
+PLACE = ""
+SPLITS = ("train", "val")
 SIDE = 32
 COUNTS = {"train": 64, "val": 32}
 COLOURS = {

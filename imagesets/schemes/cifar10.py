@@ -2,22 +2,24 @@
 
 Two layouts: a tree of files, PATH/{train,test}/CLASS/IMAGE, or the official Python batches, PATH/data_batch_1..5,
 test_batch and batches.meta (also with cifar-10-batches-py/ between). The batches are pickles, which can run any code
-when loaded by pickle.load; here they are read by an unpickler that can build nothing but what CIFAR's files contain.
+when loaded by pickle.load; engine/pickles.py reads them here, and builds nothing but what CIFAR's files contain.
 """
 
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from imagesets.folder import open_tree
+from engine.pickles import read_pickle
+from imagesets.class_folders import open_tree
 from imagesets.listing import require_folder
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages, Split
 
+PLACE = "PATH"
+SPLITS = ("train", "val")
 # The official order, which is alphabetical, so that it is also the order of the tree's folders.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "val": ("test_batch",)}
@@ -79,7 +81,7 @@ def load(url: str, path: Path) -> Any:
     """Unpickle a CIFAR file without running any code of it. Raises ValueError for anything it should not contain."""
     try:
         with open(path, "rb") as file:
-            return SafeUnpickler(file, encoding="latin1").load()
+            return read_pickle(file, stand_ins(), "latin1")
     except FileNotFoundError as error:
         raise ValueError(f"{url}: no {path.name} in {path.parent}; unpack cifar-10-python.tar.gz again") from error
     except MemoryError:
@@ -89,29 +91,16 @@ def load(url: str, path: Path) -> Any:
         raise ValueError(f"{url}: {path} is refused ({why}); use the official cifar-10-python.tar.gz") from error
 
 
-class SafeUnpickler(pickle.Unpickler):
-    """Builds containers, text, numbers, and arrays of bytes as inert stand-ins. Any other name in the file is refused.
+def stand_ins() -> dict[str, Callable[..., Any]]:
+    """What CIFAR's pickles may name, each replaced by Python code of this file: no numpy constructor is reached.
 
-    The stand-ins are made anew for every file, so that one file cannot alter what the next one meets.
+    They are made anew for every file, so that one file cannot alter what the next one meets.
     """
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.allowed = stand_ins()
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
-        return self.allowed[module, name]
-
-
-def stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
-    """What CIFAR's pickles may name, each replaced by Python code of this file: no numpy constructor is reached."""
 
     class ByteType:
         def __init__(self, code: str, *_: Any):
             if code != "u1":
-                raise pickle.UnpicklingError(f"array of type {code!r} instead of bytes")
+                raise ValueError(f"array of type {code!r} instead of bytes")
 
         def __setstate__(self, state: Any) -> None:
             pass  # byte order and alignment, without meaning for bytes
@@ -131,13 +120,13 @@ def stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
 
     def encode(text: str, encoding: str) -> bytes:
         if encoding not in ("latin1", "latin-1"):
-            raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
+            raise ValueError(f"bytes in the encoding {encoding!r}")
         return text.encode("latin1")
 
     return {
-        ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        ("numpy", "ndarray"): ByteArray,
-        ("numpy", "dtype"): ByteType,
-        ("_codecs", "encode"): encode,
+        "numpy.core.multiarray._reconstruct": reconstruct,
+        "numpy._core.multiarray._reconstruct": reconstruct,
+        "numpy.ndarray": ByteArray,
+        "numpy.dtype": ByteType,
+        "_codecs.encode": encode,
     }
