@@ -60,6 +60,9 @@ class ViTExport:
         """Check every tensor against the network that `spec` describes, then fingerprint it."""
         plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
         more = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
+        for name, tensor in {**tensors, **(extra or {})}.items():
+            if not tensor.is_floating_point():
+                raise ValueError(f"tensor {name} holds {tensor.dtype}: quantised weights cannot be read without scales")
         for name, tensor in (plain | more).items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"tensor {name} holds NaN or infinite values: the checkpoint is broken")

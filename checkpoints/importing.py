@@ -137,7 +137,7 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
 
     A fine-tuned file (fc_norm instead of norm) is one whose norm follows the average over patches.
     """
-    sizes = _sizes(branch, tensors)
+    sizes = sizes_in(branch, tensors)
     table = _need(branch, tensors, "pos_embed", 3)
     tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
     prefix = tokens if facts.get("class_position", True) else 0
@@ -162,7 +162,7 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
 
 def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
     """Spec of the BEiT family: relative position bias, shared or for each block; layer scale; q and v biases."""
-    sizes = _sizes(branch, tensors)
+    sizes = sizes_in(branch, tensors)
     shared = "rel_pos_bias.relative_position_bias_table" in tensors
     name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
     rows, heads = _need(branch, tensors, name, 2).shape
@@ -187,7 +187,8 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
     )
 
 
-def _sizes(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def sizes_in(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The sizes that the tensors of a trunk show."""
     patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
         "patch_size": patch.shape[-1],
@@ -283,7 +284,8 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
             return Branch(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
-    advice = f"it holds the branches: {', '.join(found)}" if found else "it is not a file of that code"
+    advice = f"it holds the branches: {', '.join(found)}" if found else ""
+    advice = advice or beyond(file.tensors) or "it is not a file of that code"
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
 
 

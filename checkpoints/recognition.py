@@ -38,6 +38,7 @@ TABLE_DRIFT = 1e-2  # of a fixed table through years of averaging: 2.2e-4 of its
 LIKENESS = 0.5  # correlation with a sine-cosine table; fine-tuning leaves a table near 1, a learned one is near 0
 # Pattern of a name in the trunk -> what such a network has and no ViT here computes.
 BEYOND = {
+    r"layers\.\d+\.blocks\..*": "stages of blocks (Swin and the like)",
     r"dist_token": "a distillation token",
     r"rope\w*(\..*)?|rotary\w*\..*|freqs_c\w+|inv_freq": "rotary positions",
     r"blocks\.\d+\.attn\.rel_pos(_[hw]|\..*)": "relative positions of another kind than BEiT's",
@@ -48,7 +49,6 @@ BEYOND = {
     r"blocks\.\d+\.(attn|mlp)\.norm\..*": "norms inside attention and MLP",
     r"blocks\.\d+\.mlp\.(fc1_[gx]|w[0-2])\..*": "a gated MLP",
     r"patch_embed\.(backbone|norm|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
-    r"layers\.\d+\.blocks\..*": "stages of blocks (Swin and the like)",
 }
 # Pattern of a name -> the library that names its tensors so.
 FOREIGN = {

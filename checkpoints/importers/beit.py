@@ -21,7 +21,9 @@ DROPPED = {
 
 def recognise(file: ForeignFile) -> bool:
     head = file.tensors.get("model.lm_head.weight", file.tensors.get("lm_head.weight"))
-    return head is not None and head.shape[0] != head.shape[1] and any("q_bias" in name for name in file.tensors)
+    if head is None or head.ndim != 2 or head.shape[0] == head.shape[1]:
+        return False  # data2vec predicts features
+    return any("q_bias" in name for name in file.tensors)
 
 
 def convert(branch: Branch) -> Conversion:

@@ -19,7 +19,8 @@ DROPPED = {
 
 def recognise(file: ForeignFile) -> bool:
     head = file.tensors.get("model.lm_head.weight")
-    return head is not None and head.shape[0] == head.shape[1]  # predicts features, BEiT predicts token ids
+    features = head is not None and head.ndim == 2 and head.shape[0] == head.shape[1]
+    return features  # where BEiT predicts token ids
 
 
 def convert(branch: Branch) -> Conversion:

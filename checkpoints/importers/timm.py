@@ -26,7 +26,7 @@ from torch.nn import Identity, LayerNorm
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import HEADS, Branch, Conversion, plain_vit, relative_vit
+from checkpoints.importing import HEADS, Branch, Conversion, plain_vit, relative_vit, sizes_in
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, RelativePosition, ViTSpec
@@ -43,6 +43,7 @@ UNSEEN = (
     *("position_resize", "final_norm", "pool"),
 )
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
+LONGEST_REASON = 300  # characters of a library's message
 AGREEMENT = 1e-5  # of the largest value, in float32
 
 
@@ -63,7 +64,9 @@ def recognise(file: ForeignFile) -> bool:
 
 def open_model(reference: str) -> TimmModel:
     """The model that timm calls `reference`, with its pretrained weights. ValueError says what cannot be had."""
-    kind, _, place = reference.partition(":")
+    kind, colon, place = reference.partition(":")
+    if not colon:
+        _spec_of_name(reference)  # before its weights are fetched
     try:
         if kind == "local-dir":
             model = _filled(reference, Path(place) / _in_folder(place))
@@ -74,7 +77,9 @@ def open_model(reference: str) -> TimmModel:
                 else:
                     model = timm.create_model(reference, pretrained=True)
     except (RuntimeError, OSError, TypeError, KeyError, AttributeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"its config.json has no {reason}, so it is another library's, which is not read"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
     model.eval()
     spec = _spec(model, reference)
@@ -122,8 +127,11 @@ def _is_reachable() -> bool:
 
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:
+    tensors = read_foreign(weights).tensors
+    with torch.device("meta"):  # shapes must fit before memory is taken for them
+        timm.create_model(reference, pretrained=False).load_state_dict(tensors, strict=True, assign=True)
     model = timm.create_model(reference, pretrained=False)
-    model.load_state_dict(read_foreign(weights).tensors, strict=True)
+    model.load_state_dict(tensors, strict=True)
     return model
 
 
@@ -174,9 +182,10 @@ def _spec_of_file(branch: Branch, tensors: dict[str, torch.Tensor]) -> ViTSpec:
         return relative_vit(branch, tensors)
     if name := branch.options.architecture or _named(branch.file):
         return _spec_by_name(branch, tensors, name)
-    if "cls_token" not in tensors or "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors:
+    unusual = "norm_pre.weight" in tensors or "blocks.0.attn.q_norm.weight" in tensors
+    if unusual or "cls_token" not in tensors or not {"norm.weight", "fc_norm.weight"} & {*tensors}:
         raise ValueError(
-            "no tensor tells the activation, head count and LayerNorm eps of such a model; use bench import with "
+            "no tensor tells the activation, head count and norms of such a model; use bench import with "
             "--architecture NAME, timm's name of the model"
         )
     rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors and tensors["pos_embed"].ndim == 3 else 0
@@ -199,16 +208,20 @@ def _named(file: ForeignFile) -> str | None:
 
 
 def _spec_by_name(branch: Branch, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+    named = _spec_of_name(name)
+    for key, size in sizes_in(branch, tensors).items():
+        if size != getattr(named, key):
+            raise ValueError(f"{key} of the tensors is {size}, that of {name} is {getattr(named, key)}")
+    return plain_vit(branch, tensors, {named.width: named.heads}, **{key: getattr(named, key) for key in UNSEEN})
+
+
+def _spec_of_name(name: str) -> ViTSpec:
+    """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(module=("vision_transformer", "beit")), n=1)
         raise ValueError(f"timm has no model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
     with torch.device("meta"):
-        named = _spec(timm.create_model(name, num_classes=0), name)
-    found = plain_vit(branch, tensors, heads={named.width: named.heads}, **{key: getattr(named, key) for key in UNSEEN})
-    for key in ("width", "depth", "patch_size", "mlp_hidden"):
-        if getattr(found, key) != getattr(named, key):
-            raise ValueError(f"{key} of the tensors is {getattr(found, key)}, that of {name} is {getattr(named, key)}")
-    return found
+        return _spec(timm.create_model(name, num_classes=0), name)
 
 
 def _check(export: ViTExport, model: TimmModel) -> None:
@@ -230,6 +243,8 @@ def _spec(model: torch.nn.Module, reference: str) -> ViTSpec:
     for place, part, kinds in _parts(model):
         if not isinstance(part, kinds):
             raise ValueError(f"{reference} cannot be imported: its {place} is timm's {type(part).__name__}")
+    if getattr(model, "pool_include_prefix", False):
+        raise ValueError(f"{reference} cannot be imported: it pools registers together with patches")
     height, width = model.patch_embed.img_size
     patch, across = model.patch_embed.patch_size
     if height != width or patch != across:

@@ -141,6 +141,87 @@ def test_an_export_that_changed_is_found(change, message, bench, toys, exports, 
     assert code == 2 and "import it again" in err
 
 
+TIMM_HALF = {
+    "architecture": "vit_small_patch16_224",
+    "num_features": 13,
+    "global_pool": "avg",
+    "model_args.num_heads": 6,
+    "model_args.mlp_ratio": 4.0,
+    "model_args.act_layer": "relu",
+    "pretrained_cfg.mean": [0.5, 0.5, 0.5],
+    "pretrained_cfg.std": [0.5, 0.5, 0.5],
+    "pretrained_cfg.interpolation": "bilinear",
+    "pretrained_cfg.crop_pct": 0.9,
+    "pretrained_cfg.crop_mode": "squash",
+    "pretrained_cfg.input_size": [3, 64, 64],
+    "pretrained_cfg.test_crop_pct": 1.0,
+}
+
+
+def with_timm_setting(export: Path, folder: Path, key: str, value: object) -> Path:
+    shutil.copytree(export, folder)
+    config = json.loads((folder / "config.json").read_text())
+    part, _, name = key.rpartition(".")
+    (config[part] if part else config)[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("key", TIMM_HALF)
+def test_what_timm_reads_is_part_of_the_proof(key, bench, exports, tmp_path):
+    folder = with_timm_setting(exports[0], tmp_path / "changed", key, TIMM_HALF[key])
+    code, out, _ = bench("verify", folder)
+    assert code == 1 and f"what timm reads was changed: {key} is {TIMM_HALF[key]}, not " in out
+    code, _, err = bench("inspect", folder)
+    assert code == 2 and key in err and "import it again" in err
+
+
+@pytest.mark.parametrize(("key", "value"), [("pretrained_cfg.license", "MIT"), ("pretrained_cfg.tag", "a"), ("hub", 1)])
+def test_what_only_describes_is_not_part_of_the_proof(key, value, bench, exports, tmp_path):
+    assert bench("verify", with_timm_setting(exports[0], tmp_path / "changed", key, value))[0] == 0
+
+
+@pytest.mark.parametrize("key", ["model_args", "pretrained_cfg"])
+def test_a_config_without_timms_half_is_no_export(key, bench, exports, tmp_path):
+    folder = with_timm_setting(exports[0], tmp_path / "changed", key, None)
+    code, out, _ = bench("verify", folder)
+    assert code == 1 and "is not a ViT-export" in out
+
+
+class TestImportIntoAnExport:
+    """An export is replaced by the same one, or when asked."""
+
+    def test_the_same_again_is_said(self, bench, dino_file, tmp_path):
+        words = ["import", dino_file, "--out", tmp_path / "export", "--heads", "3"]
+        assert bench(*words)[0] == 0
+        written = (tmp_path / "export" / "config.json").stat().st_mtime_ns
+        code, out, _ = bench(*words)
+        assert code == 0 and f"this very export was there, now verified: {tmp_path / 'export'}" in out
+        assert (tmp_path / "export" / "config.json").stat().st_mtime_ns == written
+
+    @pytest.mark.parametrize(
+        ("words", "difference"),
+        [(["--branch", "student"], "holds another export (digest "), (["--name", "b"], "(name None, not 'b')")],
+    )
+    def test_another_one_is_kept_without_force(self, words, difference, bench, dino_file, tmp_path):
+        common = ["import", dino_file, "--out", tmp_path / "export", "--heads", "3"]
+        assert bench(*common)[0] == 0
+        before = (tmp_path / "export" / "config.json").read_bytes()
+        code, _, err = bench(*common, *words)
+        assert code == 2 and err.count("\n") == 1 and difference in err and "add --force" in err
+        assert (tmp_path / "export" / "config.json").read_bytes() == before
+        assert bench(*common, *words, "--force")[0] == 0
+        assert (tmp_path / "export" / "config.json").read_bytes() != before
+
+    def test_a_damaged_one_is_kept_without_force(self, bench, dino_file, tmp_path):
+        common = ["import", dino_file, "--out", tmp_path / "export", "--heads", "3"]
+        assert bench(*common)[0] == 0
+        (tmp_path / "export" / "model.safetensors").write_bytes(b"lost")
+        code, _, err = bench(*common)
+        assert code == 2 and "cannot be read" in err and "add --force" in err
+        assert bench(*common, "--force")[0] == 0 and bench("verify", tmp_path / "export")[0] == 0
+
+
 def test_verify_says_what_it_proved(bench, exports):
     code, out, _ = bench("verify", exports[0])
     assert code == 0 and "activations agree" in out

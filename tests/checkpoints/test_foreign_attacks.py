@@ -11,7 +11,11 @@ import malicious
 import pytest
 import torch
 
+from checkpoints.importing import ImportOptions
 from checkpoints.reading import read_foreign
+from checkpoints.resolve import load
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
 
 
 @pytest.fixture
@@ -144,3 +148,57 @@ def test_names_that_other_code_registered_do_not_count(registered, room):
     with torch.serialization.safe_globals([registered]):
         refusal(room / "a.pth")
         assert read_foreign(room / "b.pth").facts == {"b.c": 1}
+
+
+TRUNK = dict(
+    architecture="vit_base_patch16_224", image_size=32, patch_size=8, width=32, depth=1, heads=2, mlp_hidden=64
+)
+
+
+def trunk() -> dict[str, torch.Tensor]:
+    return {f"teacher.backbone.{name}": t for name, t in ViT(ViTSpec(**TRUNK)).trunk.state_dict().items()}
+
+
+class TestSizes:
+    """A small file cannot make its reader take more memory than there is: its size is known before anything is made."""
+
+    @pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
+    @pytest.mark.parametrize("name", ["pos_embed", "blocks.0.attn.qkv.weight"])
+    def test_a_tensor_that_repeats_itself(self, name, zipped, room):
+        whole = torch.zeros(1, 1, 1).expand(1, 90_000**2 + 1, 32)  # a terabyte
+        tree = trunk() | {f"teacher.backbone.{name}": whole}
+        torch.save(tree, room / "a.pth", _use_new_zipfile_serialization=zipped)
+        assert f"'teacher.backbone.{name}' that repeats 1 values up to" in refusal(room / "a.pth")
+
+    def test_a_small_one_is_read(self, room):
+        torch.save({"mask": torch.zeros(1, 1).expand(100, 100)}, room / "a.pth")
+        assert read_foreign(room / "a.pth").tensors["mask"].shape == (100, 100)
+
+    def test_blocks_that_are_all_the_same_memory(self, room):
+        tree = trunk()
+        block = {name: tensor for name, tensor in tree.items() if ".blocks." in name}
+        for number in range(1, 50):
+            tree |= {name.replace("blocks.0", f"blocks.{number}"): tensor for name, tensor in block.items()}
+        torch.save(tree, room / "a.pth")
+        with pytest.raises(ValueError, match=r"its tensors are views that make \d+ values of \d+ bytes; save clones"):
+            load(f"dino:{room / 'a.pth'}", ImportOptions(heads=2))
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"width": 10**6, "heads": 1}, "pos_embed is .*, not .1, 17, 1000000"),
+            ({"depth": 10**9}, "at most 256 blocks"),
+            ({"image_size": 8 * 10**6}, "a grid of 1000000 x 1000000 patches: at most 256 x 256"),
+            ({"registers": 10**9}, "missing trunk.reg_token"),
+            ({"architecture": "hf-hub:nobody/nothing"}, "must be timm's name of a model"),
+            ({"architecture": "eva02_tiny_patch14_224"}, "is timm's Eva|timm cannot build"),
+            ({"norm_eps": "small"}, "norm_eps='small': must be a number"),
+            ({"class_token": "yes"}, "class_token='yes': must be true or false"),
+        ],
+    )
+    def test_a_spec_that_a_file_names(self, changes, said, room):
+        names = {name.replace("teacher.backbone", "online.trunk"): tensor for name, tensor in trunk().items()}
+        torch.save({"method": "byol", "spec": TRUNK | changes, "model": names}, room / "a.pth")
+        with pytest.raises(ValueError, match=said) as caught:
+            load(room / "a.pth")
+        assert "\n" not in str(caught.value)

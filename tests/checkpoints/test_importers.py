@@ -230,7 +230,7 @@ def bare(key: str, prefix: str) -> dict[str, torch.Tensor]:
 def test_a_bare_vit_is_never_guessed(container, tmp_path):
     trunk = bare("dino", "teacher.backbone.")
     torch.save({container: trunk} if container else trunk, tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=r"dino or ibot: say dino:.*vit.pth or ibot:.*vit.pth"):
+    with pytest.raises(ValueError, match=r"dino or ibot or timm: say dino:.*vit.pth or ibot:.*vit.pth"):
         load(tmp_path / "vit.pth")
     options = EXAMPLES["dino"]().options
     for method in ("dino", "ibot"):
@@ -277,6 +277,23 @@ def test_conventions_are_those_of_the_source(key):
     assert (export.spec.norm_eps, export.crop, export.interpolation) == (1e-6, 0.875, "bicubic")
 
 
+LAST_EPOCH = ("mae", "moca", "lut", "simmim", "beit", "data2vec")  # their codes store the index of the epoch just done
+ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol")  # these store how many are done
+
+
+@pytest.mark.parametrize(("key", "epochs"), [(k, 800) for k in LAST_EPOCH] + [(k, 799) for k in ONE_MORE])
+def test_epochs_are_counted_as_the_official_code_does(key, epochs):
+    example = EXAMPLES[key]()
+
+    def counted(**facts) -> int | None:
+        return imported(replace(example, facts=example.facts | facts)).facts["epochs"]
+
+    assert counted(epoch=799) == epochs
+    assert counted() is None
+    assert counted(**{"epoch": 799, "pytorch-lightning_version": "2.1.0"}) is None, "Lightning counts in its own way"
+    assert [counted(epoch=odd) for odd in ("799", -1, True, [799])] == [None] * 4
+
+
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
 def test_published_head_counts(key, width):
     importer = load_extension("importers", key)
@@ -316,8 +333,34 @@ def test_what_a_file_cannot_say_is_asked_for(key, changes, message):
 def test_a_broken_weight_is_refused():
     example = EXAMPLES["dino"]()
     name = "teacher.backbone.norm.weight"
+    with pytest.raises(ValueError, match=r"holds torch.int8: quantised weights"):
+        imported(example, **{name: example.tree[name].to(torch.int8)})
     with pytest.raises(ValueError, match="holds NaN"):
         imported(example, **{name: example.tree[name] * float("nan")})
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1, 1, 1), (1, 2, 3, 4, 5), (0, 1000)])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("dino", "teacher.backbone.cls_token"),
+        ("dino", "teacher.backbone.pos_embed"),
+        ("dino", "teacher.backbone.patch_embed.proj.weight"),
+        ("dino", "teacher.backbone.blocks.0.mlp.fc1.bias"),
+        ("extrema", "state_dict.momentum_encoder.head.0.bias"),
+        ("data2vec", "model.lm_head.weight"),
+        ("simmim", "model.encoder.rel_pos_bias.relative_position_bias_table"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_one_line(key, name, shape):
+    example = EXAMPLES[key]()
+    assert name in example.tree
+    changes = {name: torch.ones(shape)}
+    with pytest.raises(ValueError) as caught_error:
+        detect(example.file(**changes))
+        imported(example, **changes)
+        raise ValueError("this tensor is not used")
+    assert "\n" not in str(caught_error.value)
 
 
 @pytest.mark.parametrize("key", ["dino", "simmim"])

@@ -15,6 +15,7 @@ from timm.models import save_for_hf
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
+from checkpoints.importers import timm as timm_importer
 from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import IMAGENET_MEAN, Preparation, ViTSpec
@@ -24,6 +25,10 @@ TINY = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4)
 MODELS = {
     "plain": ("vit_base_patch16_224", TINY),
     "average": ("vit_base_patch16_224", TINY | dict(class_token=False, global_pool="avg")),
+    "positions of registers": (
+        "vit_base_patch16_224",
+        TINY | dict(class_token=False, reg_tokens=2, global_pool="avg"),
+    ),
     "registers": ("vit_base_patch14_reg4_dinov2", TINY),
     "quick gelu, pre-norm, eps 1e-5": ("vit_base_patch16_clip_quickgelu_224", TINY),
     "query and key norms": ("vit_base_patch16_224", TINY | dict(qk_norm=True)),
@@ -136,15 +141,43 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
     assert math.isclose(timm.data.resolve_model_data_config(model)["crop_pct"], 0.875)
 
 
-@pytest.mark.parametrize("name", ["timm:resnet18", "timm:vit_none_at_all", "local-dir:/nowhere"])
-def test_what_timm_cannot_give_is_one_line(name):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:resnet18", "resnet18 is a ResNet; timm's VisionTransformer and Beit can be imported"),
+        ("timm:eva02_tiny_patch14_224.mim_in22k", "is a Eva; timm's"),  # said before anything is fetched
+        ("timm:aimv2_large_patch14_224.apple_pt", "its norm after the patch embedding is timm's RmsNorm"),
+        ("timm:vit_base_patch16_none", "timm has no model 'vit_base_patch16_none'; did you mean vit_base_patch16_"),
+        ("timm:no/such/file.pth", "no/such/file.pth cannot be read: No such file"),
+        ("local-dir:/nowhere", "there is no model.safetensors or pytorch_model.bin in /nowhere"),
+    ],
+)
+def test_what_timm_cannot_give_is_one_line(name, message, monkeypatch):
+    monkeypatch.setattr(timm_importer, "cache_alone_if_unreachable", None)  # no way to the hub is even tried
     with pytest.raises(ValueError) as error:
         load(name)
-    assert "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_of_another_library_is_said_to_be_one(tmp_path):
+    saved(tmp_path, *MODELS["plain"])
+    (tmp_path / "config.json").write_text('{"architectures": ["ViTModel"], "model_type": "vit"}')
+    with pytest.raises(ValueError, match=r"its config\.json has no 'architecture', so it is another library's"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("width", [64, 2**20])
+def test_a_folder_whose_weights_do_not_fit_says_which(width, tmp_path):
+    saved(tmp_path, *MODELS["plain"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"]["embed_dim"] = width
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="size mismatch for cls_token: copying a param"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["", "state_dict.", "state_dict_ema."])
-@pytest.mark.parametrize("key", ["plain", "average", "registers", "beit, fine-tuned head"])
+@pytest.mark.parametrize("key", ["plain", "registers", "beit, fine-tuned head"])
 def test_a_state_dict_with_a_classifier(key, place, tmp_path):
     architecture, arguments = MODELS[key]
     torch.manual_seed(0)
@@ -183,8 +216,31 @@ def test_without_a_connection_it_fails_at_once_in_one_line(monkeypatch, caplog):
     assert not waits and not caplog.records and not constants.HF_HUB_OFFLINE
 
 
-def test_other_timm_networks_are_refused(tmp_path):
-    model = timm.create_model("resnet10t", num_classes=0)
-    save_for_hf(model, tmp_path, safe_serialization=True)
-    with pytest.raises(ValueError, match="is a ResNet; timm's VisionTransformer and Beit"):
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("resnet10t", {}, "is a ResNet; timm's VisionTransformer and Beit can be imported"),
+        ("aimv2_large_patch14_224", TINY, "its norm after the patch embedding is timm's RmsNorm"),
+        ("beit3_base_patch16_224", TINY, "its norm inside attention is timm's LayerNorm"),
+        ("vit_base_patch16_18x2_224", TINY, "its block is timm's ParallelThingsBlock"),
+        ("vit_base_patch16_xp_224", TINY, "its block is timm's ParallelScalingBlock"),
+        ("vit_dwee_patch16_reg1_gap_256", TINY, "its attention is timm's DiffAttention"),
+        ("vit_so400m_patch14_siglip_384", TINY | {"img_size": 34}, "34 px are not a multiple of its patches' 8 px"),
+        ("test_vit3", {}, "it pools registers together with patches"),
+        ("test_vit4", {}, "its norm is timm's RmsNorm"),
+    ],
+)
+def test_other_timm_networks_are_refused(name, arguments, message, tmp_path):
+    arguments = {"num_classes": 0} | arguments
+    model = timm.create_model(name, **arguments)
+    save_for_hf(model, tmp_path, model_args=arguments, safe_serialization=True)
+    with pytest.raises(ValueError, match=message) as error:
         load(f"local-dir:{tmp_path}")
+    assert "\n" not in str(error.value)
+
+
+def test_options_that_timm_answers_itself_are_refused(tmp_path):
+    saved(tmp_path, *MODELS["plain"])
+    for options in (dict(heads=2), dict(statistics="half"), dict(architecture="vit_base_patch16_224")):
+        with pytest.raises(ValueError, match="leave these options"):
+            load(tmp_path, ImportOptions(**options))

@@ -1,0 +1,169 @@
+"""Which importer takes a ViT's file, by what lies in it; and what no importer takes, with the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from examples import EXAMPLES
+from torch import Tensor
+
+from checkpoints.importing import ImportOptions
+from checkpoints.positions import sincos_positions
+from checkpoints.resolve import load
+
+TINY = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=0)
+State = dict[str, Tensor]
+LAYOUTS: dict[str, Callable[[State], dict]] = {
+    "bare": lambda state: state,
+    "state_dict": lambda state: {"state_dict": state},
+    "model": lambda state: {"model": state, "epoch": 3},
+    "module": lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+    "module.backbone": lambda state: {f"module.backbone.{name}": tensor for name, tensor in state.items()},
+    "state_dict.backbone": lambda state: {"state_dict": {f"backbone.{name}": t for name, t in state.items()}},
+}
+
+
+def state_of(name: str, **changes) -> State:
+    torch.manual_seed(0)
+    return timm.create_model(name, **TINY | changes).state_dict()
+
+
+def saved(state: dict, folder: Path) -> Path:
+    torch.save(state, folder / "vit.pth")
+    return folder / "vit.pth"
+
+
+def refusal(path: Path | str, options: ImportOptions | None = None) -> str:
+    with pytest.raises(ValueError) as caught:
+        load(path, options)
+    assert "\n" not in str(caught.value) and "vit.pth" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_plain_vit_is_the_same_in_every_layout(layout, tmp_path):
+    state = state_of("vit_base_patch16_224")
+    path = saved(LAYOUTS[layout](state), tmp_path)
+    assert "could come from dino or ibot or timm: say dino:" in refusal(path)
+    export = load(f"dino:{path}", ImportOptions(heads=4))
+    assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "candidates"),
+    [
+        ("vit_base_patch14_dinov2", {}, "dinov2 or timm"),
+        ("vit_base_patch14_reg4_dinov2", {}, "as timm: no tensor tells the image statistics"),
+        ("deit3_base_patch16_224", {}, "as timm: no tensor tells the image statistics"),
+        ("flexivit_base", {}, "as timm: no tensor tells the image statistics"),
+        ("eva_large_patch14_196", {"num_classes": 5}, "as timm: no tensor tells the image statistics"),
+        ("vit_base_patch16_clip_224", {}, "as timm: no tensor tells"),
+        ("vit_base_patch16_gap_224", {}, "as timm: no tensor tells"),
+        ("beit_base_patch16_224", {}, "as timm: no tensor tells"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["bare", "model"])
+def test_only_importers_that_can_read_it_are_named(name, changes, candidates, layout, tmp_path):
+    said = refusal(saved(LAYOUTS[layout](state_of(name, **changes)), tmp_path))
+    assert candidates in said
+    assert not any(f"{other}:" in said for other in ("dino", "ibot", "mae", "moca"))
+
+
+BEYOND = {
+    "eva02_tiny_patch14_224": "EVA's kind",
+    "vit_small_patch16_dinov3": "no position table",
+    "vit_small_patch16_rope_mixed_ape_224": "rotary positions",
+    "deit_tiny_distilled_patch16_224": "a distillation token",
+    "vit_base_patch16_xp_224": "blocks with parallel parts",
+    "vit_small_patch16_18x2_224": "blocks with parallel parts",
+    "vit_dwee_patch16_reg1_gap_256": "differential attention",
+    "beit3_base_patch16_224": "norms inside attention and MLP",
+    "aimv2_large_patch14_224": "a gated MLP",
+    "vit_relpos_small_patch16_224": "relative positions of another kind",
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_no_vit_here_computes_is_named(name, tmp_path):
+    path = saved({f"module.backbone.{key}": tensor for key, tensor in state_of(name).items()}, tmp_path)
+    for reference in (path, f"dino:{path}", f"timm:{path}"):
+        assert BEYOND[name] in refusal(reference, ImportOptions(heads=4, statistics="half"))
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("vit.embeddings.patch_embeddings.projection.weight", "Hugging Face transformers"),
+        ("vision_model.embeddings.position_embedding.weight", "Hugging Face transformers"),
+        ("visual.transformer.resblocks.0.ln_1.weight", "OpenAI's CLIP"),
+        ("backbone.layers.0.ln1.weight", "mmpretrain"),
+        ("encoder.layers.encoder_layer_0.ln_1.weight", "torchvision"),
+    ],
+)
+def test_the_names_of_other_libraries_are_known(name, library, tmp_path):
+    assert f"named by {library}" in refusal(saved({name: torch.zeros(2)}, tmp_path))
+
+
+def test_a_teacher_with_layer_scale_is_dinov2s(tmp_path):
+    state = state_of("vit_base_patch14_dinov2")
+    path = saved({"teacher": {f"backbone.{name}": tensor for name, tensor in state.items()}}, tmp_path)
+    assert load(path, ImportOptions(heads=4)).facts["importer"] == "dinov2"
+
+
+def test_moco_v3s_table_gives_it_away_without_the_rest_of_its_file(tmp_path):
+    """As its convert_to_deit.py writes it."""
+    example = EXAMPLES["mocov3"]()
+    start = "state_dict.base_encoder."
+    trunk = {name.removeprefix(start): t for name, t in example.tree.items() if name.startswith(start)}
+    path = saved({"model": {name: t for name, t in trunk.items() if not name.startswith("head.")}}, tmp_path)
+    assert load(path, example.options).facts["importer"] == "mocov3"
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_fine_tuned_vit_is_maes_only_if_its_table_was_maes(learned, tmp_path):
+    state = state_of("vit_base_patch16_224", num_classes=5, global_pool="avg")
+    if not learned:  # moved by fine-tuning, and still near sines and cosines
+        fixed = sincos_positions((4, 4), 32, "column", prefix=1)
+        state["pos_embed"] = fixed + 0.1 * torch.randn(fixed.shape)
+    path = saved({"model": state, "epoch": 99}, tmp_path)
+    if learned:
+        assert "as timm: no tensor tells the image statistics" in refusal(path)
+        assert "table is learned, that of mae is sincos" in refusal(f"mae:{path}", ImportOptions(heads=4))
+    else:
+        assert load(path, ImportOptions(heads=4)).facts["importer"] == "mae"
+
+
+class TestArchitecture:
+    """What no tensor of a timm file shows, its name does."""
+
+    def test_a_named_model_computes_what_timm_computes(self, tmp_path):
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit2").eval()  # registers with positions, layer scale, norm after the mean
+        path = saved(model.state_dict(), tmp_path)
+        assert "use bench import with --architecture NAME" in refusal(path, ImportOptions(statistics="clip"))
+        export = load(path, ImportOptions(statistics="clip", architecture="test_vit2"))
+        assert export.mean == (0.48145466, 0.4578275, 0.40821073)
+        images = torch.randn(1, 3, 160, 160)
+        with torch.no_grad():
+            assert (export.build()(images)[0] - model.forward_features(images)).abs().max() < 1e-5
+
+    def test_timms_own_checkpoints_name_it(self, tmp_path):
+        state = timm.create_model("test_vit2").state_dict()
+        path = saved({"state_dict": state, "arch": "test_vit2", "epoch": 9, "version": 2}, tmp_path)
+        export = load(path, ImportOptions(statistics="half"))
+        assert (export.spec.architecture, export.facts["epochs"]) == ("test_vit2", 10)
+
+    @pytest.mark.parametrize(
+        ("importer", "name", "said"),
+        [
+            ("timm", "vit_tiny_patch16_224", "width of the tensors is 64, that of vit_tiny_patch16_224 is 192"),
+            ("timm", "test_vit22", "timm has no model 'test_vit22'; did you mean test_vit2?"),
+            ("timm", "eva02_tiny_patch14_224", "is a Eva; timm's VisionTransformer and Beit can be imported"),
+            ("dino", "test_vit2", "--architecture is for files of timm's models"),
+        ],
+    )
+    def test_a_wrong_name_is_one_line(self, importer, name, said, tmp_path):
+        path = saved(timm.create_model("test_vit2").state_dict(), tmp_path)
+        assert said in refusal(f"{importer}:{path}", ImportOptions(statistics="half", architecture=name))
