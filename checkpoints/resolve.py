@@ -26,7 +26,8 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     options = options or ImportOptions()
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
-    is_file = scheme == "timm" and ("/" in rest or Path(rest).is_file())
+    of_hub = rest.partition(":")[0] in TIMM_SCHEMES
+    is_file = scheme == "timm" and not of_hub and ("/" in rest or Path(rest).is_file())
     if colon and scheme in TIMM_SCHEMES and not is_file:
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":

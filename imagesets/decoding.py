@@ -60,7 +60,7 @@ def decode_rgb(data: bytes, path: str) -> Image.Image:
         raise UnreadableImage(path, "empty file, 0 bytes")
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other libraries turn it on, and half an image would count as one
     try:
-        image = opened(data)
+        image = open_image(data)
         image.load()
         return image if image.mode == "RGB" else as_rgb(image)
     except MemoryError:
@@ -100,7 +100,7 @@ def bits_of(image: Image.Image) -> int:
     raise ValueError(f"{kind}, Pillow's mode {image.mode}: nothing says which value is white; {AS_8_BITS}")
 
 
-def opened(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     """The image of these bytes, its header read and nothing decoded, up to MOST_PIXELS. Raises what Pillow does."""
     try:
         return Image.open(io.BytesIO(data))

@@ -23,13 +23,13 @@ from imagesets.selection import spread
 SPLITS: tuple[Split, ...] = ("train", "val")
 
 
-class Images(Protocol):
+class ImageSource(Protocol):
     """Where the images of a set are."""
 
     def path(self, index: int) -> str: ...
     def encoded(self, index: int) -> bytes | None: ...
     def image(self, index: int) -> Image.Image: ...
-    def take(self, indices: np.ndarray) -> "Images": ...
+    def take(self, indices: np.ndarray) -> "ImageSource": ...
     def facts(self) -> tuple[bytes | memoryview, ...]: ...  # what a fingerprint must depend on
 
 
@@ -60,7 +60,7 @@ class FileImages:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryImages:
-    """Images in memory: `pixels` (N, H, W, 3) uint8 under `names` (N), which no file bears."""
+    """ImageSource in memory: `pixels` (N, H, W, 3) uint8 under `names` (N), which no file bears."""
 
     names: PackedNames
     pixels: np.ndarray
@@ -94,7 +94,7 @@ class ImageSet:
     split: Split
     classes: tuple[str, ...]
     labels: np.ndarray
-    images: Images
+    images: ImageSource
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:

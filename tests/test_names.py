@@ -28,7 +28,6 @@ KNOWN = {
     "fit",
     "fitted",
     "interval",
-    "intervals_of",
     "keep_memory",
     "kept",
     "layer_groups",

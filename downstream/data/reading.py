@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from imagesets.decoding import FILE_ERRORS, bits_of, opened, reason_of
+from imagesets.decoding import FILE_ERRORS, bits_of, open_image, reason_of
 
 Results = dict[str, Any]
 Transform = Callable[[Results], Results]
@@ -28,7 +28,7 @@ class Reading:
 
     def __call__(self, results: Results) -> Results:
         with naming(results[self.key]):
-            self.check(opened(Path(results[self.key]).read_bytes()))
+            self.check(open_image(Path(results[self.key]).read_bytes()))
             return self.transform(results)
 
 
@@ -46,14 +46,14 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def check_pixels(image: Image.Image) -> None:
-    """ValueError for an image, opened but not loaded, that OpenCV would not read as Pillow does here."""
+    """ValueError for an image, open_image but not loaded, that OpenCV would not read as Pillow does here."""
     bits_of(image)
     if image.format == "PPM" and image.tile[0][0] != "raw":  # Pillow's decoders that scale, or read text
         raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
 
 
 def check_values(mask: Image.Image) -> None:
-    """ValueError for a mask, opened but not loaded, that does not hold one byte for each pixel."""
+    """ValueError for a mask, open_image but not loaded, that does not hold one byte for each pixel."""
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(
             f"a mask of Pillow's mode {mask.mode}; save the numbers of the classes as 8-bit PNG, grey or with a palette"

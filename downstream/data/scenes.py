@@ -22,7 +22,7 @@ from downstream.data.reading import check_pixels, check_values, naming
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic
-from imagesets.decoding import opened
+from imagesets.decoding import open_image
 from imagesets.sets import SPLITS, Split
 
 TINY = "tiny-"
@@ -159,14 +159,14 @@ def check_mask(mask: np.ndarray, size: tuple[int, int], listing: Listing, path: 
 def check_scene(scenes: SceneSet, index: int) -> None:
     """ValueError or OSError for a scene that cannot be used."""
     with naming(scenes.image(index)):
-        image = opened(scenes.image(index).read_bytes())
+        image = open_image(scenes.image(index).read_bytes())
         check_pixels(image)
         image.load()
     height, width = image.size[::-1]
     if isinstance(scenes.listing, Instances):
         return scenes.listing.check_size(index, height, width)
     with naming(scenes.mask(index)):
-        mask = opened(scenes.mask(index).read_bytes())
+        mask = open_image(scenes.mask(index).read_bytes())
         check_values(mask)
         values = np.asarray(mask, np.uint8)
     check_mask(scenes.listing.coded(values), (height, width), scenes.listing, scenes.mask(index))

@@ -110,7 +110,7 @@ class KeepState(Hook):
         runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
 
 
-class Metric(Protocol):
+class LibraryMetric(Protocol):
     """A metric of mmseg or mmdet that keeps what it computed its numbers from."""
 
     arrays: dict[str, np.ndarray]  # over the validation images; on the first process alone
@@ -122,7 +122,7 @@ class KeepEvaluations(Hook):
     best: the metric whose highest value decides which evaluation counts; "" for the last evaluation.
     """
 
-    def __init__(self, folder: Path, metric: Metric, every: int, best: str) -> None:
+    def __init__(self, folder: Path, metric: LibraryMetric, every: int, best: str) -> None:
         self.folder, self.metric, self.every, self.best = folder, metric, every, best
 
     def before_train(self, runner: Runner) -> None:

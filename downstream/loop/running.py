@@ -32,7 +32,7 @@ from downstream.loop.hooks import (
     STATE_SUFFIX,
     KeepEvaluations,
     KeepState,
-    Metric,
+    LibraryMetric,
     SeedIterations,
     SetRates,
     ShowProgress,
@@ -168,7 +168,7 @@ def train(
     optimiser: torch.optim.Optimizer,
     train_images: Any,
     val_images: Any,
-    metric: Metric,
+    metric: LibraryMetric,
     config: RunnerConfig,
     world: World,
 ) -> TrainedModel:

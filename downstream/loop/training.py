@@ -22,7 +22,7 @@ from imagesets.sets import SPLITS
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.loop.hooks import Metric
+    from downstream.loop.hooks import LibraryMetric
     from downstream.loop.running import TrainedModel
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -46,7 +46,7 @@ class Plan:
     rates: Rates
     judge_every: int
     best: str
-    parts: Callable[[], tuple[Any, Any, "Metric"]]
+    parts: Callable[[], tuple[Any, Any, "LibraryMetric"]]
     build: Callable[[bool], "nn.Module"]
     optimise: Callable[["nn.Module"], torch.optim.Optimizer]
     label: str

@@ -104,8 +104,8 @@ def projector_layer(export: ViTExport) -> nn.Sequential:
     for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA
         if f"{linear}.weight" in export.extra:
             weight = export.extra[f"{linear}.weight"]
-            layers: list[nn.Module] = [loaded(nn.Linear(*reversed(weight.shape)), export, linear)]
-            layers += [loaded(nn.LayerNorm(len(weight)), export, norm)] if norm else []
+            layers: list[nn.Module] = [from_export(nn.Linear(*reversed(weight.shape)), export, linear)]
+            layers += [from_export(nn.LayerNorm(len(weight)), export, norm)] if norm else []
             return nn.Sequential(*layers, nn.GELU())
     raise ValueError(
         "the export carries no projector, whose first layer the head is to read: import a full ExtreMA or iBOT "
@@ -113,7 +113,7 @@ def projector_layer(export: ViTExport) -> nn.Sequential:
     )
 
 
-def loaded(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
+def from_export(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
     """The layer with the tensors `name`.weight and `name`.bias of the export."""
     layer.load_state_dict({kind: export.extra[f"{name}.{kind}"] for kind in ("weight", "bias")})
     return layer

@@ -121,7 +121,7 @@ class Knn(Task):
             facts["per_temperature"] = sweep
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
-            facts["warnings"] = [beyond(dropped, ks, len(gallery))]
+            facts["warnings"] = [beyond_gallery(dropped, ks, len(gallery))]
         spent, drawn = cost(gallery, queries), self.fraction < 1
         return Outcome(metrics=metrics, facts=facts, cost=spent, random=drawn)
 
@@ -132,7 +132,7 @@ def usable(ks: Sequence[int], gallery: int) -> list[int]:
     return [k for k in ks if k <= gallery] or [gallery]
 
 
-def beyond(dropped: Sequence[int], used: Sequence[int], gallery: int) -> str:
+def beyond_gallery(dropped: Sequence[int], used: Sequence[int], gallery: int) -> str:
     """What became of the `dropped` k, for people."""
     instead = f"k={gallery} was used instead" if used == [gallery] else "left out"
     return f"k={', '.join(map(str, dropped))} is more than the {gallery} images of the gallery: {instead}"

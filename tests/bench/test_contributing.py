@@ -58,8 +58,8 @@ def test_a_probe_and_a_dense_task_are_run(contributed, bench, exports, tmp_path)
     code, said, err = bench("run", "--checkpoint", exports[0], *words, "--out", out)
     assert code == 0, said + err
     found = {result.protocol.name: result for result in map(read_result, result_files(out))}
-    assert found["centroid@avg"].metrics["top1"] > 50 and "top1" in found["centroid@avg"].intervals
-    assert found["patch_means@smoke"].metrics["mIoU"] > 0 and "mIoU" in found["patch_means@smoke"].intervals
+    assert found["centroid@avg"].metrics["top1"].value > 50 and found["centroid@avg"].metrics["top1"].interval
+    assert found["patch_means@smoke"].metrics["mIoU"].value > 0 and found["patch_means@smoke"].metrics["mIoU"].interval
 
 
 def test_a_method_is_trained_and_exported(contributed, bench, tmp_path):
@@ -111,7 +111,7 @@ def test_a_layout_is_checked_and_evaluated_on(contributed, bench, exports, tmp_p
     code, said, err = bench("run", "--checkpoint", exports[0], *words)
     assert code == 0, said + err
     (result,) = map(read_result, result_files(tmp_path / "out"))
-    assert result.metrics["mIoU"] > 0 and result.data.images == {"train": 64, "val": 24}
+    assert result.metrics["mIoU"].value > 0 and result.data.images == {"train": 64, "val": 24}
     (scenes / "masks/val/7.png").unlink()
     code, _, err = bench("data", "check", f"pairs:{scenes}")
     assert code == 2 and "1 images of val have no mask, such as masks/val/7.png" in err

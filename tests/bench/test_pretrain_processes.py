@@ -85,7 +85,7 @@ def test_two_processes_of_torchrun_share_batches_and_online_knn(start, tmp_path)
     process = start("--knn-every", "1", "--set", "epochs=2", launcher=TORCHRUN)
     said, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert said.count("finished after 8 updates") == 1 and "1 x 2 of these (parts x processes)" in said
+    assert said.count("finished after 8 updates") == 1 and "1 x 2 of these (micro-batches x processes)" in said
     lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "knn_top1" in line] == [4, 8]
     assert not (tmp_path / "run/online-knn").exists()

@@ -46,10 +46,10 @@ def foreign_file(folder: Path) -> Path:
 
 
 def test_a_run_opens_and_fingerprints_every_split_once(bench, exports, counted, tmp_path):
-    import imagesets.tiny
+    import imagesets.schemes.tiny
     from imagesets.sets import MemoryImages
 
-    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    opened = counted(imagesets.schemes.tiny, "open_split", lambda place, split: split)
     fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
     assert bench("run", "--checkpoint", *exports, *PROBES, "--out", tmp_path)[0] == 0
     assert opened == {"train": 1, "val": 1}
@@ -57,10 +57,10 @@ def test_a_run_opens_and_fingerprints_every_split_once(bench, exports, counted, 
 
 
 def test_a_limited_run_fingerprints_what_is_left_once(bench, exports, counted, tmp_path):
-    import imagesets.tiny
+    import imagesets.schemes.tiny
     from imagesets.sets import MemoryImages
 
-    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    opened = counted(imagesets.schemes.tiny, "open_split", lambda place, split: split)
     fingerprinted = counted(MemoryImages, "facts", lambda images: len(images.pixels))
     assert bench("run", "--checkpoint", *exports, *PROBES, "--limit", "24", "--out", tmp_path)[0] == 0
     assert opened == {"train": 1, "val": 1}
@@ -68,7 +68,7 @@ def test_a_limited_run_fingerprints_what_is_left_once(bench, exports, counted, t
 
 
 def test_dense_tasks_take_the_scenes_that_the_run_has_open(counted, tmp_path):
-    from downstream.data import coco
+    from downstream.layouts import coco
 
     listed = counted(coco, "listed", lambda root, split: split)
     space = Workspace(cache=tmp_path, data="")
@@ -89,9 +89,9 @@ def test_probes_refuse_scenes_that_are_open(tmp_path):
 
 
 def test_online_knn_shares_the_images_that_are_trained_on(bench, counted, tmp_path):
-    import imagesets.tiny
+    import imagesets.schemes.tiny
 
-    opened = counted(imagesets.tiny, "open_split", lambda place, split: split)
+    opened = counted(imagesets.schemes.tiny, "open_split", lambda place, split: split)
     words = ("pretrain", "simmim", "--recipe", "smoke", "--images", "tiny:", "--knn-every", "1", "--dry-run")
     assert bench(*words, "--out", tmp_path / "run")[0] == 0
     assert opened == {"train": 1, "val": 1}
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_imported_and_fingerprinted_once(bench, counted, tmp_pat
 
 
 def reads_of_results(counted) -> Counter:
-    return counted(Path, "read_text", lambda path: path.name if "results" in path.parts else "")
+    return counted(Path, "read_bytes", lambda path: path.name if "results" in path.parts else "")
 
 
 @pytest.mark.usefixtures("toys")

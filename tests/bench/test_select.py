@@ -45,7 +45,7 @@ def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
     with open(tmp_path / "leaderboard.csv") as file:
         (row,) = csv.DictReader(file)
     assert row[f"digits/{name}[epochs=2 select=val limit=100]:top1"] and row[f"digits/{name}[epochs=2 limit=100]:top1"]
-    assert "chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
+    assert "Chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
 
 
 def test_another_word_is_one_line(bench, exports, tmp_path):

@@ -42,8 +42,8 @@ def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict
     """Parameters and buffers at the end, in float64; and whether a process has statistics of a batch for itself."""
     torch.set_default_dtype(torch.float64)
     training = trainer(name, out, world=world)
-    parts = training.parts
-    training.parts = lambda steps: (in_double(part) for part in parts(steps))
+    parts = training.micro_batches
+    training.micro_batches = lambda steps: (in_double(part) for part in parts(steps))
     assert training.train() == "finished"
     method = training.method
     parameters = {where: parameter.detach() for where, parameter in method.named_parameters()}

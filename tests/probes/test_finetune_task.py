@@ -183,10 +183,10 @@ def test_bfloat16_trains(export, tmp_path):
 
 
 def test_rates_decay_by_layer(export):
-    plan, part = QUICK.plan(100, workspace_anywhere(), World())
+    plan, part = QUICK.plan(100, workspace_anywhere())
     training = Training(
         Classifier(export, 10, HeadRecipe(), 0.0, seed=0),
-        QUICK.config(plan, part, {}, workspace_anywhere(), World()),
+        QUICK.config(plan, part, {}, workspace_anywhere()),
         World(),
     )
     training.step = 3

@@ -114,8 +114,8 @@ def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     )
     pixels = torch.stack([transform(images, index) for index in order])
     backbone = Backbone(export)
-    found = backbone.views(backbone.prepare(pixels), [(-1, True), (-2, True)])
-    last, before = found[-1, True], found[-2, True]
+    layers = backbone.views(backbone.prepare(pixels), [(-1, True), (-2, True)])
+    last, before = layers[-1, True], layers[-2, True]
     torch.testing.assert_close(torch.cat([features["avg"] for features, _ in found]), last.avg, rtol=1e-4, atol=1e-5)
     expected = torch.cat([before.cls, last.cls], dim=1)
     torch.testing.assert_close(torch.cat([features["cls2"] for features, _ in found]), expected, rtol=1e-4, atol=1e-5)

@@ -30,8 +30,8 @@ BEITS = Augmentation(
 
 def config_of(task, images: int) -> FinetuneConfig:
     space = workspace(Path("unused"), "digits:", batch_size=None)
-    plan, part = task.plan(images, space, World())
-    return task.config(plan, part, {}, space, World())
+    plan, part = task.plan(images, space)
+    return task.config(plan, part, {}, space)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
 def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
     """As many as the source's loader makes batches; those of MAE, MOCA and MSN leave out what does not fill one."""
     task = LINEAR[name + ending].task
-    assert task.cut(IMAGENET, workspace(Path("unused"), "digits:")).count == steps
+    assert task.plan(IMAGENET, workspace(Path("unused"), "digits:")).count == steps
