@@ -162,7 +162,12 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
-    data = "NAME=folder:PATH" if labelled.startswith("images:") else shlex.quote(example(labelled))
-    export = shlex.quote(str(run.out / "export"))
-    say(f"finished after {progress.steps} updates; the encoder is in {export}")
-    say(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")
+    export = run.out / "export"
+    say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")
+    say(evaluation(export, labelled))
+
+
+def evaluation(export: Path, url: str) -> str:
+    """The command that evaluates an export, on the images of its training where those have labels."""
+    data = "NAME=folder:PATH" if url.startswith("images:") else shlex.quote(example(url))
+    return f"evaluate it: bench run --checkpoint {shlex.quote(str(export))} --suite frozen --data {data} --out results"
