@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
-from bench.results.record import CheckpointUsed
+from bench.results.record import CheckpointUsed, TrainingCost
 from checkpoints.export import ViTExport, is_export
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
@@ -88,6 +88,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
         plugin=str(facts.get("plugin") or ""),
+        training_cost=TrainingCost.of(facts),
     )
 
 
