@@ -115,7 +115,7 @@ class ViTExport:
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
         with torch.device("meta"):  # neither time nor memory until the shapes are known to fit
-            vit = ViT(self.spec, drop_path)
+            vit = ViT(self.spec, drop_path, initialise=False)
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()
