@@ -3,7 +3,7 @@
 Augmentations and drop path draw from the global generators of Python, NumPy and torch. `seeded` lends them a state made
 from a few numbers (seed, epoch, image, ...) for the length of a block, so that an image's crop is the same in whichever
 process, order or run it is made, and a training that goes on after a kill needs no generator's state. Keeping and
-giving back the generators takes four times as long as seeding them: blocks that many follow share one `kept`.
+giving back the generators takes four times as long as seeding them: blocks that many follow share one `fork_rng`.
 """
 
 import random
@@ -17,14 +17,14 @@ import torch
 AUGMENT, MIX, DROP, START = range(4)  # what a stream is for: the same numbers give each an own one
 
 
-def stream(purpose: int, *numbers: int) -> np.ndarray:
+def stream_seeds(purpose: int, *numbers: int) -> np.ndarray:
     """Three seeds (3,) uint32 of the stream that `purpose` and `numbers`, each from 0 on, name."""
     return np.random.SeedSequence([purpose, *numbers]).generate_state(3)
 
 
 def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
     """Python's, NumPy's and torch's global generators begin the stream. device: a CUDA device's generator does too."""
-    python, numpy, torchs = map(int, stream(purpose, *numbers))
+    python, numpy, torchs = map(int, stream_seeds(purpose, *numbers))
     random.seed(python)
     np.random.seed(numpy)
     torch.default_generator.manual_seed(torchs)  # torch.manual_seed would wake CUDA in every loader process
@@ -33,7 +33,7 @@ def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def fork_rng() -> Iterator[None]:
     """Whatever a block draws, the global generators of the CPU end as they were. For one thread at a time."""
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
@@ -46,8 +46,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
-    """A block that draws from the stream, between the draws of others; see `seed` and `kept`."""
-    with kept():
+    """A block that draws from the stream, between the draws of others; see `seed` and `fork_rng`."""
+    with fork_rng():
         seed(purpose, *numbers, device=device)
         yield
 

@@ -28,7 +28,7 @@ from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.images import MicroBatches, stream
+from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
 from pretrain.method import Method
 from pretrain.schedules import Constant
@@ -95,7 +95,7 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     for workers in (0, 1, 2):
         torch.manual_seed(workers)
         parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2, 5))
-        found.append([part.views for part in stream(parts, workers, "cpu", skip_bad=False)])
+        found.append([part.views for part in load_micro_batches(parts, workers, "cpu", skip_bad=False)])
     for others in found[1:]:
         assert all(same(first, second) for first, second in zip(found[0], others, strict=True))
     assert not same(found[0][0], found[0][1])

@@ -28,7 +28,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, piece_of, stream
+from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, load_micro_batches, piece_of
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import claimed
@@ -225,7 +225,7 @@ class Trainer:
             steps=steps,
             size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
         )
-        return stream(micro_batches, workers, run.device, run.skip_bad)
+        return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
         """What a training state belongs to."""

@@ -112,7 +112,7 @@ class Extrema(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check(spec)
+        check_design(spec)
         self.batch_statistics = settings.loss == "infonce"  # its negatives; processes share them
         self.remedy = ", or use loss=infonce, whose targets do not collapse" if settings.loss == "byol" else ""
         self.patches = spec.grid[0] * spec.grid[1]
@@ -232,7 +232,7 @@ def keep_of(settings: Settings, patches: int) -> int:
     return keep
 
 
-def check(spec: ViTSpec) -> None:
+def check_design(spec: ViTSpec) -> None:
     """Raises ValueError for an encoder that is none of the three designs."""
     design = CLASS_ATTENTION if spec.class_attention else CLASS_TOKEN if spec.class_token else AVERAGE
     for name in ("position", "class_position", "final_norm"):
