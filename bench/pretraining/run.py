@@ -33,7 +33,7 @@ class PretrainRequest:
     recipe: str | None
     changes: tuple[str, ...] = ()
     images: str
-    run_pretraining: Run
+    run: Run
     dry_run: bool = False
 
 
