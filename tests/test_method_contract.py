@@ -24,6 +24,7 @@ from small_trainings import (
 )
 from torch import nn
 
+from bench.cli.meanings import meanings
 from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
@@ -70,6 +71,14 @@ def test_a_recipe_builds_and_says_where_it_is_from(name, key):
     assert json.dumps(recipe.to_json())
     names = Counter(field.name for part in (recipe, recipe.settings, recipe.spec) for field in fields(part))
     assert [field for field, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize(("name", "key"), RECIPES)
+def test_every_setting_of_a_recipe_has_a_meaning(name, key):
+    """The comment beside the field, or above it; `bench list` shows it."""
+    recipe = load_extension("methods", name).RECIPES[key]
+    for part in (recipe, recipe.settings, recipe.spec, recipe.schedule, recipe.weight_decay_schedule):
+        assert {field.name for field in fields(part)} == meanings(type(part)).keys(), type(part)
 
 
 @pytest.mark.parametrize("name", METHODS)
