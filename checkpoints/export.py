@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoints.fingerprint import PROBES, Fingerprint, differences, fingerprint
+from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -224,7 +224,7 @@ class ViTExport:
 
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
-        return differences(self.fingerprint, fingerprint(self.build(), self.preparation))
+        return fingerprint_differences(self.fingerprint, fingerprint(self.build(), self.preparation))
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
