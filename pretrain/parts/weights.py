@@ -80,6 +80,13 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def beit_token(width: int) -> nn.Parameter:
+    """A mask token (1, 1, D) of BEiT's family."""
+    token = nn.Parameter(torch.empty(1, 1, width))
+    nn.init.trunc_normal_(token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+    return token
+
+
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
     embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
