@@ -132,7 +132,7 @@ class Mst(SelfDistillation):
             return found
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
-        return {**found, "restore": scale * trivial.of_pixels(pixels, "l1")}
+        return {**found, "restore": scale * trivial.of_patches(pixels, "l1")}
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
