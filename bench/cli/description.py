@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.cli.messages import millions
-from bench.results.record import COST_UNITS, TrainingCost
 from checkpoints.export import ViTExport
+from checkpoints.training_cost import TrainingCost
 
 
 def export_lines(export: ViTExport) -> Iterator[str]:
@@ -31,7 +31,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
         plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
         epochs=epochs_of(facts),
-        cost=cost_text(TrainingCost.of(facts)),
+        cost=TrainingCost.of(facts).text,
         warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),
@@ -46,12 +46,6 @@ def epochs_of(facts: Mapping[str, Any]) -> str:
         done, of = f"{round(facts['epochs'], 2):.6g}", unfinished["epochs"]
         return f"{done} of {of}, not finished (update {unfinished['step']} of {unfinished['steps']})"
     return str(facts.get("epochs") or "")
-
-
-def cost_text(cost: TrainingCost) -> str:
-    """`60.2 hours, 722 s an epoch, ... on 8 x V100`; what is known of it, empty where nothing is."""
-    parts = [f"{value:.4g} {COST_UNITS[name]}" for name in COST_UNITS if (value := getattr(cost, name)) is not None]
-    return ", ".join(parts) + (f" on {cost.devices}" if cost.devices else "")
 
 
 def _rows(**rows: str) -> Iterator[str]:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from bench.leaderboard.tables import to_markdown
 from bench.results.board import Board, Cell, board_of
-from bench.results.record import COST_UNITS, result_files
+from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
 from bench.statistics.significance import tied_with_best
+from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from bench.results.board import Board, Cell, Row, best
-from bench.results.record import COST_UNITS, CheckpointUsed, TrainingCost
+from bench.results.record import CheckpointUsed
 from bench.results.units import decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
+from checkpoints.training_cost import COST_UNITS, TrainingCost
 from engine.printing import in_markdown, text_of
 
 INTRODUCTION = """# Leaderboard

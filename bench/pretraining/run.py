@@ -9,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from bench.cli.description import cost_text
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, values_by_path
-from bench.results.record import TrainingCost
 from bench.run.plan import example
+from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
@@ -165,7 +164,7 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
     spent = TrainingCost.of({"cost": cost_of(run.out, trainer.identity())})
-    say(f"it took {cost_text(spent)}")
+    say(f"it took {spent.text}")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
     export = run.out / "export"
     say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")

@@ -17,19 +17,11 @@ import msgspec
 import numpy as np
 
 from bench.results.schema1 import as_schema_2
+from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
 from engine.tasks import Workspace
 
 SCHEMA = 2
-# Number of TrainingCost -> how it is written for people.
-COST_UNITS = {
-    "hours": "hours",
-    "seconds_per_epoch": "s an epoch",
-    "images_per_second": "images/s",
-    "gflop_per_image": "GFLOP an image",
-    "memory_gib": "GiB",
-    "gpu_memory_gib": "GiB of a GPU",
-}
 
 
 class NewerSchema(ValueError):
@@ -64,27 +56,6 @@ class MetricRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingCost:
-    """What our own pretraining of the checkpoint took, as pretrain/loop/cost.py measures it; empty of any other."""
-
-    hours: float | None = None  # of updates on `devices`, waiting for images included
-    seconds_per_epoch: float | None = None  # mean
-    images_per_second: float | None = None  # mean
-    gflop_per_image: float | None = None  # 1e9 floating-point operations, forward and back, of all networks
-    memory_gib: float | None = None  # peak of the hungriest process, without its loaders
-    gpu_memory_gib: float | None = None  # peak of a GPU's tensors
-    devices: str = ""  # such as `8 x NVIDIA A100-SXM4-80GB`
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "TrainingCost":
-        """That of an export's facts, as far as they are numbers."""
-        given = facts.get("cost")
-        known = given if isinstance(given, dict) else {}
-        numbers = {name: value for name in COST_UNITS if type(value := known.get(name)) in (int, float)}
-        return cls(**numbers, devices=str(known.get("devices") or ""))
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointUsed:
     """The export that was evaluated."""
 
@@ -97,7 +68,7 @@ class CheckpointUsed:
     source: str = ""  # the imported file, or the reference given
     parameters: int = 0  # number of weights
     plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
-    training_cost: TrainingCost = TrainingCost()  # of a pretraining of ours:
+    training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
 
     @property
     def is_floor(self) -> bool:

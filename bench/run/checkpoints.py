@@ -6,10 +6,11 @@ from pathlib import Path
 
 from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
-from bench.results.record import CheckpointUsed, TrainingCost
+from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
+from checkpoints.training_cost import TrainingCost
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
 

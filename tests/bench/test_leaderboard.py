@@ -15,11 +15,11 @@ from bench.results.record import (
     MetricRecord,
     ProtocolUsed,
     Result,
-    TrainingCost,
     result_path,
     result_stem,
     write_result,
 )
+from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)

@@ -15,13 +15,13 @@ from bench.results.record import (
     MetricRecord,
     ProtocolUsed,
     Result,
-    TrainingCost,
     read_arrays,
     read_result,
     result_path,
     result_stem,
     write_result,
 )
+from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 RESULT = Result(
