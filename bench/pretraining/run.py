@@ -141,7 +141,9 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
     if isinstance(run.monitor, OnlineKnn):
-        yield f"  k-NN      on {run.monitor.space.data}, epochs between: {run.monitor_every}"
+        knn = run.monitor
+        part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""
+        yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, epochs between: {run.monitor_every}"
     names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
     exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"

@@ -8,6 +8,7 @@ from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
@@ -32,14 +33,16 @@ class LoadedCheckpoint:
         return self.used.name, self.used.digest
 
 
-def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[LoadedCheckpoint, ViTExport]:
+def prepare(
+    reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
+) -> tuple[LoadedCheckpoint, ViTExport]:
     """Load `reference`, verify the fingerprint of an export and, when `save`, keep an import under `out`/exports.
 
-    An import's fingerprint was computed from its weights a moment ago. ValueError when it cannot be loaded or its
-    activations are not the recorded ones.
+    options: of an import, whose fingerprint was computed from its weights a moment ago. ValueError when it cannot be
+    loaded or its activations are not the recorded ones.
     """
     try:
-        reference, export = opened(reference)
+        reference, export = opened(reference, options)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
     exported = is_export(Path(reference).expanduser())
@@ -55,12 +58,14 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[Lo
     return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
 
-def opened(reference: str) -> tuple[str, ViTExport]:
+def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
     """The export that `reference` means, and what loads it again. A pretraining's folder means its export, or, before
-    there is one, the encoder of its newest state, which is said."""
+    there is one, the encoder of its newest state, which is said. options: of an import."""
     folder = Path(reference).expanduser()
     if not is_run(folder):
-        return reference, load(reference)
+        return reference, load(reference, options)
+    if (options or ImportOptions()) != ImportOptions():
+        raise ValueError(f"{reference} is a training of ours, which names its statistics: leave --statistics")
     if found := finished_export(folder):
         return str(found), load(found)
     _, export = next(exports_in(folder))
