@@ -13,6 +13,8 @@ from downstream.models.libraries import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.tasks import Outcome
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     from downstream.loop import hooks, running
 

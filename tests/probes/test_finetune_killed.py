@@ -12,6 +12,8 @@ from finetune_program import described, outcome
 
 from probes.finetune.trainer import Training
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 
 

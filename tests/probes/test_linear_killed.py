@@ -11,6 +11,8 @@ from linear_program import EPOCHS, evaluated, numbers
 
 from engine.training.states import load_state, states
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
 
