@@ -7,6 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,11 @@ from mmengine.dist import all_reduce, broadcast
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from downstream.loop.optimisation import Rates
 from engine.files import write_atomic
 from engine.progress import Progress
 from engine.seeding import DROP, stream
 from engine.training.divergence import SHOWN, check_finite
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import keep_state
 
 STATE_SUFFIX = ".pth"  # of mmengine's own format
@@ -32,12 +33,13 @@ class SetRates(Hook):
 
     priority = "HIGHEST"
 
-    def __init__(self, rates: Rates, accumulation: int) -> None:
-        self.rates, self.accumulation = rates, accumulation
+    def __init__(self, schedule: Schedule, start: TrainProgress, accumulation: int) -> None:
+        self.schedule, self.start, self.accumulation = schedule, start, accumulation
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        progress = replace(self.start, step=batch_idx // self.accumulation)
         for group in runner.optim_wrapper.optimizer.param_groups:
-            group["lr"] = self.rates.at(batch_idx // self.accumulation, group["base_lr"])
+            group["lr"] = self.schedule.at(group["base_lr"], progress)
 
 
 class SeedIterations(Hook):

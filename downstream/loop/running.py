@@ -38,12 +38,12 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopOnNonsense,
 )
-from downstream.loop.optimisation import Rates
 from downstream.loop.stream import Positions, Stream
 from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.precision import autocast
 from engine.progress import Progress
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
 
 STATES = 20  # states saved over a training, at least
@@ -52,14 +52,16 @@ MAX_INTERVAL = 1000  # iterations between two of them
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig:
-    """How one training runs. folder: its own, named by everything that decides about its bits.
+    """How one training runs. folder: its own, named by everything that decides about its bits. start: the progress
+    before the first optimiser step.
 
     batch images of an optimiser step are worked on `at_once` by each process. judge_every: optimiser steps between
     evaluations; 0: one at the end. best: see KeepEvaluations.
     """
 
     folder: Path
-    rates: Rates
+    schedule: Schedule
+    start: TrainProgress
     batch: int
     at_once: int
     judge_every: int = 0
@@ -181,16 +183,16 @@ def train(
     accumulation = config.accumulation(world)
     for group in optimiser.param_groups:
         group["base_lr"] = group["lr"]
-    every = (config.judge_every or config.rates.steps) * accumulation
+    every = (config.judge_every or config.start.steps) * accumulation
     evaluations = KeepEvaluations(config.folder, metric, every, config.best)
     if not (config.folder / "finished").exists():
-        bar = Progress(config.label, config.rates.steps * accumulation, "iterations", quiet=not world.is_rank0)
+        bar = Progress(config.label, config.start.steps * accumulation, "iterations", quiet=not world.is_rank0)
         hooks = [
-            SetRates(config.rates, accumulation),
+            SetRates(config.schedule, config.start, accumulation),
             SeedIterations(config.seed),
             StopOnNonsense(),
             ShowProgress(bar),
-            KeepState(config.folder / "states", save_interval(config.rates.steps) * accumulation),
+            KeepState(config.folder / "states", save_interval(config.start.steps) * accumulation),
         ]
         stream = Stream(train_images, config.seed)
         runner = runner_of(model, optimiser, stream, val_images, hooks, evaluations, config, world)
@@ -230,7 +232,7 @@ def runner_of(
     state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
     loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
     in_order = DefaultSampler(val_images, shuffle=False)
-    positions = Positions(config.at_once, config.rates.steps * accumulation, world.rank, world.size)
+    positions = Positions(config.at_once, config.start.steps * accumulation, world.rank, world.size)
     name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
@@ -240,7 +242,7 @@ def runner_of(
             train_dataloader=AgreedLoader(stream, world, batch_size=config.at_once, sampler=positions, **loading),
             train_cfg={
                 "type": IterBasedTrainLoop,
-                "max_iters": config.rates.steps * accumulation,
+                "max_iters": config.start.steps * accumulation,
                 "val_begin": 1,
                 "val_interval": evaluations.every,
             },

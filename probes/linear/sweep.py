@@ -14,8 +14,8 @@ from torch import Tensor
 
 from engine.files import locked
 from engine.progress import Progress
-from engine.schedules import Pace, rate
 from engine.training.interruptions import Timer
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import State, load_state, newest_whole, save_state, states
 from probes.linear.batches import Batches, Table
 from probes.linear.heads import Head, Heads
@@ -28,11 +28,10 @@ CountHits = Callable[[Heads], Tensor]  # heads -> how many rows of the selection
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """How long a training takes and how its rate falls. warmup: epochs. folder: of the states that it goes on from."""
+    """How long a training takes and how its rates fall. folder: of the states that it goes on from."""
 
     epochs: int
-    warmup: float
-    pace: Pace
+    schedule: Schedule
     folder: Path
 
 
@@ -82,23 +81,18 @@ class Sweep:
                     with saving:
                         self.save()
 
+    def progress(self, iteration: int) -> TrainProgress:
+        """Where the training stands before an iteration of this epoch."""
+        count = self.batches.plan.count
+        return TrainProgress(step=self.epoch * count + iteration, steps_per_epoch=count, epochs=self.config.epochs)
+
     def train_epoch(self, progress: Progress) -> None:
         """One pass over the training set."""
         iteration = 0
 
         def step(features: Mapping[str, Tensor], labels: Tensor) -> None:
             nonlocal iteration
-            config = self.config
-            factor = rate(
-                1.0,
-                self.epoch,
-                iteration,
-                self.batches.plan.count,
-                epochs=config.epochs,
-                warmup=config.warmup,
-                pace=config.pace,
-            )
-            self.heads.step(features, labels, factor)
+            self.heads.step(features, labels, self.config.schedule.at(1.0, self.progress(iteration)))
             iteration += 1
             progress.advance(1)
 

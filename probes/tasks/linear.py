@@ -19,8 +19,8 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine.files import digest
-from engine.schedules import Pace
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
+from engine.training.schedules import Pace, PacedCosine
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
@@ -153,8 +153,7 @@ class Linear(Task):
             count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(evaluated)),
             config=SweepConfig(
                 epochs=self.epochs,
-                warmup=self.warmup_epochs,
-                pace=self.pace,
+                schedule=PacedCosine(warmup=self.warmup_epochs, pace=self.pace),
                 folder=space.cache / "linear" / digest(key)[:32],
             ),
         )

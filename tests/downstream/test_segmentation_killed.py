@@ -12,9 +12,10 @@ from toy_scenes import export_of, workspace
 from downstream.models.libraries import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.tasks import Outcome
+from engine.training.schedules import MultipliedWarmup, Polynomial, TrainProgress
 
 with quiet_libraries():
-    from downstream.loop import hooks, running
+    from downstream.loop import hooks
 
 TASK = replace(
     PROTOCOLS["upernet@smoke"].task,
@@ -87,7 +88,9 @@ def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, 
     assert printed.out == ""  # mmengine would say what it loads
     assert (f"16 of 16 iterations, {16 - resumed} of them now, in " in printed.err) == (resumed < 16)
     assert sorted(rates) == list(range(resumed, 16))
-    assert all(rate == running.Rates(steps=8, warmup=2).at(i // 2, TASK.lr) for i, rate in rates.items())
+    schedule = MultipliedWarmup(schedule=Polynomial(), updates=TASK.warmup)
+    start = TrainProgress(step=0, steps_per_epoch=1, epochs=TASK.steps)
+    assert all(rate == schedule.at(TASK.lr, replace(start, step=i // 2)) for i, rate in rates.items())
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
     assert np.array_equal(again.arrays["areas"], quiet.arrays["areas"])
 
