@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from engine.training.interruptions import Stopped
+
 Value = TypeVar("Value")
 # Ranks may reach a meeting point hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
 MAX_WAIT = timedelta(days=2)
@@ -81,8 +83,8 @@ class World:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Errors of the project's own kind travel as they are; of others, whose pickling is unknown, the text."""
-    if error is None or isinstance(error, ValueError):
+    """Errors of the project's own kinds travel as they are; of others, whose pickling is unknown, the text."""
+    if error is None or isinstance(error, ValueError | Stopped):
         return error
     return RuntimeError(f"{type(error).__name__} in another process: {error}")
 

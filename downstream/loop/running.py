@@ -43,6 +43,7 @@ from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.precision import autocast
 from engine.progress import Progress
+from engine.training.interruptions import deafen, listening
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
 
@@ -125,7 +126,7 @@ class AgreedLoader(DataLoader):
     """
 
     def __init__(self, images: Any, world: World, **settings: Any) -> None:
-        super().__init__(images, collate_fn=pseudo_collate, **settings)
+        super().__init__(images, collate_fn=pseudo_collate, worker_init_fn=deafen, **settings)
         self.world = world
 
     def __iter__(self) -> Iterator[Any]:
@@ -178,7 +179,8 @@ def train(
 
     model: of mmseg or mmdet, its heads initialised. optimiser: its groups keep their own full rate. train_images,
     val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for memory that does not
-    suffice, and for what reading images raises; the last state stays.
+    suffice, and for what reading images raises; the last state stays. Stopped, in all processes after the same step,
+    once a signal has asked one of them to stop.
     """
     accumulation = config.accumulation(world)
     for group in optimiser.param_groups:
@@ -187,24 +189,20 @@ def train(
     evaluations = KeepEvaluations(config.folder, metric, every, config.best)
     if not (config.folder / "finished").exists():
         bar = Progress(config.label, config.start.steps * accumulation, "iterations", quiet=not world.is_rank0)
+        interval = save_interval(config.start.steps)
+        keeping = KeepState(config.folder / "states", interval, accumulation, config.label, world)
         hooks = [
             SetRates(config.schedule, config.start, accumulation),
             SeedIterations(config.seed),
             StopOnNonsense(),
             ShowProgress(bar),
-            KeepState(config.folder / "states", save_interval(config.start.steps) * accumulation),
+            keeping,
         ]
         stream = Stream(train_images, config.seed)
         runner = runner_of(model, optimiser, stream, val_images, hooks, evaluations, config, world)
-        try:
-            with bar, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the libraries' notes about their own calls
-                runner.train()
-        except (RuntimeError, MemoryError, ValueError) as error:
-            explained = _explained(error, config)
-            if hasattr(error, "told_by"):
-                explained.told_by = error.told_by
-            raise explained from error
+        with listening(keeping.request.ask), bar, _explaining(config), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries' notes about their own calls
+            runner.train()
         world.barrier()
         if world.is_rank0:
             (config.folder / "finished").touch()
@@ -272,6 +270,18 @@ def _trained(config: RunnerConfig, evaluations: KeepEvaluations, accumulation: i
         kept = {name: arrays[name] for name in arrays.files}
     by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
     return TrainedModel(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
+
+
+@contextlib.contextmanager
+def _explaining(config: RunnerConfig) -> Iterator[None]:
+    """Raise what a training raises in words for the user."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ValueError) as error:
+        explained = _explained(error, config)
+        if hasattr(error, "told_by"):
+            explained.told_by = error.told_by
+        raise explained from error
 
 
 def _explained(error: Exception, config: RunnerConfig) -> Exception:

@@ -8,7 +8,6 @@ B images of one micro-batch, or of a piece of it.
 """
 
 import os
-import signal
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from engine.seeding import AUGMENT, kept, seed, shuffled
+from engine.training.interruptions import deafen
 from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -28,7 +28,6 @@ LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet 
 PIECE, SIDE = 16, 224  # images of so many pixels a side that a loader process makes and hands over at once, at most
 PIECES = 64  # of a micro-batch, at most: two ahead must stay far below the 1024 open files of a process
 AHEAD = 2  # micro-batches that all loader processes make in advance, and pieces that each of them does at least
-DEAF = 60  # seconds that a loader process outlives a SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,7 @@ def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: boo
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
             prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
-            worker_init_fn=_settle,
+            worker_init_fn=deafen,
         )
     )
     try:
@@ -181,15 +180,3 @@ def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
 def _together(tensors: list[Tensor]) -> Tensor:
     """One after the other; a single one as it is."""
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-
-
-def _settle(worker: int) -> None:
-    """In a loader process: one core, and deaf to what is meant for the training.
-
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs its images to reach
-    the end of an update. It ends its loaders itself; should it fail to, an alarm ends them a while after a SIGTERM.
-    """
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(DEAF))

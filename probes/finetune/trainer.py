@@ -26,7 +26,7 @@ from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.training.divergence import SHOWN, check_finite
-from engine.training.interruptions import Timer
+from engine.training.interruptions import Stopped, StopRequest, Timer, listening
 from engine.training.schedules import LayerSchedule, TrainProgress
 from engine.training.states import (
     KEPT,
@@ -93,7 +93,8 @@ class TrainState:
 
 
 class Training:
-    """A training under way. step: updates done."""
+    """A training under way. step: updates done. judged: those that the last evaluation came after. request: to this
+    process; is_leaving: whether one of all processes has had one, as they agreed."""
 
     def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
         self.classifier, self.config, self.world = classifier.to(config.device), config, world
@@ -106,7 +107,8 @@ class Training:
         if world.size > 1:
             # No module has buffers that change, so none need be sent.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
-        self.step = 0
+        self.step, self.judged = 0, 0
+        self.request, self.is_leaving = StopRequest(), False
         self.train_state = TrainState()
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
@@ -149,28 +151,39 @@ class Training:
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
         """Train to the end. `batches`: this process's groups, from `step` on. `evaluate` may write to `train_state`.
 
-        Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays.
+        Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays. Raises
+        Stopped, in all processes after the same step, once a signal has asked one of them to stop.
         """
         steps, saving = self.config.steps, Timer(SAVE_EVERY)
+        progress = Progress(label, steps, "steps", quiet=not self.world.is_rank0)
         self.network.train()
-        with Progress(label, steps, "steps", quiet=not self.world.is_rank0) as progress:
+        with listening(self.request.ask), progress:
             progress.resume(self.step)
-            while self.step < steps:
-                self.update(batches)
-                self.step += 1
+            while self.judged < steps:
                 if self.is_due():
-                    self.network.eval()
-                    evaluate(self)
-                    self.network.train()
-                if saving.is_due() or self.step == steps:
+                    self.judge(evaluate)
+                else:
+                    self.update(batches)
+                    self.step += 1
+                    progress.advance(1)
+                if self.is_leaving or saving.is_due() or self.judged == steps:
                     with saving:
                         self.save()
-                progress.advance(1)
+                if self.is_leaving:
+                    raise Stopped.after(self.step, steps, label, self.config.folder)
 
     def is_due(self) -> bool:
-        """Whether an epoch is over that is to be evaluated."""
+        """Whether an epoch is over that is to be evaluated and has not been."""
         config, (epoch, within) = self.config, divmod(self.step, self.config.steps_per_epoch)
-        return within == 0 and (epoch % config.judge_every == 0 or epoch == config.epochs)
+        return self.judged < self.step and within == 0 and (epoch % config.judge_every == 0 or epoch == config.epochs)
+
+    def judge(self, evaluate: Callable[["Training"], None]) -> None:
+        """Evaluate the weights as they are."""
+        self.network.eval()
+        evaluate(self)
+        self.network.train()
+        self.judged = self.step
+        self.is_leaving = any(self.world.gather_objects(self.request.asked))
 
     def update(self, batches: Iterator[MixedGroup]) -> None:
         """One step of the optimiser on one batch of the recipe's size."""
@@ -189,6 +202,7 @@ class Training:
         self.optimizer.step()
         if self.averaged is not None:
             self.averaged.update(self.classifier)
+        self.is_leaving = any(share.asked for share in shares)
 
     def rate(self, scale: float = 1.0) -> float:
         """The learning rate of this update for a layer's `scale`."""
@@ -207,7 +221,7 @@ class Training:
                     last.append(loss)
                 else:
                     loss.backward()
-        return Share(total.item(), unreadable)
+        return Share(total.item(), unreadable, self.request.asked)
 
     def parts(
         self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
@@ -236,13 +250,14 @@ class Training:
 
     def save(self) -> None:
         """Save the state; once the training is over, what the evaluations found is all that is kept."""
-        over = self.step == self.config.steps
+        over = self.judged == self.config.steps
         if not self.world.is_rank0 or not (over or self.is_finite()):
             return
         tensors = {} if over else self.state()
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
         facts = {
             "step": self.step,
+            "judged": self.judged,
             "losses": list(self.losses),
             "history": self.train_state.history,
             "skipped": self.train_state.skipped,
@@ -265,11 +280,12 @@ class Training:
         state = load_state(path)
         facts = state.facts
         self.step = facts["step"]
+        self.judged = facts.get("judged", self.step)  # states before signals were heard have none
         self.losses.extend(facts["losses"])
         self.train_state.history = facts["history"]
         self.train_state.skipped = facts["skipped"]
         self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
-        if self.step == self.config.steps:
+        if self.judged == self.config.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:
@@ -278,7 +294,9 @@ class Training:
 
 
 class Share(NamedTuple):
-    """What a process did of a step: its mean loss, and path -> why of the images it could not read."""
+    """What a process did of a step: its mean loss, path -> why of the images it could not read, and whether a signal
+    asked it to stop."""
 
     loss: float
     unreadable: dict[str, str]
+    asked: bool

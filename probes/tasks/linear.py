@@ -30,7 +30,7 @@ from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches, Rule
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
-from probes.linear.sweep import PER, Sweep, SweepConfig, ranked
+from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
@@ -130,8 +130,7 @@ class Linear(Task):
         images = train.subset(held, f"held-out-{self.holdout:g}-seed{space.seed}") if self.augment else train
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
-        # Training is not divided: the first process trains, the others wait for what it finds.
-        found = space.world.on_rank0(lambda: self.fit(export, train, held, gallery, queries, space))
+        found = trained_by_rank0(space.world, lambda: self.fit(export, train, held, gallery, queries, space))
         return self.outcome(found, gallery, queries, len(val))
 
     def fit(
