@@ -30,7 +30,7 @@ class Multistep:
     warmup: float  # epochs
     start: float  # share of the peak
     milestones: tuple[float, ...]  # epochs
-    factor: float = 0.1
+    factor: float = 0.1  # of the rate at each milestone
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
@@ -48,7 +48,7 @@ class CosineTo:
     """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
     DINO and MOCA, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
 
-    end: float
+    end: float  # value after the last update
 
     def __post_init__(self) -> None:
         checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule

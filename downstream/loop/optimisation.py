@@ -9,7 +9,7 @@ from engine.layer_decay import is_decayed, layer_of
 TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
 
 
-def layer_groups(
+def optimizer_groups(
     model: nn.Module, depth: int, decay: float, rate: float, weight_decay: float, decay_tokens: bool
 ) -> list[dict[str, Any]]:
     """Parameters that train -> optimiser groups with keys params, names, lr and weight_decay.

@@ -77,8 +77,8 @@ class WarmupCosine:
     main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
 
     warmup: float  # epochs
-    floor: float = 0.0
-    stretch: float = 1.0
+    floor: float = 0.0  # learning rate at the end
+    stretch: float = 1.0  # the cosine ends at this many times the epochs
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "floor", prefix="schedule.")
@@ -96,7 +96,7 @@ class TableCosine:
     ExtreMA finetune/utils.py:386-403; iBOT)."""
 
     warmup: float  # epochs
-    floor: float = 0.0
+    floor: float = 0.0  # learning rate at the end
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "floor", prefix="schedule.")
@@ -118,8 +118,8 @@ class TimmCosine:
     """
 
     warmup: float  # epochs
-    floor: float
-    start: float  # rate
+    floor: float  # rate at the end
+    start: float  # rate at the start of the warm-up
     told: Literal["update", "epoch"]
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
@@ -152,7 +152,7 @@ class Polynomial:
     segm/optim/scheduler.py)."""
 
     power: float = 1.0
-    floor: float = 0.0
+    floor: float = 0.0  # learning rate at the end
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return (peak - self.floor) * (1 - progress.step / progress.steps) ** self.power + self.floor

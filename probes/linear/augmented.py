@@ -20,7 +20,7 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from imagesets.sets import ImageSet
 from imagesets.transforms import FILTERS, planes
-from probes.features.extraction import Computed, Extractor, Reader, run
+from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
 
@@ -128,7 +128,7 @@ class AugmentedBatches:
         counts = [len(spans) for spans in batches]
         joiner = Joiner(counts, spans, images.labels, self.readouts, step, first, self.device)
         try:
-            run(Reader(images, transform, spans), extractor, joiner.take, self.workers)
+            run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
         finally:  # a signal may stop it on the way
             self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
         self.forwards += len(order) - first * self.plan.size
