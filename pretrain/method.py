@@ -20,43 +20,10 @@ from torch.nn import Parameter
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.training.schedules import TrainProgress
 
 # RGB image -> tensors of one image by name, for torch's default collation; draws from the global generators.
 Views = Callable[[Image.Image], dict[str, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainProgress:
-    """How far a training is."""
-
-    step: int  # updates done
-    steps_per_epoch: int
-    epochs: int  # of the whole training
-    micro_batch: int = 0  # forward pass of this update, from 0 to micro_batches - 1 (accumulation)
-    micro_batches: int = 1  # forward passes of an update
-
-    @property
-    def steps(self) -> int:
-        """Updates of the whole training."""
-        return self.epochs * self.steps_per_epoch
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return self.step // self.steps_per_epoch
-
-    @property
-    def time(self) -> float:
-        """Epochs done, fractional, at the start of this update."""
-        return self.step / self.steps_per_epoch
-
-    @property
-    def is_first_micro_batch(self) -> bool:
-        return self.micro_batch == 0
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        return self.micro_batch == self.micro_batches - 1
 
 
 class Step(NamedTuple):

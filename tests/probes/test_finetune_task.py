@@ -194,7 +194,7 @@ def test_rates_decay_by_layer(export):
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.config.rates.at(3)
+    peak = training.config.schedule.at(training.config.lr, training.config.progress(3))
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)
