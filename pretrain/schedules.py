@@ -29,19 +29,22 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine:
-    """peak t / warmup, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
-    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
+    """Linear from start * peak, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
+    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a start)."""
 
     warmup: float  # epochs
     floor: float = 0.0
     stretch: float = 1.0
+    start: float = 0.0  # share of the peak
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", prefix="schedule.")
+        checks.amounts(self, "warmup", "floor", "start", prefix="schedule.")
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
+        if progress.time < self.warmup:
+            return self.start * peak + (1.0 - self.start) * peak * progress.time / self.warmup
         return half_cosine(peak, progress.time, int(self.stretch * progress.epochs), self.warmup, self.floor)
 
 
