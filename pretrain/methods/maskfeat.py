@@ -28,7 +28,7 @@ from pretrain.schedules import WarmupCosine
 
 BLOCKS = 5  # a rectangle hides a fifth of all that are hidden, or more (slowfast/datasets/imagenet.py:173-192)
 BIAS = 0.02  # of the trunk's linear layers and norms before training (video_model_builder.py:1085-1092)
-POSITIONS = dict(position="learned", position_resize="bilinear")
+TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ METHOD = MaskFeat
 _VIT_B = Recipe(
     source="SlowFast 287ec00, configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml (published weights: 1600 epochs); a batch "
     "of 2048 is mmpretrain's, with which the rates agree",
-    spec=replace(VIT_B, **POSITIONS),
+    spec=replace(VIT_B, **TRUNK),
     settings=Settings(),
     epochs=300,
     batch=2048,
@@ -141,12 +141,12 @@ _VIT_B = Recipe(
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_1600": replace(_VIT_B, epochs=1600),
-    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **POSITIONS)),
-    "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **POSITIONS), epochs=1600),
+    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **TRUNK)),
+    "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **TRUNK), epochs=1600),
     "32px": replace(
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
-        spec=replace(VIT_32PX, **POSITIONS),
+        spec=replace(VIT_32PX, **TRUNK),
         settings=Settings(hog_cell=4),
         epochs=12,
         batch=128,
@@ -158,7 +158,7 @@ RECIPES = {
     "smoke": replace(
         _VIT_B,
         source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **POSITIONS),
+        spec=replace(VIT_SMOKE, **TRUNK),
         settings=Settings(hog_cell=4),
         epochs=2,
         batch=64,

@@ -13,7 +13,7 @@ from recordings import facts, matches, tensors, under
 
 from pretrain.loop.updates import EACH_EPS, Updates
 from pretrain.method import TrainProgress
-from pretrain.methods.maskfeat import METHOD, POSITIONS, Settings
+from pretrain.methods.maskfeat import METHOD, TRUNK, Settings
 from pretrain.parts.hog import hog
 from pretrain.parts.sizes import VIT_SMOKE
 from pretrain.recipe import Recipe
@@ -44,7 +44,7 @@ def state(prefix: str) -> dict[str, torch.Tensor]:
 
 def recipe() -> Recipe:
     spec = replace(VIT_SMOKE, image_size=CONFIG["img"], patch_size=CONFIG["patch"], width=CONFIG["dim"],
-                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN, **POSITIONS)  # fmt: skip
+                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN, **TRUNK)  # fmt: skip
     schedule = WarmupCosine(
         warmup=CONFIG["warmup"], start=CONFIG["warm_lr"] / CONFIG["lr"], floor=CONFIG["min_lr"]
     )  # fmt: skip
