@@ -68,8 +68,8 @@ def epochs_done(progress: TrainProgress) -> str:
 
 
 def is_run(folder: Path | str) -> bool:
-    """Whether something was begun in this folder that keeps a run.json; it may be another program's."""
-    return (Path(folder) / RUN).is_file()
+    """Whether a folder has a run.json, perhaps another program's, and is not a model itself."""
+    return (Path(folder) / RUN).is_file() and not (Path(folder) / "config.json").exists()
 
 
 def finished_export(folder: Path) -> Path | None:
@@ -97,11 +97,12 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
         )
     method = method_of(identity, folder)
     try:
+        step, skipped = state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
-    except RuntimeError as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
-    found, warnings = state.facts, state.facts.get("learning", {}).get("warnings", {})
-    yield from exports_of(method, facts_of(identity, found["step"], len(found["unreadable"]), tuple(warnings.values())))
+    warnings = state.facts.get("learning", {}).get("warnings", {})
+    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values())))
 
 
 def identity_in(folder: Path) -> dict[str, Any]:

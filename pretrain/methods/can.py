@@ -48,16 +48,16 @@ class Settings:
     pooled: Literal["patches", "all"] = "patches"  # what is averaged to compare views; all: class token too (the code)
     projector_layers: int = 3  # linear ones (the code: 2)
     projector_hidden: int = 4096  # width between them, 0 for the encoder's (the code's)
-    projector_width: int = 128
+    projector_width: int = 128  # of what it gives
     projector_norm: Norm = "bn"  # after each but the last of them (the code: none)
-    temperature: float = 0.1
-    contrast_weight: float = 0.03
-    pixel_weight: float = 0.67  # (the code: 0.97 * 0.7)
-    noise_weight: float = 0.3  # (the code: 0.97 * 0.3)
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # area of the crops
+    temperature: float = 0.1  # of the similarities of views
+    contrast_weight: float = 0.03  # of the loss by which views agree
+    pixel_weight: float = 0.67  # of the hidden pixels' loss (the code: 0.97 * 0.7)
+    noise_weight: float = 0.3  # of the noise's loss (the code: 0.97 * 0.3)
+    decoder_width: int = 512  # of the decoder's tokens
+    decoder_depth: int = 8  # blocks of the decoder
+    decoder_heads: int = 16  # of the decoder's attention
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the area, of the crops
 
     def __post_init__(self) -> None:
         checks.annotations(self)

@@ -39,7 +39,7 @@ class Settings:
     hog_bins: int = 9  # directions
     hog_cell: int = 8  # side of a histogram's cell, in pixels
     hog_window: int = 0  # side of the Gaussian that weights gradients, in pixels; 16 in mmpretrain, 0 for none
-    crop_scale: tuple[float, float] = (0.5, 1.0)  # area of the crop
+    crop_scale: tuple[float, float] = (0.5, 1.0)  # least and largest share of the area, of the crop
 
     def __post_init__(self) -> None:
         checks.annotations(self)

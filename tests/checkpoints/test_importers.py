@@ -12,7 +12,7 @@ import torch
 from examples import EXAMPLES, Example
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, Branch, ImportOptions, import_file
+from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
 from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
@@ -93,6 +93,7 @@ def redrawn(tensor: torch.Tensor) -> torch.Tensor:
     return torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(1.0).clamp(min=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key):
     example = EXAMPLES[key]()
@@ -114,6 +115,7 @@ def test_a_change_of_any_used_tensor_is_caught(key):
     assert not escaped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_renamed_tensor_that_is_dropped_is_no_longer_known(key):
     example = EXAMPLES[key]()
@@ -186,6 +188,7 @@ def test_a_wrong_convention_is_seen_by_the_fingerprint(key):
     assert all(mutant.verify() for mutant in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
     export = imported(EXAMPLES[key]())
@@ -312,7 +315,7 @@ def test_epochs_are_counted_as_the_official_code_does(key, epochs):
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
 def test_published_head_counts(key, width):
     importer = load_extension("importers", key)
-    branch = Branch(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
+    branch = BranchTensors(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
     assert branch.heads(width, getattr(importer, "HEADS", HEADS)) == OFFICIAL[key][3][width]
 
 

@@ -15,6 +15,8 @@ from pretrain.parts import trivial
 from pretrain.parts.losses import byol_loss
 from pretrain.schedules import WarmupCosine
 
+pytestmark = pytest.mark.slow
+
 LR = 3e-3
 FEWEST = 80  # updates: so small a network needs no more for a verdict
 

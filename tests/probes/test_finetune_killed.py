@@ -12,6 +12,8 @@ from finetune_program import described, outcome
 
 from probes.finetune.trainer import Training
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 
 
@@ -34,7 +36,7 @@ def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch, capsys):
     saved = int(output_of(tmp_path, 2, 5, 10))
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert described(outcome(tmp_path)) == quiet
     steps = quiet["facts"]["steps"]
     assert f"{steps} of {steps} steps, {steps - saved} of them now, in " in capsys.readouterr().err
