@@ -98,6 +98,7 @@ class Method(nn.Module):
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
     min_batch: images that a forward pass needs, because of the setting `min_batch_setting`, written as a user would.
     remedy: what helps besides another rate where nothing is learned; the end of a sentence.
+    fitted_on: how many images' views `fit` is to be given; 0 where nothing is fitted.
     """
 
     preparation = Preparation()
@@ -106,6 +107,7 @@ class Method(nn.Module):
     min_batch = 1
     min_batch_setting = ""
     remedy = ""
+    fitted_on = 0
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -114,6 +116,17 @@ class Method(nn.Module):
     def views(self) -> Views:
         """What makes views and noise of an image; it is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
+
+    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
+        """Before the first update, in the first process: fit what then stays as it is, such as a tokenizer.
+
+        views: micro-batches of `fitted_on` images, fewer where the set has fewer. What is fitted is kept in buffers,
+        which the other processes and a resumed training get.
+        """
+
+    def facts(self) -> dict[str, str]:
+        """What exports say beside what run.json does."""
+        return {}
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Before each forward pass. A teacher that follows the student of the update before moves here."""
