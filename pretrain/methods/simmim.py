@@ -39,23 +39,18 @@ COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """mask_ratio: share of blocks that are hidden. mask_patch: side of a block, in pixels. sampling: blocks at random,
-    rectangles of BEiT's kind, or one square, of about that share (table 1).
+    """The ablations of tables 1, 2 and 4; the defaults are the paper's."""
 
-    head_depth: linear layers of the pixel head, GELU between them (table 2). loss: table 4. loss_area: hidden patches,
-    or all of them, which makes of the prediction a reconstruction.
-    layer_scale_start: before training. drop_path: of the last block, in pretraining too. crop_scale: area of the crop.
-    """
-
-    mask_ratio: float = 0.6
-    mask_patch: int = 32
-    sampling: Masks = "random"
-    head_depth: int = 1
-    loss: PixelLoss = "l1"
+    mask_ratio: float = 0.6  # share of blocks that are hidden
+    mask_patch: int = 32  # side of a block in pixels
+    sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
+    head_depth: int = 1  # linear layers of the pixel head, with GELU between them (table 2)
+    loss: PixelLoss = "l1"  # table 4
+    # pixels that the loss is on: those of hidden patches (prediction), or all (reconstruction)
     loss_area: Area = "masked"
-    layer_scale_start: float = 0.1
-    drop_path: float = 0.1
-    crop_scale: tuple[float, float] = (0.67, 1.0)
+    layer_scale_start: float = 0.1  # initial value of layer scale
+    drop_path: float = 0.1  # rate of the last block, in pretraining too
+    crop_scale: tuple[float, float] = (0.67, 1.0)  # least and largest share of the image's area in the random crop
 
     def __post_init__(self) -> None:
         checks.annotations(self)
