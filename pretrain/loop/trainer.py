@@ -23,6 +23,7 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
@@ -126,6 +127,7 @@ class Trainer:
         if self.method.fitted_on:
             plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
             steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
+            say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
             with closing(self.micro_batches(range(steps), plan)) as micro_batches:
                 self.method.fit(micro_batch.views for micro_batch in micro_batches)
         self.first_export().save(self.run.out / "start")

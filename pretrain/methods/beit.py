@@ -4,7 +4,7 @@ Figure 1 and section 2 of the paper; microsoft/unilm 768a3c8, beit/modeling_pret
 B batch, L patches, M hidden patches of the batch, D width, K codes of the tokenizer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -14,12 +14,11 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
-from pretrain.parts import trivial
+from pretrain.method import Encoder, Group, Step, decay_groups
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import with_mask_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
-from pretrain.parts.tokenizers import tokenized_view, tokenizer_of
+from pretrain.parts.token_prediction import TokenPrediction
 from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
@@ -32,8 +31,8 @@ class Settings:
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
     codes: int = 8192  # of k-means
     num_mask_patches: int = 75  # hidden at most
-    min_mask_patches_per_block: int = 16
-    max_mask_patches_per_block: int = 196
+    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
+    max_mask_patches_per_block: int = 196  # that one rectangle hides
     layer_scale_start: float = 0.1  # before training
     drop_path: float = 0.1  # of the last block
     colour_jitter: float = 0.4  # strength, of brightness, contrast and saturation
@@ -49,33 +48,24 @@ class Settings:
         checks.scales(self, "crop_scale")
 
 
-class BeitPretraining(Method):
-    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden."""
+class BeitPretraining(TokenPrediction):
+    """Encoder, mask token and token head."""
 
     batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
-        super().__init__(spec, settings)
         if spec.relative_position != "shared":
             raise ValueError(f"relative_position={spec.relative_position!r}: BEiT's encoder has a shared one")
-        self.draw_mask = BlockMask(
+        draw_mask = BlockMask(
             spec.grid,
             settings.num_mask_patches,
             settings.min_mask_patches_per_block,
             settings.max_mask_patches_per_block,
         )
+        super().__init__(spec, settings, draw_mask)
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)
-        self.tokenizer = tokenizer_of(settings.tokenizer, settings.codes, spec.grid)
         self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, plan=TOKEN_STD)
-        self.fitted_on = self.tokenizer.fitted_on
-
-    def views(self) -> Views:
-        s = self.settings
-        return tokenized_view(self.spec, self.preparation, s.crop_scale, s.colour_jitter, self.draw_mask)
-
-    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
-        self.tokenizer.fit(batch["picture"] for batch in views)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()
@@ -91,14 +81,11 @@ class BeitPretraining(Method):
         return to_float32(self.lm_head(latent[:, 1:][mask]))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": trivial.of_tokens(self.tokenizer(views["picture"]), self.tokenizer.codes)}
+        return {"loss": self.trivial_tokens(views)}
 
     def groups(self) -> list[Group]:
         undecayed = ["vit.trunk.cls_token", "vit.trunk.pos_embed"]  # modeling_pretrain.py:97; the mask token is decayed
         return decay_groups(self.named_parameters(), undecayed)
-
-    def facts(self) -> dict[str, str]:
-        return {"tokenizer": self.tokenizer.label}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.vit)}

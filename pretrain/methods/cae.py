@@ -4,7 +4,7 @@ Figure 2 and section 3 of the paper; lxtGH/CAE d725971, models/modeling_cae.py, 
 B batch, L patches, V visible and M hidden ones of an image, D width, d width of regressor and decoder, K codes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,14 +17,13 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Encoder, Method, Step, TrainProgress, Views
-from pretrain.parts import trivial
+from pretrain.method import Encoder, Step, TrainProgress
 from pretrain.parts.context_regressor import NORM_EPS, HiddenDecoder, LatentRegressor, cae_
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import take
 from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.tokenizers import tokenized_view, tokenizer_of
+from pretrain.parts.token_prediction import TokenPrediction
 from pretrain.parts.weights import cae_vit, truncated_, xavier_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
@@ -36,12 +35,12 @@ class Settings:
 
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
     codes: int = 8192  # of k-means
-    num_mask_patches: int = 98
-    min_mask_patches_per_block: int = 16
+    num_mask_patches: int = 98  # hidden in every image
+    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
     decoder_width: int = 768  # of regressor and decoder
-    decoder_heads: int = 12
-    regressor_depth: int = 4
-    decoder_depth: int = 4
+    decoder_heads: int = 12  # of their attention
+    regressor_depth: int = 4  # blocks
+    decoder_depth: int = 4  # blocks
     align_weight: float = 2.0  # of the latents' error, beside the tokens' cross-entropy
     # The encoder that gives target latents: of the update before (lxtGH/CAE) or as it is (Atten4Vis/CAE a7fd162).
     target: Literal["previous", "current"] = "previous"
@@ -69,37 +68,27 @@ class Settings:
             )
 
 
-class ContextAutoencoder(Method):
-    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden, of
-    as many patches in every image."""
+class ContextAutoencoder(TokenPrediction):
+    """Encoder, target encoder, regressor and decoder. Every image hides as many patches."""
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
-        super().__init__(spec, settings)
         if spec.position != "sincos_row_first" or spec.prefix != 1:
             raise ValueError(
                 f"position={spec.position!r} with {spec.prefix} prefix tokens is no encoder of CAE: it needs "
                 "position='sincos_row_first', class_token=True, registers=0"
             )
         s, width = settings, settings.decoder_width
-        self.draw_mask = BlockMask(spec.grid, s.num_mask_patches, s.min_mask_patches_per_block, exact=True)
+        draw_mask = BlockMask(spec.grid, s.num_mask_patches, s.min_mask_patches_per_block, exact=True)
+        super().__init__(spec, settings, draw_mask)
         self.vit = cae_vit(ViT(spec, s.drop_path), s.layer_scale_start, s.rescaled)
         self.teacher = frozen_copy(self.vit, drop_path=True)
         self.embed = embedding(spec.width, width, s.rescaled)
-        self.tokenizer = tokenizer_of(s.tokenizer, s.codes, spec.grid)
-        self.fitted_on = self.tokenizer.fitted_on
         shape = (s.decoder_heads, s.decoder_layer_scale_start, s.drop_path)
         self.regressor = LatentRegressor(width, s.regressor_depth, *shape)
         self.decoder = HiddenDecoder(width, s.decoder_depth, *shape, self.tokenizer.codes)
         for part in (self.regressor, self.decoder):
             cae_(part, s.rescaled)
         self.register_buffer("positions", sincos_positions(spec.grid, width, "row"), persistent=False)
-
-    def views(self) -> Views:
-        s = self.settings
-        return tokenized_view(self.spec, self.preparation, s.crop_scale, s.colour_jitter, self.draw_mask)
-
-    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
-        self.tokenizer.fit(batch["picture"] for batch in views)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         visible, hidden = self.split(views["mask"])
@@ -139,7 +128,7 @@ class ContextAutoencoder(Method):
         return self.regressor(latent, self.places(visible), self.places(hidden))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss_main": trivial.of_tokens(self.tokenizer(views["picture"]), self.tokenizer.codes)}
+        return {"loss_main": self.trivial_tokens(views)}
 
     def before_update(self, progress: TrainProgress) -> None:
         if self.settings.target == "previous":
@@ -148,9 +137,6 @@ class ContextAutoencoder(Method):
     def after_update(self, progress: TrainProgress) -> None:
         if self.settings.target == "current":
             move(self.teacher, self.vit, self.settings.target_momentum)
-
-    def facts(self) -> dict[str, str]:
-        return {"tokenizer": self.tokenizer.label}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.vit)}

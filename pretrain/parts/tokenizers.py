@@ -7,23 +7,15 @@ B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torchvision import transforms
-from torchvision.transforms.functional import to_tensor
 
 from checkpoints.reading import ForeignFile, read_foreign
-from checkpoints.spec import Preparation, ViTSpec
 from engine.precision import to_float32
-from pretrain.method import Views
-from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
-from pretrain.parts.views import Colours, Tensors, Transform, TwoSizes
 
 SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
 LAPLACE_EPS = 0.1  # openai/DALL-E dall_e/utils.py:6, map_pixels
@@ -63,33 +55,6 @@ class Tokenizer(nn.Module):
 def tokenizer_of(file: str, codes: int, grid: tuple[int, int]) -> Tokenizer:
     """DALL-E's encoder where `file` names one, else a codebook of `codes` for a grid of tokens."""
     return read_dalle(Path(file)) if file else PatchCodebook(codes, grid)
-
-
-def tokenized_view(
-    spec: ViTSpec, preparation: Preparation, scale: tuple[float, float], jitter: float, draw_mask: BlockMask
-) -> Views:
-    """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
-    furnace/datasets.py)."""
-    colours = Colours(jitter=(jitter, jitter, jitter, 0.0), jitter_chance=float(jitter > 0), grey=0.0)
-    steps = [*colours.transforms(), transforms.RandomHorizontalFlip()]
-    crop = TwoSizes(spec.image_size, spec.grid[0] * SIDE, scale)
-    return TokenizedView(tuple(steps), crop, Tensors(preparation), draw_mask)
-
-
-@dataclass(frozen=True)
-class TokenizedView:
-    """RGB image -> "image" (3, S, S), normalised; "picture", the same part of it for the tokenizer; "mask" (L,)."""
-
-    steps: tuple[Transform, ...]  # before the crop
-    crop: TwoSizes
-    tensors: Tensors
-    draw_mask: BlockMask
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        for step in self.steps:
-            image = step(image)
-        first, second = self.crop(image)
-        return {"image": self.tensors(first), "picture": to_tensor(second), "mask": self.draw_mask()}
 
 
 class PatchCodebook(Tokenizer):

@@ -74,7 +74,7 @@ def test_encoder_and_target_encoder_drop_paths_of_their_own():
 
 def test_initial_weights():
     wide = replace(SPEC, width=64, mlp_hidden=256)
-    method = method_of(wide, layer_scale_start=0.3, decoder_layer_scale_start=0.2)
+    method = method_of(wide, layer_scale_start=0.25, decoder_layer_scale_start=0.5)
     trunk, regressor, decoder = method.vit.trunk, method.regressor.blocks[1], method.decoder.blocks[1]
     for tensor in (trunk.patch_embed.proj.weight, trunk.cls_token, method.regressor.mask_token):
         assert 0.01 < tensor.abs().max() <= 0.02
@@ -82,8 +82,8 @@ def test_initial_weights():
         bound = (6 / (4 * width)) ** 0.5
         assert 0.9 * bound < block.attn.qkv.weight.abs().max() <= bound
         assert (block.mlp.fc1.bias == 0).all()
-    assert (trunk.blocks[0].ls1.gamma == 0.3).all() and (decoder.gamma_1 == 0.2).all()
-    assert (regressor.gamma_2 == 0.2).all() and (trunk.patch_embed.proj.bias == 0).all()
+    assert (trunk.blocks[0].ls1.gamma == 0.25).all() and (decoder.gamma_1 == 0.5).all()
+    assert (regressor.gamma_2 == 0.5).all() and (trunk.patch_embed.proj.bias == 0).all()
     rescaled = method_of(wide, rescaled=True)
     for blocks in (rescaled.vit.trunk.blocks, rescaled.regressor.blocks, rescaled.decoder.blocks):
         for number, block in enumerate(blocks, start=1):

@@ -20,6 +20,7 @@ from pretrain.methods.beit import METHOD, Settings
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
 from pretrain.parts.sizes import RELATIVE
+from pretrain.parts.token_prediction import tokenized_view
 from pretrain.parts.tokenizers import (
     MODULES,
     SIDE,
@@ -28,7 +29,6 @@ from pretrain.parts.tokenizers import (
     map_pixels,
     nearest,
     read_dalle,
-    tokenized_view,
     tokenizer_of,
 )
 
