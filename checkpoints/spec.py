@@ -160,6 +160,7 @@ class ViTSpec:
         )
         if self.family == "beit":
             return shared | dict(
+                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's own
                 use_abs_pos_emb=self.position != "none",
                 use_rel_pos_bias=self.relative_position == "per_block",
                 use_shared_rel_pos_bias=self.relative_position == "shared",

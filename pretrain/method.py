@@ -62,6 +62,7 @@ class Method(nn.Module):
     min_batch = 1  # images that a forward pass needs
     min_batch_setting = ""  # the setting that needs them, as a user writes it
     remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence
+    fitted_on = 0  # images whose views `fit` gets; 0 where nothing is fitted
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -70,6 +71,17 @@ class Method(nn.Module):
     def views(self) -> Views:
         """Makes views and noise from an image. It is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
+
+    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
+        """Before the first update, in the first process: fit what then stays as it is, such as a tokenizer.
+
+        views: micro-batches of `fitted_on` images, fewer where the set has fewer. What is fitted is kept in buffers,
+        which the other processes and a resumed training get.
+        """
+
+    def facts(self) -> dict[str, str]:
+        """What exports say beside what run.json does."""
+        return {}
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Called before each forward pass. A teacher that follows the last update's student moves here."""

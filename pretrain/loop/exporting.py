@@ -22,6 +22,7 @@ EXPORT = "export"  # of the first branch; the others' are export-BRANCH
 
 def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
     """Folder name and export of each of the method's networks; the first is the one that its source evaluates."""
+    facts = {**facts, **method.facts()}
     for number, (branch, encoder) in enumerate(method.encoders().items()):
         yield EXPORT if number == 0 else f"{EXPORT}-{branch}", _exported(method, encoder, {**facts, "branch": branch})
 

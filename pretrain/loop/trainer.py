@@ -12,7 +12,8 @@ A run's folder holds
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,13 +23,22 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, load_micro_batches, piece_of
+from pretrain.loop.images import (
+    BatchPlan,
+    MicroBatch,
+    MicroBatches,
+    batch_plan,
+    default_workers,
+    load_micro_batches,
+    piece_of,
+)
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import locked_run_folder
@@ -104,7 +114,7 @@ class Trainer:
             self.world.on_rank0(lambda: held.enter_context(lock))
             self.load()
             if self.step == 0:
-                self.world.on_rank0(lambda: self.first_export().save(self.run.out / "start"))
+                self.world.on_rank0(self.begin)
             if self.step < self.progress().steps:
                 with listening(self.stop):
                     self.loop()
@@ -112,6 +122,16 @@ class Trainer:
                 return "stopped"
             self.export()
             return "finished"
+
+    def begin(self) -> None:
+        """Before the first update, in the first process: fit the method to images, and export its encoder."""
+        if self.method.fitted_on:
+            plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
+            steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
+            say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
+            with closing(self.micro_batches(range(steps), plan)) as micro_batches:
+                self.method.fit(micro_batch.views for micro_batch in micro_batches)
+        self.first_export().save(self.run.out / "start")
 
     def stop(self) -> None:
         """Save and stop after this update."""
@@ -210,17 +230,17 @@ class Trainer:
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
-    def micro_batches(self, steps: range) -> Generator[MicroBatch]:
-        """The micro-batches of this process during `steps`."""
-        run = self.run
+    def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
+        """What this process sees during `steps`, by `plan` or its own."""
+        run, plan = self.run, plan or self.plan
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(
             image_set=self.images,
             views=self.method.views(),
-            plan=self.plan,
+            plan=plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
+            size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 

@@ -42,16 +42,17 @@ class MaskNoise:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Draws masks (L,) bool of BEiT's rectangles as they come, so that images hide different numbers of patches.
+    """Draws masks (L,) bool of BEiT's rectangles as they come: images may hide different numbers of patches.
 
-    hidden, least, most: as in `blocks`. Raises ValueError, by the names that the sources' options have for them, for
-    what hides everything, or for rectangles that hardly ever fit.
+    hidden, least, most, exact: as in `blocks`. Raises ValueError, by the names that the sources' options have for
+    them, for what hides everything, or for rectangles that hardly ever fit.
     """
 
     grid: tuple[int, int]
     hidden: int
     least: int
     most: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         rows, columns = self.grid
@@ -64,7 +65,7 @@ class BlockMask:
             )
 
     def __call__(self) -> Tensor:
-        return blocks(self.grid, self.hidden, self.least, self.most).flatten()
+        return blocks(self.grid, self.hidden, self.least, self.most, self.exact).flatten()
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,18 @@ class MaskedView:
         return {"image": self.view(image), self.name: self.draw()}
 
 
-def blocks(grid: tuple[int, int], hidden: int, least: int, most: int | None = None) -> Tensor:
+def blocks(grid: tuple[int, int], hidden: int, least: int, most: int | None = None, exact: bool = False) -> Tensor:
     """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
 
     Rectangles of `least` patches or more, each of which hides `most` new ones or fewer (None: as many as are left),
-    until `hidden` patches are covered, never more; fewer where ten rectangles in a row do not fit. Draws from Python's
-    generator.
+    until `hidden` patches are covered, never more. Where ten rectangles in a row do not fit there are fewer, or with
+    `exact` further tries (CAE furnace/masking_generator.py). Draws from Python's generator.
     """
     mask = torch.zeros(grid, dtype=torch.bool)
     left = hidden
     while left > 0:
         added = _block(mask, least, left if most is None else min(left, most))
-        if not added:
+        if not added and not exact:
             break
         left -= added
     return mask
