@@ -81,6 +81,19 @@ def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature
     return loss / (len(views) * views.shape[1] * pairs)
 
 
+def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of masked patches' softmax(logits / temperature) to their targets: each view's mean over its masked
+    patches, 0 where it has none, then the mean over views (iBOT, Zhou et al. 2022, Eq. 3; main_ibot.py:540-546).
+
+    logits, targets (m, K): of the masked patches in order; targets are probabilities. masks (B, G, L) bool.
+    """
+    logits = to_float32(logits) / temperature
+    losses = logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1)
+    weights = masks.to(losses.dtype)
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (losses * weights[masks]).sum() / masks[..., 0].numel()
+
+
 @torch.no_grad()
 def gathered(rows: Tensor) -> Tensor:
     """(B, d) of every process -> (N, d), in the order of ranks, without gradient. The same B everywhere."""

@@ -110,7 +110,7 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
     embedding included; blocks as `rescale_` has them, and a layer scale, if any, of `layer_scale`; zero relative
     bias."""
-    trunk = truncated_(vit, TOKEN_STD, plan=TOKEN_STD).trunk
+    trunk = truncated_(vit, TOKEN_STD, limit=TOKEN_STD).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:
@@ -139,7 +139,7 @@ def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
     """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token; BEiT's
     throughout where `rescaled` (its option fix_init_weight); fixed sine-cosine positions, a layer scale, if any, of
     `layer_scale`."""
-    trunk = (truncated_(vit, TOKEN_STD, plan=TOKEN_STD) if rescaled else xavier_(vit)).trunk
+    trunk = (truncated_(vit, TOKEN_STD, limit=TOKEN_STD) if rescaled else xavier_(vit)).trunk
     cut_normal_(trunk.patch_embed.proj.weight)
     cut_normal_(trunk.cls_token)
     nn.init.zeros_(trunk.patch_embed.proj.bias)
