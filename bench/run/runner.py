@@ -55,7 +55,7 @@ class RunRequest:
     imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
     suite: str
     data: tuple[str, ...] = ()
-    select: SelectOn = "holdout"
+    select: SelectOn | None = None  # None: as each protocol says
     changes: tuple[str, ...] = ()
     out: Path
     space: Workspace
