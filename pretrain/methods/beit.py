@@ -65,7 +65,7 @@ class BeitPretraining(TokenPrediction):
         super().__init__(spec, settings, draw_mask)
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, plan=TOKEN_STD)
+        self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, limit=TOKEN_STD)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()

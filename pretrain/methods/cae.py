@@ -147,7 +147,7 @@ def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
     if inside == outside:
         return nn.Identity()
     layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
-    return truncated_(layer, 0.02, plan=0.02) if rescaled else xavier_(layer)
+    return truncated_(layer, 0.02, limit=0.02) if rescaled else xavier_(layer)
 
 
 METHOD = ContextAutoencoder

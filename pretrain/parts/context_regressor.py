@@ -109,6 +109,6 @@ def drop_rates(last: float, depth: int) -> list[float]:
 def cae_(part: LatentRegressor | HiddenDecoder, rescaled: bool) -> None:
     """Initial weights (modeling_cae.py:53-83): Xavier's; with `rescaled`, the option fix_init_weight, BEiT's."""
     if rescaled:
-        rescale_(truncated_(part, 0.02, plan=0.02).blocks)
+        rescale_(truncated_(part, 0.02, limit=0.02).blocks)
     else:
         xavier_(part)
