@@ -86,7 +86,7 @@ class Data2Vec(Method):
         for block in self.student.trunk.blocks:
             block.attn.attn_drop.p = settings.attn_drop
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, plan=TOKEN_STD)
+        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, limit=TOKEN_STD)
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
