@@ -13,7 +13,7 @@ from engine import checks
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
-PositionRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
+PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 

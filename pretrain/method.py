@@ -62,7 +62,7 @@ class Method(nn.Module):
     min_batch = 1  # images that a forward pass needs
     min_batch_setting = ""  # the setting that needs them, as a user writes it
     remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence
-    fitted_on = 0  # images whose views `fit` needs, 0 where nothing is fitted
+    fitted_on = 0  # images whose views `fit` gets; 0 where nothing is fitted
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()

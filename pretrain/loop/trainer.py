@@ -231,7 +231,7 @@ class Trainer:
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
-        """The micro-batches of this process during `steps`, by `plan` or the training's."""
+        """The micro-batches of this process during `steps`, by `plan` or its own."""
         run, plan = self.run, plan or self.plan
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(

@@ -47,16 +47,18 @@ def _values(network: nn.Module, buffers: bool) -> Iterable[Tensor]:
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
     """From `start` to `end` in equal steps over `warmup` epochs, the first of which has `start` and the last `end`;
-    constant within an epoch (main_dino.py:374-378)."""
+    constant within an epoch (main_dino.py:374-378). delay: epochs at `start` before that (main_ibot.py:502-512)."""
 
     start: float
     end: float
     warmup: int
+    delay: int = 0
 
     def at(self, epoch: int) -> float:
+        epoch -= self.delay
         if epoch >= self.warmup:
             return self.end
-        return self.start + (self.end - self.start) * epoch / max(1, self.warmup - 1)
+        return self.start + (self.end - self.start) * max(0, epoch) / max(1, self.warmup - 1)
 
 
 class Centre(nn.Module):
