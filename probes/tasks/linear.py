@@ -21,13 +21,14 @@ from checkpoints.spec import ViTSpec
 from engine.files import digest
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.schedules import Pace, PacedCosine
+from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
-from probes.linear.augmented import AugmentedBatches, Rule
+from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
 from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
@@ -53,7 +54,7 @@ class Linear(Task):
     entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
     eps: float = 1e-5  # of that norm
     augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
-    crop_rule: Rule = "torchvision"  # whose random crop it is
+    crop_rule: CropRule = "torchvision"  # whose random crop it is
     train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
     batch: int = 1024  # images in a step; all training images where they are fewer
     epochs: int = 100  # passes over the training images
