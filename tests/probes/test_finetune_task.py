@@ -375,7 +375,9 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
     [
         ({"lr": 0.0}, "lr="),
         ({"layer_decay": 0.0}, "layer_decay="),
-        ({"epochs": 5}, "warmup_epochs="),
+        ({"epochs": 5}, "^warmup_epochs=5.0: must be less than epochs=5$"),
+        ({"schedule": "cosine"}, "^schedule='cosine': choose one of mae, beit, simmim, deit$"),
+        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be above 0 and up to 1$"),
         ({"holdout": 1.0}, "holdout="),
         ({"average": 1.0}, "average="),
         ({"policy": "augmix"}, "policy="),
