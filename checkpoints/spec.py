@@ -13,7 +13,7 @@ from engine import checks
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
-PositionRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
+PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 
@@ -153,6 +153,7 @@ class ViTSpec:
         )
         if self.family == "beit":
             return shared | dict(
+                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's own
                 use_abs_pos_emb=self.position != "none",
                 use_rel_pos_bias=self.relative_position == "per_block",
                 use_shared_rel_pos_bias=self.relative_position == "shared",

@@ -17,14 +17,13 @@ Pace = Literal["epoch", "iteration"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainProgress:
-    """Where a training stands. step: updates done. micro_batch: forward pass of this update, from 0 to
-    micro_batches - 1 (accumulation). A source that counts in updates alone has epochs of one."""
+    """How far a training is. A source that counts in updates alone has epochs of one."""
 
-    step: int
+    step: int  # updates done
     steps_per_epoch: int
-    epochs: int
-    micro_batch: int = 0
-    micro_batches: int = 1
+    epochs: int  # of the whole training
+    micro_batch: int = 0  # forward pass of this update, from 0 to micro_batches - 1 (accumulation)
+    micro_batches: int = 1  # forward passes of an update
 
     @property
     def steps(self) -> int:
@@ -73,19 +72,22 @@ def half_cosine(lr: float, epoch: float, epochs: float, warmup: float = 0.0, min
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine:
-    """peak t / warmup, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
-    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
+    """Linear from start * peak, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
+    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a start)."""
 
     warmup: float  # epochs
     floor: float = 0.0  # learning rate at the end
     stretch: float = 1.0  # the cosine ends at this many times the epochs
+    start: float = 0.0  # learning rate at the beginning, as a share of the peak
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", prefix="schedule.")
+        checks.amounts(self, "warmup", "floor", "start", prefix="schedule.")
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
+        if progress.time < self.warmup:
+            return scale * (self.start * peak + (1.0 - self.start) * peak * progress.time / self.warmup)
         end = int(self.stretch * progress.epochs)
         return scale * half_cosine(peak, progress.time, end, self.warmup, self.floor)
 

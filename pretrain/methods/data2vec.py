@@ -42,12 +42,12 @@ class Settings:
     ema_decay_init: float = 0.999  # where the ramp begins
     ema_start_at: int = 0  # updates that the ramp takes, 0 for none
     num_mask_patches: int = 120  # hidden at most
-    min_mask_patches_per_block: int = 16
-    max_mask_patches_per_block: int = 196
+    min_mask_patches_per_block: int = 16  # least in a rectangle
+    max_mask_patches_per_block: int = 196  # new ones in a rectangle, at most
     layer_scale_start: float = 1e-4  # before training
     drop_path: float = 0.25  # of the student's last block
     attn_drop: float = 0.05  # share of the student's attention weights
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the crop
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # least and largest share of the area, of the crop
 
     def __post_init__(self) -> None:
         checks.annotations(self)
@@ -86,7 +86,7 @@ class Data2Vec(Method):
         for block in self.student.trunk.blocks:
             block.attn.attn_drop.p = settings.attn_drop
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, plan=TOKEN_STD)
+        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, limit=TOKEN_STD)
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:

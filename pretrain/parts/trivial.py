@@ -35,3 +35,9 @@ def of_assignments(shares: Tensor) -> Tensor:
     """Shares (N, K), which sum to 1 -> mean KL(q || mean q)."""
     mean = shares.mean(dim=0)
     return torch.special.entr(mean).sum() - torch.special.entr(shares).sum(dim=1).mean()
+
+
+def of_tokens(tokens: Tensor, codes: int) -> Tensor:
+    """Tokens (B, L), of `codes` -> the cross-entropy of their shares in the batch."""
+    shares = torch.bincount(tokens.flatten(), minlength=codes) / tokens.numel()
+    return torch.special.entr(shares).sum()

@@ -21,6 +21,8 @@ from downstream.tasks.cascade_coco import Cascade
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.maskrcnn_coco import MaskRcnn
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     import mmdet
     from mmengine.config import Config

@@ -15,6 +15,8 @@ from engine.tasks import Outcome
 from engine.training.interruptions import Stopped
 from engine.training.schedules import MultipliedWarmup, Polynomial, TrainProgress
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     from downstream.loop import hooks
 

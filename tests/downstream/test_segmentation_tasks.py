@@ -20,6 +20,8 @@ from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from downstream.tasks.upernet_ade20k import UperNet
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     from downstream.loop import running
 

@@ -14,6 +14,8 @@ from finetune_program import described, outcome
 from engine.training.interruptions import Stopped
 from probes.finetune.trainer import Training
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 
 

@@ -167,6 +167,7 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
     assert again.metrics == first.metrics and again.facts == first.facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "holdout", "val"])
 def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
     task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
@@ -185,6 +186,7 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
         assert outcome.numbers["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_what_is_judged(export, tmp_path):
     """With a decay of nearly one they stay where they began, whatever the training learns."""
     task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=400)

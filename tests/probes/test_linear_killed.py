@@ -14,6 +14,8 @@ from engine.training.interruptions import Stopped
 from engine.training.states import load_state, states
 from probes.linear.heads import Heads
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
 
