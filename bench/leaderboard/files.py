@@ -1,7 +1,8 @@
 """The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
 
 A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
-`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`.
+`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`. Before
+them stands what the pretraining took, where it was done here.
 """
 
 import csv
@@ -14,10 +15,12 @@ from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
 from bench.statistics.significance import tied_with_best
+from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
+SPENT = (*COST_UNITS, "devices")  # of checkpoint.training_cost, where it is known of any
 
 
 def leaderboard_csv(board: Board) -> str:
@@ -27,11 +30,13 @@ def leaderboard_csv(board: Board) -> str:
     names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*FACTS, *map(in_csv, names), "failed"])
+    spent = [name for name in SPENT if any(getattr(row.checkpoint.training_cost, name) for row in board.rows)]
+    writer.writerow([*FACTS, *spent, *map(in_csv, names), "failed"])
     for row in board.rows:
         numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
         facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
-        writer.writerow([*facts, *numbers, in_csv("; ".join(row.failed))])
+        costs = [getattr(row.checkpoint.training_cost, name) or "" for name in spent]
+        writer.writerow([*facts, *costs, *numbers, in_csv("; ".join(row.failed))])
     return buffer.getvalue()
 
 

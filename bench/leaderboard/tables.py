@@ -7,6 +7,7 @@ from bench.results.board import Board, Cell, Row, best
 from bench.results.record import CheckpointUsed
 from bench.results.units import decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
+from checkpoints.training_cost import COST_UNITS, TrainingCost
 from engine.printing import in_markdown, text_of
 
 INTRODUCTION = """# Leaderboard
@@ -31,6 +32,10 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
         for each in used
     ]
     lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
+    if spent := [each for each in used if each.training_cost != TrainingCost()]:
+        lines += ["", "## Cost of pretraining", ""]
+        body = [(in_markdown(names[each]), *_spent(each.training_cost)) for each in spent]
+        lines += _markdown_table(("checkpoint", *COST_UNITS.values(), "devices"), body, "---:")
     for group, metrics in board.groups.items():
         lines += ["", f"## {in_markdown(group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
@@ -67,6 +72,11 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
         lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
     lines += troubles(board) if shown is None else []
     return text_of(lines).rstrip() or "no results yet"
+
+
+def _spent(cost: TrainingCost) -> list[str]:
+    numbers = [getattr(cost, name) for name in COST_UNITS]
+    return [*("" if number is None else f"{number:.4g}" for number in numbers), in_markdown(cost.devices)]
 
 
 def row_names(board: Board) -> dict[CheckpointUsed, str]:

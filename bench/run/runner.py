@@ -32,6 +32,7 @@ from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
@@ -51,6 +52,7 @@ class RunRequest:
 
     checkpoints: tuple[str, ...]
     names: tuple[str, ...] = ()
+    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
     suite: str
     data: tuple[str, ...] = ()
     select: SelectOn = "holdout"
@@ -130,7 +132,9 @@ def _prepared(request: RunRequest, exports: Exports) -> Prepared:
     found, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
         try:
-            checkpoint, export = prepare(reference, name, request.out, save=not request.dry_run)
+            checkpoint, export = prepare(
+                reference, name, request.out, save=not request.dry_run, options=request.imports
+            )
             found[checkpoint.key] = checkpoint
             if not request.dry_run:
                 exports[checkpoint.key] = export
