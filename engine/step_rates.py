@@ -14,23 +14,23 @@ Family = Literal["mae", "beit", "simmim", "deit"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepRates:
-    """lr: peak. epochs, warmup_epochs: lengths. floor: what the cosine falls to. start: of timm's warm-up, else 0.
+    """Warm-up and cosine of one of four families.
 
     mae: the formula at fractional epochs, from 0 (MAE util/lr_sched.py:9-21; MOCA, LUT).
     beit: a table, whose last warm-up value is `lr` itself (BEiT, ExtreMA finetune/utils.py:386-403; iBOT).
     simmim: timm 0.4's CosineLRScheduler, stepped after the update, with its cosine over all steps: it drops where the
     warm-up ends, and neither start nor floor is scaled by layer (SimMIM lr_scheduler.py, main_finetune.py:219-222).
-    deit: the same over epochs, stepped after each: both of the first two have `start` (DeiT main.py; iBOT
+    deit: the same over epochs, stepped after each (DeiT main.py; iBOT
     evaluation/semi_supervised/eval_cls.py:782-787, 860).
     """
 
     family: Family
-    lr: float
-    epochs: int
+    lr: float  # peak
+    epochs: int  # of the whole training
     warmup_epochs: float
     steps_per_epoch: int
-    floor: float
-    start: float = 0.0
+    floor: float  # rate at the end of the cosine
+    start: float = 0.0  # rate at the start of timm's warm-up (simmim, deit); the others start at 0
 
     @property
     def steps(self) -> int:

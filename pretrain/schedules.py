@@ -33,8 +33,8 @@ class WarmupCosine:
     main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
 
     warmup: float  # epochs
-    floor: float = 0.0
-    stretch: float = 1.0
+    floor: float = 0.0  # learning rate at the end
+    stretch: float = 1.0  # the cosine ends at this many times the epochs
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "floor", prefix="schedule.")
@@ -50,7 +50,7 @@ class TableCosine:
     """DINO's table (utils.py:187-198): the warm-up's last value is the peak itself, which the cosine then repeats."""
 
     warmup: float  # epochs
-    floor: float = 0.0
+    floor: float = 0.0  # learning rate at the end
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "floor", prefix="schedule.")
@@ -72,7 +72,7 @@ class Multistep:
     warmup: float  # epochs
     start: float  # share of the peak
     milestones: tuple[float, ...]  # epochs
-    factor: float = 0.1
+    factor: float = 0.1  # of the rate at each milestone
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
@@ -90,7 +90,7 @@ class CosineTo:
     """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
     DINO and MOCA, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
 
-    end: float
+    end: float  # value after the last update
 
     def __post_init__(self) -> None:
         checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule

@@ -53,9 +53,11 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = with_dashes(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = parse(argv)
+        arguments = parse_arguments(argv)
         if arguments.keep_memory:
-            keep_memory()
+            from engine.memory import keep_memory
+
+            keep_memory()  # glibc must hear of it before torch allocates
         return command_module(arguments.command).run(arguments)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
@@ -93,7 +95,7 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse, importing only the command that `argv` names."""
     parser = Parser(
         prog="bench",
@@ -134,10 +136,3 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="let glibc keep freed memory: faster forward passes on a CPU",
     )
-
-
-def keep_memory() -> None:
-    """Tell glibc to keep its memory; it must hear so before torch allocates."""
-    from engine.memory import keep_memory
-
-    keep_memory()

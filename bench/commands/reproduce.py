@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive
+from bench.cli.arguments import positive_integer
 
 EPILOG = """examples:
   bench reproduce                                   the tables, and how much of each is within reach
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR",
         help="folder of results and trainings, read and named in the commands (results)")  # fmt: skip
-    parser.add_argument("--processes", type=positive, default=1, metavar="N", help="of torchrun in the commands (1)")
+    parser.add_argument(
+        "--processes", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

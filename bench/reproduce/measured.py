@@ -29,7 +29,7 @@ class Measurement:
 def measurement(value: PublishedValue, results: Sequence[Measured], setup: Setup, there: Known) -> Measurement | None:
     """What was measured of `value`, the mean over seeds; None where nothing was."""
     if value.protocol == LOG:
-        return cost(setup.training(value), value.metric)
+        return measured_cost(setup.training(value), value.metric)
     found = [each.result for each in results if _is_of(each.result, value, there)]
     if not found:
         return None
@@ -69,7 +69,7 @@ def _counts(images: dict) -> str:
     return " + ".join(f"{count} {split}" for split, count in images.items())
 
 
-def cost(folder: Path, metric: str) -> Measurement | None:
+def measured_cost(folder: Path, metric: str) -> Measurement | None:
     """Hours, minutes of an epoch, or GPU memory (GB) of the training in `folder`; None where nothing is known yet.
 
     Hours are those of all epochs at the speed so far.

@@ -6,10 +6,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
-from bench.pretraining.recipes import with_changes as with_recipe_changes
+from bench.pretraining.recipes import changed_recipe
 from bench.published.values import LOG, PublishedValue
-from bench.run.suites import ChosenProtocol, catalogue
-from bench.run.suites import with_changes as with_task_changes
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols
 from engine.extensions import load_extension, source_files, warn_of
 
 Way = Literal["named", "set", "none"]
@@ -60,7 +59,7 @@ def chosen(value: PublishedValue, there: Known) -> ChosenProtocol:
     if value.protocol not in there.protocols:
         raise ValueError(f"there is no protocol {value.protocol}" if value.protocol else "no protocol is it")
     texts = [f"{value.protocol}.{change}" for change in value.settings.split()]
-    return with_task_changes([there.protocols[value.protocol]], texts)[0] if texts else there.protocols[value.protocol]
+    return changed_protocols([there.protocols[value.protocol]], texts)[0] if texts else there.protocols[value.protocol]
 
 
 def _evaluation(value: PublishedValue, there: Known) -> tuple[Way, str]:
@@ -81,7 +80,7 @@ def _training(value: PublishedValue, there: Known) -> tuple[Way, str]:
     if recipe not in recipes:
         return "none", f"{method} has no recipe {recipe}"
     try:
-        with_recipe_changes(recipes[recipe], changes)
+        changed_recipe(recipes[recipe], changes)
     except ValueError as error:
         return "none", str(error)
     return ("set" if changes else "named"), ""

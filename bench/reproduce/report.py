@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.published.values import TABLES, PublishedValue, published_values, values_of
 from bench.reproduce.measured import Measurement, measurement
 from bench.reproduce.reach import WAYS, Known, Reach, Way, reach
-from bench.reproduce.steps import Setup, commands_of, missing
+from bench.reproduce.steps import Setup, commands_of, missing_for
 from bench.results.units import interval_decimals, suffix
 from bench.statistics.matching import Measured
 
@@ -81,7 +81,7 @@ def table_lines(table: str, setup: Setup, results: Sequence[Measured], there: Kn
         found = measurement(value, results, setup, there)
         yield f"  {value.measured_by}: published {_published(value)}; {_measured(found, value)}"
         yield from (f"    note: {value.note}" for _ in filter(None, [value.note]))
-        yield f"    missing: {', '.join(missing(value, setup, there)) or 'nothing'}"
+        yield f"    missing: {', '.join(missing_for(value, setup, there)) or 'nothing'}"
         yield from (f"    {shlex.join(words)}" for words in commands_of(value, setup, there))
 
 

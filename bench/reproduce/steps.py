@@ -129,7 +129,7 @@ def _imported(value: PublishedValue, reference: str, setup: Setup, there: Known)
     return [["bench", "import", named, "--out", folder, *options]], folder
 
 
-def missing(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
+def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
     """What there is not yet to measure it with: `weights`, `data`, or what is not in this tool; empty for nothing."""
     within = reach(value, there)
     if within.evaluation == "none":
@@ -149,7 +149,7 @@ def script(table: str, setup: Setup) -> Iterator[str]:
         found = [shlex.join(words) for words in commands_of(value, setup, known())]
         yield ""
         yield printable(f"# {value.what}: {value.measured_by}, published {value.value:g}")
-        yield from (f"# not here: {reason}" for reason in ([] if found else missing(value, setup, known())))
+        yield from (f"# not here: {reason}" for reason in ([] if found else missing_for(value, setup, known())))
         without = [line for line in found if "PATH-OF-" in line]
         yield from ("# weights: give --checkpoints NAME=PATH" for _ in without)
         yield from (f"# {line}" for line in without)

@@ -3,7 +3,7 @@
 The published encoder files hold nothing but a ViT under `model`, just as MOCA's extracted teachers do; say `mae:PATH`.
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, kind_in, trunk_of
 
@@ -27,7 +27,7 @@ def recognise(file: ForeignFile) -> bool:
     return "fc_norm.weight" in tuned and kind_in(tuned) == "sincos_column_first"
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

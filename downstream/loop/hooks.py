@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from downstream.loop.optimisation import Rates
 from engine.files import write_atomic
 from engine.progress import Progress
-from engine.seeding import DROP, stream
+from engine.seeding import DROP, stream_seeds
 from engine.training.divergence import SHOWN, check_finite
 from engine.training.states import keep_state
 
@@ -49,7 +49,7 @@ class SeedIterations(Hook):
         self.seed = seed
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        torch.manual_seed(int(stream(DROP, self.seed, batch_idx, runner.rank)[2]))
+        torch.manual_seed(int(stream_seeds(DROP, self.seed, batch_idx, runner.rank)[2]))
 
 
 class StopOnNonsense(Hook):

@@ -42,7 +42,7 @@ class Rates:
         return full * (1 - (1 - step / self.warmup) * (1 - self.start))
 
 
-def layer_groups(
+def optimizer_groups(
     model: nn.Module, depth: int, decay: float, rate: float, weight_decay: float, decay_tokens: bool
 ) -> list[dict[str, Any]]:
     """Parameters that train -> optimiser groups with keys params, names, lr and weight_decay.

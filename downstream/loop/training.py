@@ -10,7 +10,7 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES
-from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse
+from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url
 from downstream.loop.optimisation import Rates
 from downstream.models.libraries import quiet_libraries
 from engine.files import digest
@@ -125,7 +125,7 @@ def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
 
 def check_space(space: Workspace, layout: str) -> None:
     """ValueError for a set, or for options, that dense tasks of `layout` have no use for."""
-    if parse(space.data)[0] != layout:
+    if parse_scene_url(space.data)[0] != layout:
         raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
     if space.skip_bad:
         raise ValueError(
@@ -146,7 +146,7 @@ def loader_processes(space: Workspace, images: int) -> int:
     return min(LOADERS, os.cpu_count() or 1) if images >= MIN_IMAGES else 0
 
 
-def fitted(side: int, patch_size: int) -> int:
+def round_up_to_patch(side: int, patch_size: int) -> int:
     """The next multiple of the patch from `side` on."""
     return -(-side // patch_size) * patch_size
 

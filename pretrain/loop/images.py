@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from engine.seeding import AUGMENT, kept, seed, shuffled
+from engine.seeding import AUGMENT, fork_rng, seed, shuffled
 from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -113,7 +113,7 @@ class MicroBatches(Dataset):
         places = self.plan.places(step, self.rank, micro_batch)[piece * self.size : (piece + 1) * self.size]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
-        with kept():
+        with fork_rng():
             found = [self.sample(place, epoch, unreadable) for place in places]
         return MicroBatch(default_collate(found), unreadable)
 
@@ -136,7 +136,7 @@ def default_workers(device: str) -> int:
     return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
 
 
-def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
+def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
     """All micro-batches in order, their views on `device`; close it to end the loader processes.
 
     Raises UnreadableImage unless `skip_bad`.

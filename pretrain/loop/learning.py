@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.precision import autocast
 from pretrain.method import Method, TrainProgress
+from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
 FEWEST = 200  # updates before anything is said: an untrained network looks like a broken one
@@ -82,13 +83,8 @@ def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
     pictures = pictures_of(views, vit.spec.image_size)
     if pictures is None:
         return None
-    modes = [(module, module.training) for module in vit.modules()]
-    vit.eval()  # drops no paths
-    try:
+    with in_eval_mode(vit):
         (tokens,) = vit(pictures[: IMAGES[1]])
-    finally:
-        for module, mode in modes:
-            module.training = mode
     patches = vit.spec.grid[0] * vit.spec.grid[1]
     return tokens[:, 0] if vit.spec.pool == "cls" else tokens[:, tokens.shape[1] - patches :].mean(dim=1)
 

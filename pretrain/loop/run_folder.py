@@ -32,9 +32,11 @@ def claimed(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator
     holds the folder.
     """
     asked = json.loads(json.dumps(identity))
-    check(folder, asked, resume)
+    check_resume(folder, asked, resume)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
-        goes_on = check(folder, asked, resume)  # again: until now another process may have begun or ended one here
+        goes_on = check_resume(
+            folder, asked, resume
+        )  # again: until now another process may have begun or ended one here
         for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
             _remove(path)
         if not goes_on:
@@ -42,7 +44,7 @@ def claimed(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator
         yield
 
 
-def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
+def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     """Whether there is a run that goes on; False for a new one. ValueError where neither may be in this folder."""
     path = folder / "run.json"
     held = set(folder.iterdir()) - set(folder.glob(CLAIMING)) if folder.exists() else set()
@@ -54,7 +56,7 @@ def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     begun = {folder / name for name in BEGUN} | _leftovers(folder)
     if there.keys() == asked.keys() and held <= begun and not states(folder / "states"):
         return False
-    different = differences(there, asked)
+    different = json_differences(there, asked)
     if different:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
@@ -84,13 +86,13 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def differences(there: Any, asked: Any, name: str = "") -> list[str]:
+def json_differences(there: Any, asked: Any, name: str = "") -> list[str]:
     """What differs between two JSON values, a phrase for each leaf."""
     if name in UNCOMPARED:
         return []
     if isinstance(there, dict) and isinstance(asked, dict):
         pairs = {f"{name}.{key}" if name else key: (there.get(key), asked.get(key)) for key in there | asked}
-        return [phrase for place, pair in pairs.items() for phrase in differences(*pair, place)]
+        return [phrase for place, pair in pairs.items() for phrase in json_differences(*pair, place)]
     return [] if there == asked else [f"{name} is {_short(there)}, asked for {_short(asked)}"]
 
 

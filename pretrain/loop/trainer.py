@@ -28,7 +28,7 @@ from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, piece_of, stream
+from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, load_micro_batches, piece_of
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import claimed
@@ -46,24 +46,21 @@ Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where and how to train. micro_batch: most images of one process in a forward pass, None for its whole share.
+    """Where and how to train: everything that changes no recipe."""
 
-    save_minutes: between two training states. export_every, monitor_every: epochs, 0 for the end alone or never.
-    """
-
-    out: Path
-    device: str = "cpu"
-    precision: Precision = "float32"
-    seed: int = 0
-    workers: int | None = None
-    micro_batch: int | None = None
-    skip_bad: bool = False
-    resume: bool = False
-    save_minutes: float = 10.0
-    export_every: int = 0
-    monitor_every: int = 0
-    monitor: Monitor | None = None
-    wandb: str | None = None
+    out: Path  # the folder of this run alone
+    device: str = "cpu"  # cpu, cuda or cuda:N
+    precision: Precision = "float32"  # of matrix products
+    seed: int = 0  # of everything random
+    workers: int | None = None  # loader processes; none: chosen for the machine
+    micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
+    skip_bad: bool = False  # replace and count unreadable images
+    resume: bool = False  # go on with the training in `out`
+    save_minutes: float = 10.0  # between two training states
+    export_every: int = 0  # epochs; 0: at the end alone
+    monitor_every: int = 0  # epochs; 0: never
+    monitor: Monitor | None = None  # evaluates the encoder for the log
+    wandb: str | None = None  # project of Weights & Biases
     facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
 
 
@@ -225,7 +222,7 @@ class Trainer:
             steps=steps,
             size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
         )
-        return stream(micro_batches, workers, run.device, run.skip_bad)
+        return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
         """What a training state belongs to."""

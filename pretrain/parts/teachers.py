@@ -17,11 +17,13 @@ from engine.precision import to_float32
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """A copy of `network` that no optimiser moves and that drops no paths: no source's teacher does."""
+    """A copy of `network` that no optimiser moves and that drops neither paths nor attention, as in every source."""
     teacher = copy.deepcopy(network).requires_grad_(False)
     for module in teacher.modules():
         if isinstance(module, DropPath):
             module.drop_prob = 0.0
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
     return teacher
 
 

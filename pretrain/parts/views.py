@@ -115,3 +115,28 @@ class MultiCrop:
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
         groups = {"global": self.large, "local": self.small}
         return {name: torch.stack([make(image) for make in group]) for name, group in groups.items() if group}
+
+
+@dataclass(frozen=True)
+class TwoViews:
+    """RGB image -> "first" and "second" (3, S, S), drawn apart."""
+
+    first: Callable[[Image.Image], Tensor]
+    second: Callable[[Image.Image], Tensor]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        return {"first": self.first(image), "second": self.second(image)}
+
+
+def two_views(
+    size: int,
+    scale: tuple[float, float],
+    blur: tuple[float, float],
+    solarise: float,
+    preparation: Preparation,
+) -> TwoViews:
+    """MoCo-v3's two views (main_moco.py:262-285): bilinear crops, BYOL's colours; `blur`: chance for each, `solarise`:
+    for the second. The source flips last, which makes no difference to what is drawn before."""
+    geometry = crop(size, scale, "bilinear")
+    colours = [Colours(blur=blur[0]), Colours(blur=blur[1], solarise=solarise)]
+    return TwoViews(*(view([*geometry, *each.transforms()], preparation) for each in colours))

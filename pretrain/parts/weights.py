@@ -1,4 +1,4 @@
-"""Initial weights, as the sources draw them: three families, and what timm does by itself is none of them.
+"""Initial weights, as the sources draw them: four families, and what timm does by itself is none of them.
 
 D width, p patch side.
 """
@@ -62,12 +62,31 @@ def xavier_vit(vit: ViT) -> ViT:
 
 
 def fix_sincos_(vit: ViT) -> None:
-    """Fixed sine-cosine positions with the column's channels first; zero for the class token."""
+    """Fixed sine-cosine positions, the row's channels first where the spec says so, else the column's; zero for the
+    class token."""
     table = vit.trunk.pos_embed
+    first = "row" if vit.spec.position == "sincos_row_first" else "column"
     prefix = table.shape[1] - vit.spec.grid[0] * vit.spec.grid[1]
     with torch.no_grad():
-        table.copy_(sincos_positions(vit.spec.grid, vit.spec.width, "column", prefix))
+        table.copy_(sincos_positions(vit.spec.grid, vit.spec.width, first, prefix))
     table.requires_grad_(False)
+
+
+def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
+    """MoCo-v3's family: Xavier throughout, queries, keys and values as a matrix each; the patch embedding as a
+    (D, 3 p p) matrix with zero bias, fixed where asked; class token N(0, 1e-6), fixed sine-cosine positions
+    (moco-v3 vits.py:27-69)."""
+    trunk = xavier_(vit).trunk
+    bound = sqrt(6 / (2 * vit.spec.width))
+    for block in trunk.blocks:
+        nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+    embed = trunk.patch_embed.proj
+    nn.init.xavier_uniform_(embed.weight.flatten(1))
+    nn.init.zeros_(embed.bias)
+    embed.requires_grad_(not freeze_patches)
+    nn.init.normal_(trunk.cls_token, std=1e-6)
+    fix_sincos_(vit)
+    return vit
 
 
 def truncated_vit(vit: ViT) -> ViT:
@@ -78,6 +97,13 @@ def truncated_vit(vit: ViT) -> ViT:
     for token in (vit.trunk.pos_embed, vit.trunk.cls_token):
         nn.init.trunc_normal_(token, std=TOKEN_STD)
     return vit
+
+
+def beit_token(width: int) -> nn.Parameter:
+    """A mask token (1, 1, D) of BEiT's family."""
+    token = nn.Parameter(torch.empty(1, 1, width))
+    nn.init.trunc_normal_(token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+    return token
 
 
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:

@@ -22,7 +22,7 @@ from engine.core_threads import run_on_core_threads
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.kinds import FeatureKind, rows_of
+from probes.features.kinds import FeatureKind, feature_rows
 
 LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
 
@@ -80,7 +80,7 @@ class Extractor:
             raise UnreadableImage(self.image_set.path(index), reason)
         device = self.backbone.mean.device
         images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
-        rows = rows_of(self.backbone, images, self.kinds)
+        rows = feature_rows(self.backbone, images, self.kinds)
         for kind, values in rows.items():
             self._check_finite(kind, values, span)
             values[[index - span.start for index in loaded.unreadable]] = 0
@@ -110,7 +110,9 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
         consume(extractor(Loaded(*loaded), spans[loaded[0]]))
 
 
-def run(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None) -> None:
+def run_extraction(
+    reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None
+) -> None:
     """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
 
     workers: lanes or loader processes; chosen for the machine when None.

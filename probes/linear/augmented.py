@@ -20,7 +20,7 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from imagesets.sets import ImageSet
 from imagesets.transforms import FILTERS, planes
-from probes.features.extraction import Computed, Extractor, Reader, run
+from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
 
@@ -126,7 +126,7 @@ class AugmentedBatches:
         batches = chunked(len(order), self.plan.size, self.chunk)
         spans = dict(enumerate(span for spans in batches for span in spans))
         joiner = Joiner([len(spans) for spans in batches], spans, images.labels, self.readouts, step, self.device)
-        run(Reader(images, transform, spans), extractor, joiner.take, self.workers)
+        run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
         self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
         self.forwards += len(order)
 

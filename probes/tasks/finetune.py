@@ -332,52 +332,54 @@ IBOT_SOURCE = (
 )
 
 
-def protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
+def _protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
     return Protocol(task=task, version=version, source=source)
 
 
 PROTOCOLS = {
-    "finetune@smoke": protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
-    "finetune@mae": protocol(MAE, MAE_SOURCE),
-    "finetune@mae_L": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE),
-    "finetune@mae_H": protocol(
+    "finetune@smoke": _protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
+    "finetune@mae": _protocol(MAE, MAE_SOURCE),
+    "finetune@mae_L": _protocol(
+        replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE
+    ),
+    "finetune@mae_H": _protocol(
         replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, mixed_together=16, size="H"), MAE_SOURCE, 2
     ),
-    "finetune@lut_S": protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
-    "finetune@lut": protocol(LUT, LUT_SOURCE),
-    "finetune@lut_L": protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
-    "finetune@extrema_S": protocol(
+    "finetune@lut_S": _protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
+    "finetune@lut": _protocol(LUT, LUT_SOURCE),
+    "finetune@lut_L": _protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
+    "finetune@extrema_S": _protocol(
         replace(EXTREMA, epochs=200, size="S"), EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"
     ),
-    "finetune@extrema": protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
-    "finetune@extrema_22k": protocol(
+    "finetune@extrema": _protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
+    "finetune@extrema_22k": _protocol(
         replace(EXTREMA, lr=5e-4, layer_decay=0.65, drop_path=0.2),
         EXTREMA_SOURCE + "its README's command, for IN-22k weights; appendix E has drop path 0.1",
     ),
-    "finetune@moca": protocol(
+    "finetune@moca": _protocol(
         Finetune(lr=1e-3, drop_path=0.2, size="B"),
         "valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
     ),
-    "finetune@ibot_S": protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
-    "finetune@ibot": protocol(IBOT, IBOT_SOURCE, 2),
-    "finetune@ibot_L": protocol(
+    "finetune@ibot_S": _protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
+    "finetune@ibot": _protocol(IBOT, IBOT_SOURCE, 2),
+    "finetune@ibot_L": _protocol(
         replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, mixed_together=64, size="L"),
         IBOT_SOURCE,
         2,
     ),
-    "finetune@simmim": protocol(
+    "finetune@simmim": _protocol(
         # Start and floor are 2.5e-7 for 512 images, scaled like the rate (main_finetune.py:322-333).
         replace(BEIT, lr=1.25e-3, lr_rule="batch/512", batch=2048, schedule="simmim", start=1e-6, floor=1e-6, clip=5.0),
         "microsoft/SimMIM configs/vit_base__800ep/simmim_finetune*.yaml, utils.py:98-284, main_finetune.py:322-333; "
         "batch 2048 is that of its README's Swin command, the yaml leaves the number of GPUs open; it reports the best "
         "epoch on val: select=val",
     ),
-    "finetune@beit": protocol(
+    "finetune@beit": _protocol(
         BEIT,
         "microsoft/unilm beit/get_started_for_image_classification.md (ViT-B after self-supervision), "
         "run_class_finetuning.py; best epoch on val",
     ),
-    "finetune@data2vec": protocol(
+    "finetune@data2vec": _protocol(
         replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
         "facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image statistics are "
         "0.5 unless the export says otherwise (--statistics half on import); best epoch on val",

@@ -12,7 +12,7 @@ import torch
 from examples import EXAMPLES, Example
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, Branch, ImportOptions, import_file
+from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
 from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
@@ -297,7 +297,7 @@ def test_epochs_are_counted_as_the_official_code_does(key, epochs):
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
 def test_published_head_counts(key, width):
     importer = load_extension("importers", key)
-    branch = Branch(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
+    branch = BranchTensors(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
     assert branch.heads(width, getattr(importer, "HEADS", HEADS)) == OFFICIAL[key][3][width]
 
 

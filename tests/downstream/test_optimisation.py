@@ -5,7 +5,7 @@ import torch
 from recordings import facts, matches
 from torch import nn
 
-from downstream.loop.optimisation import Rates, layer_groups
+from downstream.loop.optimisation import Rates, optimizer_groups
 
 SCHEDULES, LAYERS = facts("lr_sched/lr_sched.json"), facts("layer_decay/layer_decay.json")
 
@@ -89,7 +89,7 @@ def test_groups_are_those_of_mmseg():
     vectors = {name for name, value in theirs.items() if value["weight_decay"] == 0}
     model = Recorded(list(theirs), vectors)
     weight_decay = max(value["weight_decay"] for value in theirs.values())
-    groups = layer_groups(
+    groups = optimizer_groups(
         model, recorded["depth"], recorded["decay"], recorded["base_lr"], weight_decay=weight_decay, decay_tokens=True
     )
     assert sum(len(group["names"]) for group in groups) == len(theirs)
@@ -103,7 +103,7 @@ def test_layers_are_those_of_ibot():
     recorded = LAYERS["mmcv1_ibot_layer_ids"]
     depth, decay = recorded["depth"], 0.65
     model = Recorded([ours_of(name) for name in recorded["ids"]], set())
-    groups = layer_groups(model, depth, decay, 1.0, weight_decay=0.0, decay_tokens=False)
+    groups = optimizer_groups(model, depth, decay, 1.0, weight_decay=0.0, decay_tokens=False)
     rates = {name: group["lr"] for group in groups for name in group["names"]}
     for name, layer in recorded["ids"].items():
         close(rates[ours_of(name)], decay ** (depth + 1 - layer))
@@ -113,7 +113,7 @@ def test_tokens_and_what_does_not_train():
     names = ["backbone.vit.trunk.pos_embed", "backbone.vit.trunk.blocks.0.mlp.fc1.weight", "decode_head.conv.weight"]
     model = Recorded(names, set())
     model.get_parameter(names[1]).requires_grad_(False)
-    groups = layer_groups(model, 2, 0.5, 1.0, weight_decay=0.1, decay_tokens=False)
+    groups = optimizer_groups(model, 2, 0.5, 1.0, weight_decay=0.1, decay_tokens=False)
     assert [(group["names"], group["lr"], group["weight_decay"]) for group in groups] == [
         (names[:1], 0.125, 0.0),
         (names[2:], 1.0, 0.1),

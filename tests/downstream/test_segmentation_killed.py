@@ -81,7 +81,7 @@ def rates(monkeypatch):
 )
 def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, method, count, resumed):
     killed(tmp_path, getattr(hooks, hook), method, count)
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     again = outcome(tmp_path)
     printed = capfd.readouterr()
     assert printed.out == ""  # mmengine would say what it loads

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from toy_scenes import SPECS, export_of, workspace
 
-from downstream.data.scenes import drawn
+from downstream.data.scenes import tiny_folder
 from downstream.loop import hooks
 from downstream.metrics.scores import scores
 from downstream.models.libraries import quiet_libraries
@@ -132,7 +132,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
 
 
 def test_label_ids_give_the_same_numbers(tmp_path):
-    task, city = replace(LINEAR, lr=(0.1,), splits=(1,), epochs=1), drawn("cityscapes", tmp_path)
+    task, city = replace(LINEAR, lr=(0.1,), splits=(1,), epochs=1), tiny_folder("cityscapes", tmp_path)
     first = task.run(export_of(), workspace(tmp_path / "a", f"cityscapes:{city}"))
     for path in city.rglob("*_labelTrainIds.png"):
         path.unlink()
@@ -160,7 +160,7 @@ def failing(task, data: str, tmp_path: Path, **settings) -> str:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_mask_that_does_not_fit_is_named(tmp_path, workers):
-    ade = drawn("ade20k", tmp_path)
+    ade = tiny_folder("ade20k", tmp_path)
     for path in (ade / "annotations" / "training").iterdir():
         Image.fromarray(np.full((64, 96), 151, np.uint8)).save(path)
     said = failing(UPERNET, f"ade20k:{ade}", tmp_path, workers=workers)
@@ -193,7 +193,7 @@ def test_one_image_at_once_is_too_few_for_batch_norm(tmp_path):
     "file", ["images/validation/ADE_val_00000000.jpg", "annotations/training/ADE_train_00000000.png"]
 )
 def test_an_unreadable_file_is_named(tmp_path, workers, file):
-    ade = drawn("ade20k", tmp_path)
+    ade = tiny_folder("ade20k", tmp_path)
     (ade / file).write_bytes((ade / file).read_bytes()[:100])
     task = replace(UPERNET, head="linear", steps=2)
     said = failing(task, f"ade20k:{ade}", tmp_path, workers=workers)

@@ -136,7 +136,7 @@ def test_no_constant_predicts_pixels_better(loss):
     losses = {"l1": torch.nn.L1Loss(), "l2": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
     grid = torch.cartesian_prod(*[torch.linspace(0, 1, 201)] * 2)
     best = min(losses[loss](guess.expand_as(targets), targets).item() for guess in grid)
-    assert trivial.of_pixels(targets, loss).item() == pytest.approx(best, rel=1e-3)
+    assert trivial.of_patches(targets, loss).item() == pytest.approx(best, rel=1e-3)
 
 
 def test_no_constant_predicts_directions_better():

@@ -34,7 +34,7 @@ def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch, capsys):
     saved = int(output_of(tmp_path, 2, 5, 10))
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert described(outcome(tmp_path)) == quiet
     steps = quiet["facts"]["steps"]
     assert f"{steps} of {steps} steps, {steps - saved} of them now, in " in capsys.readouterr().err

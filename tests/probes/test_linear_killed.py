@@ -35,7 +35,7 @@ def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monke
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
     epoch = load_state(states(folder)[0]).facts["epoch"]
     assert 0 < epoch < EPOCHS, "no run was killed in the middle: the test shows nothing"
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
     shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
     done, whole, now = map(int, shown.groups())
