@@ -60,7 +60,7 @@ class Workspace:
     data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Literal["float32", "bfloat16"] = "float32"  # of forward passes
-    decode: Literal["exact", "fast"] = "exact"  # fast: JPEG at reduced size where that suffices (docs/images.md)
+    decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes JPEG (docs/images.md)
     seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs
     skip_bad: bool = False  # count and record unreadable images instead of stopping
@@ -152,8 +152,8 @@ class Task:
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
 
-        spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn class
-        by class. ValueError where the settings do not fit.
+        spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn
+        class by class. ValueError where the settings do not fit.
         """
         return {}
 

@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: every task has a good result; 1: some task failed."""
+    """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
+    training."""
     from bench.cli.devices import chosen_device
     from bench.run.runner import RunRequest, run_suite
     from engine.tasks import Workspace

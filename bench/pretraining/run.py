@@ -1,6 +1,5 @@
 """`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,11 +17,10 @@ from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
 from engine.tasks import OpenedSets
+from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
-
-STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say, text_of
 from engine.tasks import Outcome, SelectOn, Workspace
+from engine.training.interruptions import Stopped
 
 MAIN_METRICS = 3  # how many a line of output shows
 # Name and digest -> the export, in the memory of the process that loaded it, until its tasks are done.
@@ -251,7 +252,9 @@ def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
     started = time.perf_counter()
     try:
         outcome = checked(job.chosen.task.run(export, space))
-    except Exception as error:  # whatever a task raises becomes a failed result, and the other tasks go on
+    except Stopped:  # not a failure: the same command goes on
+        raise
+    except Exception as error:  # whatever else a task raises becomes a failed result, and the other tasks go on
         return Attempt(seconds=time.perf_counter() - started, error=error)
     return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
 

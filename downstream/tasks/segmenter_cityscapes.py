@@ -14,11 +14,12 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
-from downstream.loop.optimisation import Rates, optimizer_groups
+from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.training.schedules import Polynomial
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,7 +141,9 @@ class Segmenter(Task):
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(steps=self.epochs * steps, power=0.9, floor=self.floor),
+            schedule=Polynomial(power=0.9, floor=self.floor),
+            epochs=self.epochs,
+            steps_per_epoch=steps,
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
             parts=lambda: mmseg_objects(train, val, sizes),

@@ -13,12 +13,13 @@ import torch
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
-from downstream.loop.optimisation import Rates, optimizer_groups
+from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.training.schedules import MultipliedWarmup, Polynomial
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,7 +102,9 @@ class UperNet(Task):
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(steps=self.steps, warmup=self.warmup),
+            schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
+            epochs=self.steps,
+            steps_per_epoch=1,  # the source counts in steps
             judge_every=self.judge_every,
             best="",
             parts=lambda: mmseg_objects(train, val, sizes),

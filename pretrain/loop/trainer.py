@@ -1,12 +1,12 @@
 """The one training loop: recipe + method + images -> exports; resumable at any step, alone or under torchrun.
 
 A run's folder holds
-    run.json      what is trained on what; a restart must ask for the same
+    run.json      method, settings and images; a restart must ask for the same
     states/       the two newest training states
     log.jsonl, tensorboard/
     lock          held while a training runs here
     export/       the encoder as the source evaluates it; export-BRANCH/ the method's other networks
-    start/        the encoder before the first update: the floor that a training has to beat
+    start/        the encoder before the first update, as a baseline
 """
 
 import time
@@ -31,7 +31,7 @@ from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, load_micro_batches, piece_of
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
-from pretrain.loop.run_folder import claimed
+from pretrain.loop.run_folder import locked_run_folder
 from pretrain.loop.updates import Precision, Updates
 from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import synchronised
@@ -39,8 +39,8 @@ from pretrain.recipe import Recipe
 
 LOG_EVERY = 2.0  # seconds between two lines of the log, at least
 
-# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it,
-# so that they may share its work, and gets the same values.
+# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it
+# and gets the same values, so that processes can share its work.
 Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
 
 
@@ -65,7 +65,7 @@ class Run:
 
 
 class Trainer:
-    """A pretraining of the method in file `module` named `name`. Raises ValueError for what cannot be trained."""
+    """A pretraining with the method `name`, defined in `module`. ValueError for a recipe that cannot be trained."""
 
     def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
         self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
@@ -98,9 +98,10 @@ class Trainer:
         )
 
     def train(self) -> Literal["finished", "stopped"]:
-        """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
+        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes."""
         with ExitStack() as held:
-            self.world.on_rank0(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
+            lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
+            self.world.on_rank0(lambda: held.enter_context(lock))
             self.load()
             if self.step == 0:
                 self.world.on_rank0(lambda: self.first_export().save(self.run.out / "start"))
@@ -113,20 +114,20 @@ class Trainer:
             return "finished"
 
     def stop(self) -> None:
-        """Save and leave after this update."""
+        """Save and stop after this update."""
         self.asked_to_stop = True
 
     def loop(self) -> None:
-        """All updates that are left, or as many as there are until it is asked to stop. The state is saved then."""
+        """Run the remaining updates, or those until `stop` is called; then save the state."""
         self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
         saving = Timer(self.run.save_minutes * 60.0)
         todo = range(self.step, self.progress().steps)
 
         def requests() -> dict[str, bool]:
-            speaks = self.world.is_rank0
-            log = speaks and averages.seconds >= LOG_EVERY
-            return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
+            first = self.world.is_rank0
+            log = first and averages.seconds >= LOG_EVERY
+            return {"stop": self.asked_to_stop, "save": first and saving.is_due(), "log": log}
 
         bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
         with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
@@ -138,7 +139,7 @@ class Trainer:
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
                 assessed = self.assess(bar) if epoch_over else {}
-                if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
+                if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
                     warnings = self.learning.warnings.values() if epoch_over else ()
                     self.write(records, averages.taken(self.recipe.batch) | assessed, tuple(warnings))
                 if epoch_over:
@@ -153,13 +154,13 @@ class Trainer:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
     def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Into the log, from the first process."""
+        """Write to the log, from rank 0."""
         self.world.on_rank0(lambda: records.write(self.step, values, warnings))
 
     def update(
         self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
     ) -> dict[str, bool]:
-        """One update on the next images. Returns which requests some process has."""
+        """One update on the next images. Returns the requests, each True where any process has it."""
         progress, started = self.progress(), time.monotonic()
         try:
             logs = self.updates.run(self.views(micro_batches, averages), progress, requests)
@@ -178,8 +179,7 @@ class Trainer:
         return asked
 
     def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
-        """Those of one update, by micro-batch. Where one process has no images, all of them stop here, with its
-        error."""
+        """The micro-batches of one update. If a process cannot read its images, all processes raise its error here."""
         ends_epoch = (self.step + 1) % self.plan.steps_per_epoch == 0
         for _ in range(self.plan.micro_batches):
             started = time.monotonic()
@@ -190,7 +190,7 @@ class Trainer:
             yield micro_batch.views
 
     def assess(self, bar: Progress) -> dict[str, float]:
-        """Whether the epoch has taught anything, by the first process's last images; values for the log."""
+        """Assess, on the last images of rank 0, whether anything is learned; returns values for the log."""
         views, before = self.last_views, set(self.learning.warnings)
         self.last_views = {}
         found = self.world.on_rank0(
@@ -202,7 +202,7 @@ class Trainer:
         return found
 
     def after_epoch(self, records: Records) -> None:
-        """Export and monitor, where either is due."""
+        """Export and monitor where due."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
@@ -211,7 +211,7 @@ class Trainer:
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
     def micro_batches(self, steps: range) -> Generator[MicroBatch]:
-        """What this process sees during `steps`."""
+        """The micro-batches of this process during `steps`."""
         run = self.run
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(
@@ -225,7 +225,7 @@ class Trainer:
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
-        """What a training state belongs to."""
+        """What run.json holds: everything that a training state belongs to."""
         return {
             "method": self.name,
             **self.run.facts,
@@ -236,12 +236,12 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """The training state, from the first process."""
+        """Save the training state, from rank 0."""
         self.share_unreadable()
         self.world.on_rank0(lambda: save_state(self.run.out / "states", self.step, self.state()))
 
     def share_unreadable(self) -> None:
-        """Every process learns of the images that another one could not read."""
+        """Collect the unreadable images of all processes in each."""
         for found in self.world.gather_objects(self.unreadable):
             self.unreadable |= found
 
@@ -260,7 +260,7 @@ class Trainer:
         return State(tensors=tensors, facts=facts)
 
     def load(self) -> None:
-        """Take up the newest training state, where there is one."""
+        """Load the newest training state, where there is one."""
         path = self.world.on_rank0(lambda: newest_whole(self.run.out / "states"))
         if path is None:
             return
@@ -271,19 +271,19 @@ class Trainer:
         self.updates.losses.extend(state.facts["losses"])
         self.updates.norm = state.facts["norm"]
         self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
-        self.learning = Learning(**state.facts.get("learning", {}))  # states before it came have none
+        self.learning = Learning(**state.facts.get("learning", {}))  # older states have none
 
     def exports(self) -> Iterator[tuple[str, ViTExport]]:
-        """Folder name and export of each of the method's networks as they are now."""
+        """Folder name and export of each of the method's networks."""
         warnings = tuple(self.learning.warnings.values())
         return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
 
     def first_export(self) -> ViTExport:
-        """That of the network which the method's source evaluates."""
+        """The export of the network that the method's source evaluates."""
         return next(self.exports())[1]
 
     def export(self) -> None:
-        """Write all exports, from the first process."""
+        """Write all exports, from rank 0."""
         self.share_unreadable()
         self.world.on_rank0(self._export)
 

@@ -42,8 +42,8 @@ class Settings:
     ema_decay_init: float = 0.999  # where the ramp begins
     ema_start_at: int = 0  # updates that the ramp takes, 0 for none
     num_mask_patches: int = 120  # hidden at most
-    min_mask_patches_per_block: int = 16
-    max_mask_patches_per_block: int = 196
+    min_mask_patches_per_block: int = 16  # of a block of hidden patches
+    max_mask_patches_per_block: int = 196  # of a block of hidden patches
     layer_scale_start: float = 1e-4  # before training
     drop_path: float = 0.25  # of the student's last block
     attn_drop: float = 0.05  # share of the student's attention weights

@@ -20,12 +20,12 @@ def xavier_(network: nn.Module) -> nn.Module:
     return _drawn(network, nn.init.xavier_uniform_)
 
 
-def truncated_(network: nn.Module, std: float = 0.02, plan: float = 2.0) -> nn.Module:
-    """Every linear layer from a normal distribution cut off at +-`plan`, zero bias, norms 1 and 0.
+def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.Module:
+    """Every linear layer from a normal distribution truncated at +-`limit`, zero bias, norms 1 and 0.
 
-    DINO's and timm's trunc_normal_ cuts at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
+    DINO's and timm's trunc_normal_ truncates at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
     """
-    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-plan, b=plan))
+    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
 
 
 def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -110,7 +110,7 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
     embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
     `layer_scale`; zero relative bias."""
-    trunk = truncated_(vit, TOKEN_STD, plan=TOKEN_STD).trunk
+    trunk = truncated_(vit, TOKEN_STD, limit=TOKEN_STD).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:

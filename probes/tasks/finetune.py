@@ -1,7 +1,8 @@
 """End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
 
-The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
-and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls
+(engine/training/schedules.py) and in numbers. A recipe is for one size of network; another one is trained all the same,
+and the result says so.
 
 The last epoch is reported unless `select` says val, the best one on the validation images as in most sources, or
 holdout, the best one on images that are then not trained on.
@@ -19,9 +20,9 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
 from engine.files import digest
-from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
+from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
@@ -55,7 +56,7 @@ class Finetune(Task):
     batch: int = 1024  # images in an update, whatever the machine
     epochs: int = 100  # passes over the training images
     warmup_epochs: float = 5.0  # over which the rate rises
-    schedule: Family = "mae"  # whose warm-up and half cosine it is, see engine/step_rates.py
+    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
     floor: float = 1e-6  # rate at the end
     start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
     layer_decay: float = 0.65  # factor on the rate for every block further from the head
@@ -171,7 +172,7 @@ class Finetune(Task):
             groups = MixedGroups(
                 image_set=train,
                 plan=plan,
-                steps=range(training.step, training.config.rates.steps),
+                steps=range(training.step, training.config.steps),
                 groups=training.config.groups,
                 augmentation=self.augmentation,
                 transform=self.augmentation.transform(size, export.mean, export.std),
@@ -186,8 +187,8 @@ class Finetune(Task):
         """What the training consisted of, as JSON values."""
         config, skipped = training.config, training.train_state.skipped
         return {
-            "learning_rate": config.rates.lr,
-            "steps": config.rates.steps,
+            "learning_rate": config.lr,
+            "steps": config.steps,
             "batch": {
                 "images": plan.batch,
                 "at_once": config.part,
@@ -229,19 +230,23 @@ class Finetune(Task):
             interpolation=self.train_interpolation,
         )
 
+    def rates(self) -> LayerSchedule:
+        """The schedule that `schedule` names."""
+        if self.schedule == "mae":
+            return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
+        if self.schedule == "beit":
+            return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
+        told = "update" if self.schedule == "simmim" else "epoch"
+        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
+
     def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
         """The settings of `Training`."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
-            rates=StepRates(
-                family=self.schedule,
-                lr=self.lr * RULES[self.lr_rule](self.batch),
-                epochs=self.epochs,
-                warmup_epochs=self.warmup_epochs,
-                steps_per_epoch=plan.steps_per_epoch,
-                floor=self.floor,
-                start=self.start,
-            ),
+            lr=self.lr * RULES[self.lr_rule](self.batch),
+            schedule=self.rates(),
+            epochs=self.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
             layer_decay=self.layer_decay,
             weight_decay=self.weight_decay,
             decay_tokens=self.decay_tokens,

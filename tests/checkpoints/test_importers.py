@@ -93,6 +93,7 @@ def redrawn(tensor: torch.Tensor) -> torch.Tensor:
     return torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(1.0).clamp(min=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key):
     example = EXAMPLES[key]()
@@ -114,6 +115,7 @@ def test_a_change_of_any_used_tensor_is_caught(key):
     assert not escaped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_renamed_tensor_that_is_dropped_is_no_longer_known(key):
     example = EXAMPLES[key]()
@@ -186,6 +188,7 @@ def test_a_wrong_convention_is_seen_by_the_fingerprint(key):
     assert all(mutant.verify() for mutant in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
     export = imported(EXAMPLES[key]())

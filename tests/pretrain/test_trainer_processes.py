@@ -20,6 +20,8 @@ from engine.training.states import states
 from imagesets.sets import open_set
 from pretrain.loop.images import MicroBatch, batch_plan
 
+pytestmark = pytest.mark.slow
+
 METHODS = list(source_files("methods"))
 STEPS = EPOCHS * IMAGES // BATCH
 BROKEN = batch_plan(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, micro_batch=0)[
