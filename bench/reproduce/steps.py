@@ -63,7 +63,7 @@ def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) ->
 
 def named_data(texts: Sequence[str]) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping. ValueError for a name that no value has."""
-    names = [*SETS, *(name for name, _ in PRETRAINED_ON.values())]
+    names = {*SETS, *(name for name, _ in PRETRAINED_ON.values() if name)}
     found = named_urls(texts, "") if texts else {}
     if unknown := [name for name in found if name not in names]:
         raise ValueError(f"--data {unknown[0]}: the tables know images by other names: {_listed(names)}")
@@ -71,7 +71,7 @@ def named_data(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names)))
+    return ", ".join(sorted(names))
 
 
 def commands_of(value: PublishedValue, setup: Setup, there: Known) -> list[list[str]]:

@@ -1,5 +1,6 @@
 """bench reproduce: what it lists and counts, a table with a number measured here, and commands that can be run."""
 
+import json
 import shlex
 from dataclasses import replace
 
@@ -68,7 +69,9 @@ def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
     line = blocks["knn@moca top1_k20_bestT"]  # the last of three models
     assert "published 78.4; not measured here" in line
     (line,) = [line for line in out.splitlines() if "published 77.2; measured" in line]
-    assert "difference -" in line and "[-" in line
+    top1 = json.loads(next(tmp_path.rglob("knn@moca-seed0.json")).read_text())["metrics"]["top1_k20_bestT"]
+    ends = ", ".join(f"{end - 77.2:+.1f}" for end in top1["interval"])
+    assert f"measured {top1['value']:.2f}, difference {top1['value'] - 77.2:+.2f} [{ends}]; " in line
     assert "on other images: 64 train + 32 val, imagenet has 1281167 train + 50000 val" in line
     after = out.splitlines()[out.splitlines().index(line) + 1 :]
     assert after[0] == "    missing: nothing"
@@ -101,7 +104,7 @@ def test_commands_of_a_script_run(bench, exports, tmp_path):
     value = value_of("moca:table2c", "moca-b-100", "top1_k20_bestT")
     (run,) = commands_of(value, setup(tmp_path, **given), known())
     code, out, _ = bench(*run[1:], "--dry-run")
-    assert code == 0 and "knn@moca on imagenet: 1438 train + 359 val images, to do" in out
+    assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images, to do" in out
     ablation = value_of("moca:table2c", "moca-b-100-lambda1", "top1_k20_bestT")
     pretrain, run = commands_of(ablation, setup(tmp_path, data={"imagenet": "digits:"}), known())
     assert run[3] == str(tmp_path / "pretraining" / "moca-b-100-lambda1" / "export")
