@@ -16,6 +16,7 @@ from bench.cli.messages import in_one_line, millions, traceback_of
 from bench.cli.outputs import check_writable
 from bench.leaderboard import files as leaderboard
 from bench.leaderboard.tables import to_terminal
+from bench.published.check import MeasuredNumbers, against_published
 from bench.results.board import group_of
 from bench.results.environment import hardware, versions
 from bench.results.record import (
@@ -209,6 +210,7 @@ def _run_one(
             path = _record(job, checkpoint, request.space, attempt)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
+            say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
         tally.done += attempt.error is None
         if attempt.error:
             tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
@@ -293,6 +295,16 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
     )
     log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
     return record(job.path, result, found.arrays, log)
+
+
+def _numbers(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+    return MeasuredNumbers(
+        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
+        protocol=job.protocol,
+        data=job.data,
+        numbers=attempt.outcome.numbers,
+        limit=space.limit,
+    )
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:
