@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive_integer, whole_number
+from bench.cli.arguments import add_statistics, positive_integer, whole_number
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
         help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID or IMPORTER:PATH")  # fmt: skip
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
+    add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
         help="smoke, frozen, full, or a comma-separated list of tasks (knn) and protocols (knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     training."""
     from bench.cli.devices import chosen_device
     from bench.run.runner import RunRequest, run_suite
+    from checkpoints.importing import ImportOptions
     from engine.tasks import Workspace
 
     space = Workspace(
@@ -70,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = RunRequest(
         checkpoints=tuple(arguments.checkpoint),
         names=tuple(arguments.name),
+        imports=ImportOptions(statistics=arguments.statistics),
         suite=arguments.suite,
         data=tuple(arguments.data),
         select=arguments.select,
