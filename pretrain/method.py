@@ -82,11 +82,13 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters by name that are optimised alike. lr, weight_decay: constants of their own; None: the recipe's."""
+    """Parameters by name that are optimised alike. lr, weight_decay: constants of their own; None: the recipe's.
+    clipped: whether the recipe's `clip` counts and scales their gradients."""
 
     parameters: Mapping[str, Parameter]
     lr: float | None = None
     weight_decay: float | None = None
+    clipped: bool = True
 
 
 class Method(nn.Module):

@@ -80,6 +80,15 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def msn_vit(vit: ViT) -> ViT:
+    """DINO's family, but for the patch embedding: normal with the variance of a layer before a ReLU, zero bias (MSN
+    src/deit.py:200-211)."""
+    embed = truncated_vit(vit).trunk.patch_embed.proj
+    nn.init.kaiming_normal_(embed.weight, mode="fan_in", nonlinearity="relu")
+    nn.init.zeros_(embed.bias)
+    return vit
+
+
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
     embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
