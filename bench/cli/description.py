@@ -5,9 +5,10 @@ from typing import Any
 
 from bench.cli.messages import millions
 from checkpoints.export import ViTExport
+from checkpoints.training_cost import TrainingCost
 
 
-def described(export: ViTExport) -> Iterator[str]:
+def export_lines(export: ViTExport) -> Iterator[str]:
     """Lines: the network, where its weights come from, and what of the source was used."""
     spec, preparation = export.spec, export.preparation
     yield from _rows(
@@ -30,6 +31,7 @@ def described(export: ViTExport) -> Iterator[str]:
         plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
         epochs=epochs_of(facts),
+        cost=TrainingCost.of(facts).text,
         warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive
+from bench.cli.arguments import add_statistics, positive_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,11 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the export folder to write")
     parser.add_argument("--name", help="label of the export in results and leaderboard")
     parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
-    parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where no tensor tells them")
-    parser.add_argument("--image-size", type=positive, metavar="N", help="resize the position tables to N pixels")
     parser.add_argument(
-        "--statistics", choices=("imagenet", "half", "clip"), help="mean and std that the source trained with"
+        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
     )
+    parser.add_argument(
+        "--image-size", type=positive_integer, metavar="N", help="resize the position tables to N pixels"
+    )
+    add_statistics(parser)
     parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
     parser.add_argument("--force", action="store_true", help="replace another export in FOLDER")
 
@@ -25,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: the export is written and its fingerprint comes out again when read back."""
     from dataclasses import replace
 
-    from bench.cli.description import described
+    from bench.cli.description import export_lines
     from bench.cli.outputs import check_new_export
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_new_export(arguments.out)
     export = load(arguments.source, options)
     say(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
-    say(*described(export))
+    say(*export_lines(export))
     if arguments.name:
         export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
     same = not arguments.force and _is_there(arguments.out, export)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import above_zero, positive, whole_number
+from bench.cli.arguments import above_zero, positive_integer, share, whole_number
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
-    parser.add_argument("--micro-batch", "--at-once", type=positive, metavar="N",
+    parser.add_argument("--micro-batch", "--at-once", type=positive_integer, metavar="N",
         help="at most N images of a process in a forward pass; the recipe's batch is made of several")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
     parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
@@ -42,14 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--knn-every", type=whole_number, default=0, metavar="EPOCHS",
         help="log the encoder's k-NN accuracy that often")  # fmt: skip
     parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
-    parser.add_argument("--knn-limit", type=positive, metavar="N", help="at most N images of each split for that")
+    parser.add_argument("--knn-k", type=positive_integer, metavar="K", help="neighbours that vote in it (20)")
+    parser.add_argument("--knn-fraction", type=share, metavar="F",
+        help="share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1")  # fmt: skip
+    parser.add_argument(
+        "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
+    )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
     from bench.cli.devices import chosen_device
-    from bench.pretraining.run import Request, run, training_precision
+    from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
     from pretrain.loop.trainer import Run
 
     device = chosen_device(arguments.device)
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         monitor=_monitor(arguments, device, precision),
         wandb=arguments.wandb,
     )
-    request = Request(
+    request = PretrainRequest(
         method=arguments.method,
         recipe=arguments.recipe,
         changes=tuple(arguments.set),
@@ -77,17 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
         run=settings,
         dry_run=arguments.dry_run,
     )
-    return run(request)
+    return run_pretraining(request)
 
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):
     """The online k-NN, where it was asked for."""
-    from bench.pretraining.online_knn import OnlineKnn
+    from bench.pretraining.online_knn import K, OnlineKnn
     from engine.tasks import Workspace
 
+    options = ("knn_data", "knn_k", "knn_fraction", "knn_limit")
+    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
     if not arguments.knn_every:
-        if arguments.knn_data or arguments.knn_limit:
-            raise ValueError("--knn-data and --knn-limit need --knn-every EPOCHS, which says how often")
+        if given:
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{named} without --knn-every EPOCHS, which says how often: add it")
         return None
     space = Workspace(
         cache=arguments.out / "online-knn",
@@ -97,4 +105,4 @@ def _monitor(arguments: argparse.Namespace, device: str, precision: str):
         limit=arguments.knn_limit,
         skip_bad=arguments.skip_bad,
     )
-    return OnlineKnn(space=space)
+    return OnlineKnn(space=space, k=given.get("knn_k", K), fraction=given.get("knn_fraction", 1.0))

@@ -16,28 +16,31 @@ from bench.cli.messages import in_one_line, millions, traceback_of
 from bench.cli.outputs import check_writable
 from bench.leaderboard import files as leaderboard
 from bench.leaderboard.tables import to_terminal
+from bench.published.check import MeasuredNumbers, against_published
 from bench.results.board import group_of
 from bench.results.environment import hardware, versions
 from bench.results.record import (
     DataUsed,
     Result,
     failure_beside,
+    images_seen,
     record,
-    validation_images,
 )
 from bench.results.units import number_text
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
-from bench.run.suites import ChosenProtocol, catalogue, choose, with_changes
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say, text_of
 from engine.tasks import Outcome, SelectOn, Workspace
+from engine.training.interruptions import Stopped
 
 MAIN_METRICS = 3  # how many a line of output shows
 # Name and digest -> the export, in the memory of the process that loaded it, until its tasks are done.
@@ -45,11 +48,12 @@ Exports = dict[tuple[str, str], ViTExport]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user asked for. `space.world` is filled in by `run`, `space.data` for every job."""
+class RunRequest:
+    """What the user asked for. `space.world` is filled in by `run_suite`, `space.data` for every job."""
 
     checkpoints: tuple[str, ...]
     names: tuple[str, ...] = ()
+    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
     suite: str
     data: tuple[str, ...] = ()
     select: SelectOn = "holdout"
@@ -78,7 +82,7 @@ class Attempt:
     error: Exception | None = None
 
 
-def run(request: Request) -> int:
+def run_suite(request: RunRequest) -> int:
     """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
     with start_world(request.space.device) as world:
         request = replace(request, space=replace(request.space, world=world))
@@ -97,14 +101,14 @@ def run(request: Request) -> int:
         return _run_all(request, found.checkpoints, exports, data, selected)
 
 
-def _selected(request: Request, world: World) -> list[ChosenProtocol]:
+def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
     found = catalogue()
     if world.is_rank0:
         warn_of(found.broken)
-    return with_changes(choose(request.suite, found), request.changes, request.select)
+    return changed_protocols(choose_protocols(request.suite, found), request.changes, request.select)
 
 
-def _opened(request: Request) -> list[DataUsed]:
+def _opened(request: RunRequest) -> list[DataUsed]:
     """The image sets, which every process opens, once, for all tasks."""
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
@@ -121,7 +125,7 @@ class Prepared:
     unavailable: Sequence[str] = ()
 
 
-def _prepared(request: Request, exports: Exports) -> Prepared:
+def _prepared(request: RunRequest, exports: Exports) -> Prepared:
     """Load and prove all checkpoints, and keep those that will be evaluated in `exports`."""
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
@@ -129,7 +133,9 @@ def _prepared(request: Request, exports: Exports) -> Prepared:
     found, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
         try:
-            checkpoint, export = prepare(reference, name, request.out, save=not request.dry_run)
+            checkpoint, export = prepare(
+                reference, name, request.out, save=not request.dry_run, options=request.imports
+            )
             found[checkpoint.key] = checkpoint
             if not request.dry_run:
                 exports[checkpoint.key] = export
@@ -142,7 +148,7 @@ def _prepared(request: Request, exports: Exports) -> Prepared:
 
 
 def _run_all(
-    request: Request,
+    request: RunRequest,
     checkpoints: Sequence[LoadedCheckpoint],
     exports: Exports,
     data: Sequence[DataUsed],
@@ -181,12 +187,12 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
 
 
 def _run_one(
-    request: Request, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
+    request: RunRequest, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
 ) -> None:
     """export: where this process has it in memory."""
     world = request.space.world
     tell = say if world.is_rank0 else _say_nothing
-    tell(title_of(checkpoint))
+    tell(checkpoint_title(checkpoint))
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
@@ -204,6 +210,7 @@ def _run_one(
             path = _record(job, checkpoint, request.space, attempt)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
+            say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
         tally.done += attempt.error is None
         if attempt.error:
             tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
@@ -249,14 +256,16 @@ def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
     started = time.perf_counter()
     try:
         outcome = checked(job.chosen.task.run(export, space))
-    except Exception as error:  # whatever a task raises becomes a failed result, and the other tasks go on
+    except Stopped:  # not a failure: the same command goes on
+        raise
+    except Exception as error:  # whatever else a task raises becomes a failed result, and the other tasks go on
         return Attempt(seconds=time.perf_counter() - started, error=error)
     return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
 
 
 def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
     outcome = attempt.outcome
-    found = recorded(outcome, validation_images(job.data, space.limit))
+    found = recorded(outcome, images_seen(job.data, space.limit))
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
@@ -288,12 +297,22 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
     return record(job.path, result, found.arrays, log)
 
 
+def _numbers(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+    return MeasuredNumbers(
+        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
+        protocol=job.protocol,
+        data=job.data,
+        numbers=attempt.outcome.numbers,
+        limit=space.limit,
+    )
+
+
 def _rate(cost: Mapping[str, float]) -> float | None:
     forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
     return round(forwards / seconds, 1) if forwards and seconds else None
 
 
-def title_of(checkpoint: LoadedCheckpoint) -> str:
+def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
     used = checkpoint.used
     facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
@@ -309,11 +328,13 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(request: Request, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]) -> int:
+def _show_plan(
+    request: RunRequest, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]
+) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
         jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
-        plans[title_of(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
+        plans[checkpoint_title(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 

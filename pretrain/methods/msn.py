@@ -38,22 +38,22 @@ JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at streng
 class Settings:
     """The defaults are those of configs/pretrain/msn_vits16.yaml."""
 
-    prototypes: int = 1024
-    head_hidden: int = 2048
+    prototypes: int = 1024  # K
+    head_hidden: int = 2048  # width of the projection head's two hidden layers
     head_width: int = 256  # output_dim, of projections and prototypes
-    head_norm: Norm = "bn"
+    head_norm: Norm = "bn"  # after the hidden layers
     mask_ratio: float = 0.15  # share of the patches that random views lose (patch_drop)
     shared_mask: bool = True  # all images of a forward pass lose the same patches, as in the code; else each its own
     random_views: int = 1  # anchors of the encoder's size, beside the target
     focal_views: int = 10  # small anchors, which keep all patches
     focal_size: int = 96  # pixels
-    random_scale: tuple[float, float] = (0.3, 1.0)  # area of a view; the target's too
-    focal_scale: tuple[float, float] = (0.05, 0.3)
+    random_scale: tuple[float, float] = (0.3, 1.0)  # share of the image's area in a random view and in the target
+    focal_scale: tuple[float, float] = (0.05, 0.3)  # the same, of a focal view
     colour_strength: float = 0.5  # color_jitter_strength
     blur: float = 0.5  # chance
     temperature: float = 0.1  # tau
     sharpening: float = 0.25  # T, at the start: targets are p^(1/T), of which the paper says tau+ = tau T
-    sharpening_end: float = 0.25
+    sharpening_end: float = 0.25  # T, which changes linearly
     sinkhorn: bool = True  # targets are brought near to using all prototypes alike
     memax_weight: float = 1.0  # lambda of Eq. 1, for the entropy of the mean prediction
     entropy_weight: float = 0.0  # for the mean entropy of predictions

@@ -4,6 +4,7 @@ Letters: B images of this process, M predictions of each (masks, views), N image
 """
 
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -45,6 +46,24 @@ def contrastive(queries: Tensor, keys: Tensor, temperature: float, positives: Te
     with torch.autocast(queries.device.type, enabled=False):
         logits = F.normalize(queries, dim=1) @ F.normalize(keys, dim=1).T / temperature
     return F.cross_entropy(logits, positives) * 2 * temperature
+
+
+def nt_xent(projections: Tensor, temperature: float) -> Tensor:
+    """SimCLR's loss (Chen et al. 2020, Eq. 1) of (2B, d) projections: the first views of B images, then the second.
+
+    Each of the 2N of all processes finds its image's other view among all but itself, by cosine similarity. The keys
+    of other processes pass their gradient on, so that processes together have the gradient of one.
+    """
+    count, world = len(projections), current_world()
+    own = l2_normalize(projections)
+    keys = GatheredRows.apply(own) if world.size > 1 else own
+    places = torch.arange(count, device=own.device)
+    with torch.autocast(own.device.type, enabled=False):
+        logits = own @ keys.T / temperature
+    itself = torch.zeros_like(logits, dtype=torch.bool)
+    itself[places, world.rank * count + places] = True
+    positives = world.rank * count + (places + count // 2) % count
+    return F.cross_entropy(logits.masked_fill(itself, -torch.inf), positives)
 
 
 def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
@@ -97,3 +116,18 @@ def gathered(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(world.size)]
     distributed.all_gather(parts, rows.contiguous())
     return torch.cat(parts)
+
+
+class GatheredRows(torch.autograd.Function):
+    """`gathered`, but what every process's loss says of a row comes back to the process that it is from."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        return gathered(rows)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        world = current_world()
+        gradient = gradient.contiguous()
+        distributed.all_reduce(gradient)
+        return gradient.chunk(world.size)[world.rank]

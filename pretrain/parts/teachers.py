@@ -16,12 +16,15 @@ from engine.distributed import current_world
 from engine.precision import to_float32
 
 
-def frozen_copy(network: nn.Module) -> nn.Module:
-    """A copy of `network` that no optimiser moves and that drops no paths: no source's teacher does."""
+def frozen_copy(network: nn.Module, drop_path: bool = False) -> nn.Module:
+    """A copy of `network` that no optimiser moves and that drops neither paths nor attention, as in every source but
+    CAE's, whose target encoder drops paths."""
     teacher = copy.deepcopy(network).requires_grad_(False)
     for module in teacher.modules():
-        if isinstance(module, DropPath):
+        if isinstance(module, DropPath) and not drop_path:
             module.drop_prob = 0.0
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
     return teacher
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.leaderboard.files import rewrite, to_csv
-from bench.leaderboard.tables import fitted, to_markdown, to_terminal
+from bench.leaderboard.files import leaderboard_csv, rewrite
+from bench.leaderboard.tables import text_table, to_markdown, to_terminal
 from bench.results.board import best, board_of
 from bench.results.record import (
     CheckpointUsed,
@@ -16,9 +16,10 @@ from bench.results.record import (
     ProtocolUsed,
     Result,
     result_path,
-    stem,
+    result_stem,
     write_result,
 )
+from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
@@ -53,12 +54,12 @@ def failed(checkpoint=A, **others) -> Result:
 
 
 def rows_of(results) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(to_csv(board_of(results)))))
+    return list(csv.DictReader(io.StringIO(leaderboard_csv(board_of(results)))))
 
 
 def save(out, found: Result) -> None:
     space = Workspace(cache=out, data="", seed=found.seed, limit=found.limit)
-    path = result_path(out, found.checkpoint, found.data.name, stem(found.protocol, found.settings, space))
+    path = result_path(out, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
     write_result(path, found, {})
 
 
@@ -214,7 +215,7 @@ def test_the_terminal_table_fits():
 
 
 def test_a_table_shows_one_number_however_narrow():
-    assert fitted(["name", "x", "y"], [["a", "1", "2"]], 1) == [
+    assert text_table(["name", "x", "y"], [["a", "1", "2"]], 1) == [
         "  name  x",
         "  a     1",
         "  ... 1 more column in leaderboard.csv",
@@ -278,3 +279,23 @@ def test_a_number_chosen_on_the_validation_images_says_so():
     metrics = numbers({"best": 90.0}, chosen_on_val=True) | numbers({"fixed": 89.0})
     (caveat,) = board_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
     assert caveat == "Chosen on the validation images, so that number and interval are too good: best."
+
+
+def test_what_a_pretraining_took_stands_beside_the_accuracies():
+    """As in ExtreMA table 8 and MOCA table 5k; of other checkpoints nothing is known, and no column is empty."""
+    cost = TrainingCost(hours=60.25, gflop_per_image=35.0, devices="8 x V100")
+    trained = replace(A, training_cost=cost)
+    rows = rows_of([result(trained), result(B)])
+    assert [(row["hours"], row["gflop_per_image"], row["devices"]) for row in rows] == [
+        ("60.25", "35.0", "8 x V100"),
+        ("", "", ""),
+    ]
+    assert "memory_gib" not in rows[0] and rows[0]["digits/knn@dino:top1_k20"] == "90.0"
+    text = to_markdown(board_of([result(trained), result(B)]))
+    assert "| alpha | 60.25 |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
+    assert "Cost of pretraining" not in to_markdown(board_of([result(A)])) and "hours" not in rows_of([result(A)])[0]
+
+
+@pytest.mark.parametrize("cost", [None, [], {"hours": "long", "devices": None}, {"hours": True}, {"more": 1.0}])
+def test_a_cost_that_is_none_is_left_out(cost):
+    assert TrainingCost.of({"cost": cost}) == TrainingCost()

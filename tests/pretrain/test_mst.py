@@ -237,6 +237,7 @@ def work(world: World, folder: Path) -> None:
     torch.save({name: trained_mst(case, world=world) for name, case in CASES.items()}, folder / f"{world.rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     in_two_processes(work, tmp_path)
     for rank in range(2):
