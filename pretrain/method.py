@@ -49,6 +49,7 @@ class Group:
     parameters: Mapping[str, Parameter]  # by name
     lr: float | None = None  # a constant; None: the recipe's schedule
     weight_decay: float | None = None  # a constant; None: the recipe's schedule
+    clipped: bool = True  # whether the recipe's `clip` counts and scales their gradients
 
 
 class Method(nn.Module):
