@@ -13,7 +13,7 @@ from bench.leaderboard.tables import to_markdown
 from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import tied_with_best
+from bench.statistics.significance import level_with_best
 from engine.files import write_atomic
 from engine.printing import in_csv
 
@@ -60,7 +60,7 @@ def rewrite(out: Path) -> tuple[Board, list[Measured]]:
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(board, measured)))
+        write_atomic(out / "leaderboard.md", to_markdown(board, level_with_best(board, measured)))
         if _state(out) == before:
             return board, measured
 
