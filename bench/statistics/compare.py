@@ -71,7 +71,7 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
 
 
 def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple[list[Comparison], list[str]]:
-    """Comparisons, not yet corrected, of the metrics that both have (or of `metric` alone), and why others have none."""
+    """Uncorrected comparisons of the metrics that both have (or of `metric` alone), and why others have none."""
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
     testable = [name for name in shared if name in first.traced and name in second.traced]
