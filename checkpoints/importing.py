@@ -28,8 +28,8 @@ from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
 TRAINING_STATE = {
-    r"(optimizer|optim|opt|optimizer_states)\..*": "optimiser state",
-    r"(scaler|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
+    r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
+    r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
@@ -173,12 +173,12 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
     # (2 side - 1)^2 offsets and three rows for the class token
     offsets = _square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     return ViTSpec(
         architecture="beit_base_patch16_224",
         image_size=(offsets + 1) // 2 * sizes["patch_size"],
         heads=heads,
         layer_scale=True,
-        position="learned" if "pos_embed" in tensors else "none",
         class_position="pos_embed" in tensors,
         relative_position="shared" if shared else "per_block",
         position_resize="relative_spline",
@@ -241,7 +241,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
         )
     except ValueError as error:
-        reason = beyond(branch.names) or str(error).removeprefix(f"{file.path}: ")
+        table = file.tensors.get(f"{branch.prefix}pos_embed")
+        reason = beyond(branch.names, table) or str(error).removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,

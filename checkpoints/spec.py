@@ -13,7 +13,7 @@ from engine import checks
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
-PositionRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
+PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 
@@ -64,17 +64,10 @@ class ViTSpec:
         checks.annotations(self)
         if not re.fullmatch(r"\w+", str(self.architecture)):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
-        for name in ("class_token", "qkv_bias", "layer_scale", "class_position"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
-        if not isinstance(self.norm_eps, float | int) or not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps={self.norm_eps!r}: must be a number above 0 and below 1")
-        for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")
-        for name in ("registers", "class_attention"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a whole number, 0 or more")
+        checks.truths(self, "class_token", "qkv_bias", "layer_scale", "class_position")
+        checks.proper_shares(self, "norm_eps")
+        checks.whole_numbers(self, "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
+        checks.whole_numbers(self, "registers", "class_attention", least=0)
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.image_size % self.patch_size:
@@ -160,6 +153,7 @@ class ViTSpec:
         )
         if self.family == "beit":
             return shared | dict(
+                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's own
                 use_abs_pos_emb=self.position != "none",
                 use_rel_pos_bias=self.relative_position == "per_block",
                 use_shared_rel_pos_bias=self.relative_position == "shared",
@@ -189,7 +183,6 @@ class Preparation:
     crop: float = 0.875  # 224 / 256
 
     def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"mean={self.mean}, std={self.std}: three numbers each, std above zero")
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop}: must be in (0, 1]")
+        checks.annotations(self)
+        checks.positive(self, "std")
+        checks.factors(self, "crop")

@@ -10,12 +10,13 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
-from downstream.loop.optimisation import Rates, optimizer_groups
+from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, open_both, warnings
 from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Workspace
+from engine.training.schedules import MultipliedWarmup, StepDecay
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,13 +64,11 @@ class Detection(DetectionSettings):
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(
-                steps=self.epochs * steps,
-                family="step",
-                milestones=tuple(epoch * steps for epoch in self.milestones),
-                warmup=self.warmup,
-                start=self.start,
+            schedule=MultipliedWarmup(
+                schedule=StepDecay(milestones=self.milestones), updates=self.warmup, start=self.start
             ),
+            epochs=self.epochs,
+            steps_per_epoch=steps,
             judge_every=self.judge_every * steps,
             best="",
             parts=lambda: mmdet_objects(train, val, sizes, self.detections),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from engine.training.interruptions import Stopped
+
 Value = TypeVar("Value")
 # Ranks may reach a collective hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
 MAX_WAIT = timedelta(days=2)
@@ -81,8 +83,8 @@ class World:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The error as other processes get it: a ValueError as it is, of others, which may not pickle, the text."""
-    if error is None or isinstance(error, ValueError):
+    """The error as other processes get it: our own kinds as they are, of others, which may not pickle, the text."""
+    if error is None or isinstance(error, ValueError | Stopped):
         return error
     return RuntimeError(f"{type(error).__name__} in another process: {error}")
 

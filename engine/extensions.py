@@ -12,7 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -95,8 +96,15 @@ def _ours(kind: str) -> dict[str, Extension]:
     }
 
 
+@cache
+def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """Of all packages on `path`, which is sys.path: they are read once, and again when that changes."""
+    return entry_points()
+
+
 def _plugins(kind: str) -> list[Extension]:
-    points = sorted(entry_points(group=f"bench.{kind}"), key=lambda point: (point.name, point.module))
+    points = _entry_points(tuple(sys.path)).select(group=f"bench.{kind}")
+    points = sorted(points, key=lambda point: (point.name, point.module))
     return [
         Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
         for point in points

@@ -20,43 +20,10 @@ from torch.nn import Parameter
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.training.schedules import TrainProgress
 
 # RGB image -> tensors of one image by name, for torch's default collation; draws from the global generators.
 Views = Callable[[Image.Image], dict[str, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainProgress:
-    """How far a training is."""
-
-    step: int  # updates done
-    steps_per_epoch: int
-    epochs: int  # of the whole training
-    micro_batch: int = 0  # forward pass of this update, from 0 to micro_batches - 1 (accumulation)
-    micro_batches: int = 1  # forward passes of an update
-
-    @property
-    def steps(self) -> int:
-        """Updates of the whole training."""
-        return self.epochs * self.steps_per_epoch
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return self.step // self.steps_per_epoch
-
-    @property
-    def time(self) -> float:
-        """Epochs done, fractional, at the start of this update."""
-        return self.step / self.steps_per_epoch
-
-    @property
-    def is_first_micro_batch(self) -> bool:
-        return self.micro_batch == 0
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        return self.micro_batch == self.micro_batches - 1
 
 
 class Step(NamedTuple):
@@ -95,6 +62,7 @@ class Method(nn.Module):
     min_batch = 1  # images that a forward pass needs
     min_batch_setting = ""  # the setting that needs them, as a user writes it
     remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence
+    fitted_on = 0  # images whose views `fit` gets; 0 where nothing is fitted
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
@@ -103,6 +71,17 @@ class Method(nn.Module):
     def views(self) -> Views:
         """Makes views and noise from an image. It is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
+
+    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
+        """Before the first update, in the first process: fit what then stays as it is, such as a tokenizer.
+
+        views: micro-batches of `fitted_on` images, fewer where the set has fewer. What is fitted is kept in buffers,
+        which the other processes and a resumed training get.
+        """
+
+    def facts(self) -> dict[str, str]:
+        """What exports say beside what run.json does."""
+        return {}
 
     def before_forward(self, progress: TrainProgress) -> None:
         """Called before each forward pass. A teacher that follows the last update's student moves here."""

@@ -95,6 +95,7 @@ def test_no_setting_is_nan(name):
                 module.METHOD(recipe.spec, replace(recipe.settings, **{field.name: wrong}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_views_are_the_same_however_many_processes_make_them(name):
     recipe = small_recipe(name)
@@ -182,6 +183,7 @@ def digests(exports) -> dict[str, str]:
     return {name: export.digest for name, export in exports}
 
 
+@pytest.mark.slow
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
     first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)

@@ -1,6 +1,5 @@
 """`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,15 +13,16 @@ from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, values_by_path
 from bench.run.plan import example
+from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
 from engine.tasks import OpenedSets
+from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
+from pretrain.loop.cost import cost_of
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
-
-STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,9 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
     if isinstance(run.monitor, OnlineKnn):
-        yield f"  k-NN      on {run.monitor.space.data}, epochs between: {run.monitor_every}"
+        knn = run.monitor
+        part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""
+        yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, epochs between: {run.monitor_every}"
     names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
     exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"
@@ -161,8 +163,15 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
         return
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
+    spent = TrainingCost.of({"cost": cost_of(run.out, trainer.identity())})
+    say(f"it took {spent.text}")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
-    data = "NAME=folder:PATH" if labelled.startswith("images:") else shlex.quote(example(labelled))
-    export = shlex.quote(str(run.out / "export"))
-    say(f"finished after {progress.steps} updates; the encoder is in {export}")
-    say(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")
+    export = run.out / "export"
+    say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")
+    say(evaluation(export, labelled))
+
+
+def evaluation(export: Path, url: str) -> str:
+    """The command that evaluates an export, on the images of its training where those have labels."""
+    data = "NAME=folder:PATH" if url.startswith("images:") else shlex.quote(example(url))
+    return f"evaluate it: bench run --checkpoint {shlex.quote(str(export))} --suite frozen --data {data} --out results"

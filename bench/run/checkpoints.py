@@ -8,8 +8,10 @@ from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
+from checkpoints.training_cost import TrainingCost
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
 
@@ -31,14 +33,16 @@ class LoadedCheckpoint:
         return self.used.name, self.used.digest
 
 
-def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[LoadedCheckpoint, ViTExport]:
+def prepare(
+    reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
+) -> tuple[LoadedCheckpoint, ViTExport]:
     """Load `reference`, verify an export's fingerprint and, if `save`, save an import under `out`/exports.
 
-    An import needs no verification: its fingerprint was just computed from its weights. ValueError where it cannot be
-    loaded or its activations differ from the recorded ones.
+    options: of an import. It needs no verification: its fingerprint was just computed from its weights. ValueError
+    where the checkpoint cannot be loaded or its activations differ from the recorded ones.
     """
     try:
-        reference, export = opened(reference)
+        reference, export = opened(reference, options)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
     exported = is_export(Path(reference).expanduser())
@@ -54,14 +58,16 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[Lo
     return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
 
-def opened(reference: str) -> tuple[str, ViTExport]:
-    """The export that `reference` means, and a reference that loads it again.
+def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
+    """The export that `reference` means, and a reference that loads it again. options: of an import.
 
     The folder of a pretraining means its export or, before the end, the encoder of its newest state; that is printed.
     """
     folder = Path(reference).expanduser()
     if not is_run(folder):
-        return reference, load(reference)
+        return reference, load(reference, options)
+    if (options or ImportOptions()) != ImportOptions():
+        raise ValueError(f"{reference} is a training of ours, which names its statistics: leave --statistics")
     if found := finished_export(folder):
         return str(found), load(found)
     _, export = next(exports_in(folder))
@@ -90,6 +96,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
         plugin=str(facts.get("plugin") or ""),
+        training_cost=TrainingCost.of(facts),
     )
 
 

@@ -58,9 +58,7 @@ def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
     found = [extension for kind in kinds for extension in extensions(kind).values()]
-    for extension in sorted(
-        found, key=lambda extension: bool(extension.plugin)
-    ):  # ours keep their names
+    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours keep their names
         try:
             module = loaded(extension)
             added, files_suites = _protocols(extension, module), dict(module.SUITES)

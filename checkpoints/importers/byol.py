@@ -1,7 +1,7 @@
 """BYOL (Grill et al. 2020) on a ViT: the online encoder, from a file that names its spec (docs/export-format.md).
 
-The official release is JAX and ResNet only, so there is no official ViT checkpoint to read, and no method here trains
-one: the layout is for training code of one's own.
+The official release is JAX and ResNet only, so there is no official ViT checkpoint to read, and what is trained here is
+an export already: the layout is for training code of one's own.
 """
 
 from checkpoints.importing import BranchTensors, Conversion, named_vit

@@ -137,8 +137,11 @@ def newest_state(folder: Path, prefix: str) -> State | None:
 
 
 def load_state(path: Path, prefix: str = "") -> State:
-    """Read an intact state file; of its tensors, those whose names begin with `prefix`."""
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-        return State(tensors={name: file.get_tensor(name) for name in names}, facts=facts)
+    """Read an intact state file; of its tensors, those whose names begin with `prefix`. ValueError for another file."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = dict(json.loads(file.metadata()["facts"]))
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return State(tensors={name: file.get_tensor(name) for name in names}, facts=facts)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no state of a training ({type(error).__name__})") from error

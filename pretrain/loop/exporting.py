@@ -14,6 +14,7 @@ from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
 from engine.seeding import START, seeded
 from engine.training.states import newest_state
+from pretrain.loop.cost import cost_of
 from pretrain.method import Encoder, Method, TrainProgress
 
 RUN = "run.json"  # what is trained, see run_folder.py
@@ -22,6 +23,7 @@ EXPORT = "export"  # of the first branch; the others' are export-BRANCH
 
 def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
     """Folder name and export of each of the method's networks; the first is the one that its source evaluates."""
+    facts = {**facts, **method.facts()}
     for number, (branch, encoder) in enumerate(method.encoders().items()):
         yield EXPORT if number == 0 else f"{EXPORT}-{branch}", _exported(method, encoder, {**facts, "branch": branch})
 
@@ -34,8 +36,14 @@ def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViT
     return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
 
 
-def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes.
+def facts_of(
+    identity: Mapping[str, Any],
+    step: int,
+    skipped: int = 0,
+    warnings: Sequence[str] = (),
+    cost: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes. cost: see cost.py.
 
     Before the end they hold `unfinished` (updates done, updates and epochs in all), and the name says so.
     """
@@ -49,6 +57,7 @@ def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings:
         "skipped_images": skipped,
     }
     facts |= {"warnings": list(warnings)} if warnings else {}
+    facts |= {"cost": dict(cost)} if cost else {}
     if step < progress.steps:
         facts["unfinished"] = {"step": step, "steps": progress.steps, "epochs": progress.epochs}
         facts |= {"name": f"{facts['name']}-epoch{epochs_done(progress)}of{progress.epochs}"} if "name" in facts else {}
@@ -68,8 +77,8 @@ def epochs_done(progress: TrainProgress) -> str:
 
 
 def is_run(folder: Path | str) -> bool:
-    """Whether the folder has a run.json, which may also be another program's."""
-    return (Path(folder) / RUN).is_file()
+    """Whether a folder has a run.json, which may be another program's, and is not a model itself."""
+    return (Path(folder) / RUN).is_file() and not (Path(folder) / "config.json").exists()
 
 
 def finished_export(folder: Path) -> Path | None:
@@ -99,11 +108,13 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
         )
     method = method_of(identity, folder)
     try:
+        step, skipped = state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
-    except RuntimeError as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
-    found, warnings = state.facts, state.facts.get("learning", {}).get("warnings", {})
-    yield from exports_of(method, facts_of(identity, found["step"], len(found["unreadable"]), tuple(warnings.values())))
+    warnings = state.facts.get("learning", {}).get("warnings", {})
+    cost = cost_of(folder, identity)
+    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values()), cost))
 
 
 def identity_in(folder: Path) -> dict[str, Any]:

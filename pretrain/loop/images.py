@@ -8,7 +8,6 @@ B images of one micro-batch, or of a piece of it.
 """
 
 import os
-import signal
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
+from engine.training.interruptions import deafen
 from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -28,7 +28,6 @@ LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet 
 PIECE, SIDE = 16, 224  # a piece: at most 16 images of 224 x 224 pixels, or as many pixels of another size
 MAX_PIECES = 64  # of a micro-batch: two in advance must stay far below the 1024 open files of a process
 AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces that each makes
-GRACE = 60  # seconds that a loader process outlives a SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
             prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
-            worker_init_fn=_initialise_loader,
+            worker_init_fn=deafen,
         )
     )
     try:
@@ -185,15 +184,3 @@ def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
 def _concatenated(tensors: list[Tensor]) -> Tensor:
     """(n, ...) tensors along their first dimension; a single one is returned without a copy."""
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-
-
-def _initialise_loader(worker: int) -> None:
-    """In a loader process: use one core, and ignore signals that are meant for the training.
-
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs images to finish its
-    update. It ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
-    """
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.precision import autocast
 from pretrain.method import Method, TrainProgress
+from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
 MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
@@ -81,13 +82,8 @@ def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
     pictures = pictures_of(views, vit.spec.image_size)
     if pictures is None:
         return None
-    modes = [(module, module.training) for module in vit.modules()]
-    vit.eval()  # drops no paths
-    try:
+    with in_eval_mode(vit):
         (tokens,) = vit(pictures[:MAX_IMAGES])
-    finally:
-        for module, mode in modes:
-            module.training = mode
     patches = vit.spec.grid[0] * vit.spec.grid[1]
     return tokens[:, 0] if vit.spec.pool == "cls" else tokens[:, tokens.shape[1] - patches :].mean(dim=1)
 

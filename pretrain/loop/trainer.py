@@ -10,9 +10,10 @@ A run's folder holds
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,13 +23,23 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
+from pretrain.loop.cost import cost_of, counted, devices_of, is_counted, peak_memory
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, load_micro_batches, piece_of
+from pretrain.loop.images import (
+    BatchPlan,
+    MicroBatch,
+    MicroBatches,
+    batch_plan,
+    default_workers,
+    load_micro_batches,
+    piece_of,
+)
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import locked_run_folder
@@ -83,6 +94,7 @@ class Trainer:
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
         self.learning, self.last_views = Learning(), {}
+        self.counted = False  # whether the work of an update is in the log
 
     @property
     def method(self) -> Method:
@@ -104,7 +116,7 @@ class Trainer:
             self.world.on_rank0(lambda: held.enter_context(lock))
             self.load()
             if self.step == 0:
-                self.world.on_rank0(lambda: self.first_export().save(self.run.out / "start"))
+                self.world.on_rank0(self.begin)
             if self.step < self.progress().steps:
                 with listening(self.stop):
                     self.loop()
@@ -112,6 +124,16 @@ class Trainer:
                 return "stopped"
             self.export()
             return "finished"
+
+    def begin(self) -> None:
+        """Before the first update, in the first process: fit the method to images, and export its encoder."""
+        if self.method.fitted_on:
+            plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
+            steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
+            say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
+            with closing(self.micro_batches(range(steps), plan)) as micro_batches:
+                self.method.fit(micro_batch.views for micro_batch in micro_batches)
+        self.first_export().save(self.run.out / "start")
 
     def stop(self) -> None:
         """Save and stop after this update."""
@@ -121,6 +143,7 @@ class Trainer:
         """Run the remaining updates, or those until `stop` is called; then save the state."""
         self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
+        self.counted = is_counted(self.run.out)
         saving = Timer(self.run.save_minutes * 60.0)
         todo = range(self.step, self.progress().steps)
 
@@ -138,10 +161,9 @@ class Trainer:
                 bar.advance(self.recipe.batch)
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
-                assessed = self.assess(bar) if epoch_over else {}
+                assessed = self.assess(bar) | self.spent(averages) if epoch_over else {}
                 if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
-                    warnings = self.learning.warnings.values() if epoch_over else ()
-                    self.write(records, averages.taken(self.recipe.batch) | assessed, tuple(warnings))
+                    self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
                     self.after_epoch(records)
                 if save:
@@ -153,9 +175,11 @@ class Trainer:
     def records(self) -> Records:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
-    def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Write to the log, from rank 0."""
-        self.world.on_rank0(lambda: records.write(self.step, values, warnings))
+    def write(self, records: Records, values: Mapping[str, float], epoch_over: bool = False) -> None:
+        """Write to the log, from rank 0; at the end of an epoch with warnings and devices."""
+        warnings = tuple(self.learning.warnings.values()) if epoch_over else ()
+        devices = devices_of(self.run.device, self.world.size) if epoch_over else None
+        self.world.on_rank0(lambda: records.write(self.step, values, warnings, devices))
 
     def update(
         self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
@@ -163,7 +187,8 @@ class Trainer:
         """One update on the next images. Returns the requests, each True where any process has it."""
         progress, started = self.progress(), time.monotonic()
         try:
-            logs = self.updates.run(self.views(micro_batches, averages), progress, requests)
+            views = self.views(micro_batches, averages)
+            logs = self.in_update(lambda: self.updates.run(views, progress, requests), averages)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"out of memory in update {self.step} on {self.run.device}: lower --micro-batch "
@@ -177,6 +202,15 @@ class Trainer:
             self.learning.add(self.step, logs)
         self.step += 1
         return asked
+
+    def in_update(self, run: Callable[[], dict[str, float]], averages: Averages) -> dict[str, float]:
+        """The logs of an update; the work of the first one goes to the log."""
+        if self.counted:
+            return run()
+        logs, operations = counted(run)
+        averages.once["gflop_per_image"] = operations / 1e9 * self.world.size / self.recipe.batch
+        self.counted = True
+        return logs
 
     def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
         """The micro-batches of one update. If a process cannot read its images, all processes raise its error here."""
@@ -201,6 +235,12 @@ class Trainer:
                 bar.say(f"warning: epoch {self.progress().epoch}: {warning}")
         return found
 
+    def spent(self, averages: Averages) -> dict[str, float]:
+        """Time of the epoch that is over, and the memory of the hungriest process; values for the log."""
+        each = self.world.gather_objects(peak_memory(self.run.device))
+        most = {name: max(found[name] for found in each) for name in each[0]}
+        return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
+
     def after_epoch(self, records: Records) -> None:
         """Export and monitor where due."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
@@ -210,17 +250,17 @@ class Trainer:
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
-    def micro_batches(self, steps: range) -> Generator[MicroBatch]:
-        """The micro-batches of this process during `steps`."""
-        run = self.run
+    def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
+        """The micro-batches of this process during `steps`, by `plan` or its own."""
+        run, plan = self.run, plan or self.plan
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(
             image_set=self.images,
             views=self.method.views(),
-            plan=self.plan,
+            plan=plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
+            size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
@@ -275,8 +315,8 @@ class Trainer:
 
     def exports(self) -> Iterator[tuple[str, ViTExport]]:
         """Folder name and export of each of the method's networks."""
-        warnings = tuple(self.learning.warnings.values())
-        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
+        warnings, cost = tuple(self.learning.warnings.values()), cost_of(self.run.out, self.identity())
+        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings, cost))
 
     def first_export(self) -> ViTExport:
         """The export of the network that the method's source evaluates."""

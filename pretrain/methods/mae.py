@@ -18,7 +18,7 @@ from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take
+from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take, with_mask_tokens
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
@@ -91,7 +91,7 @@ class MaskedAutoencoder(nn.Module):
         patches, seen = self.vit.project(images), ids[:, : self.visible]
         if self.mask_token is not None:
             hidden = mask_at(ids[:, self.visible :], self.patches)
-            patches, seen = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches), ids
+            patches, seen = with_mask_tokens(patches, hidden, self.mask_token), ids
         return self.vit.encode(self.vit.place(patches, self.grid), keep=seen)[0]
 
     def context(self, latent: Tensor, ids: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class MaskedAutoencoder(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_pixels(self.target(patchify(images, self.vit.spec.patch_size)))
+        return trivial.of_patches(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the patches are hidden."""

@@ -5,7 +5,7 @@ code differ, this follows the code, and says so.
 V=2 views, B images, L patches, k visible ones, D width, K words.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from pretrain.parts.local_predictions import (
 from pretrain.parts.masking import MaskRounds
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.views import TwoViews, noise, two_views
 from pretrain.parts.weights import xavier_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
@@ -124,13 +124,8 @@ class Moca(Method):
 
     def views(self) -> Views:
         settings = self.settings
-        geometry = crop(self.spec.image_size, settings.crop_scale, "bilinear")
-        colours = [
-            Colours(blur=settings.blur[0]),
-            Colours(blur=settings.blur[1], solarise=settings.solarise),
-        ]
-        first, second = (view([*geometry, *each.transforms()], self.preparation) for each in colours)
-        return MocaViews(first, second, (self.rounds.drawn, 2, self.rounds.patches))
+        pair = two_views(self.spec.image_size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
+        return MocaViews(pair, (self.rounds.drawn, 2, self.rounds.patches))
 
     def before_forward(self, progress: TrainProgress) -> None:
         """The teacher follows the student that the update before left (models_moca.py:548-560)."""
@@ -232,17 +227,11 @@ class Moca(Method):
 class MocaViews:
     """Two views, noise for the masks of both, and an image's numbers for the codebook."""
 
-    first: Callable[[Image.Image], Tensor]
-    second: Callable[[Image.Image], Tensor]
+    pair: TwoViews
     masks: tuple[int, ...]
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {
-            "first": self.first(image),
-            "second": self.second(image),
-            "noise": noise(*self.masks),
-            "choices": noise(CHOICES),
-        }
+        return {**self.pair(image), "noise": noise(*self.masks), "choices": noise(CHOICES)}
 
 
 METHOD = Moca

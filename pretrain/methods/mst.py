@@ -33,8 +33,9 @@ from pretrain.parts.self_distillation import (
     SMOKE,
     DistillationSettings,
     SelfDistillation,
+    small_recipes,
 )
-from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.parts.sizes import VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import MultiCrop, noise
 from pretrain.recipe import Recipe
@@ -132,7 +133,7 @@ class Mst(SelfDistillation):
             return found
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
-        return {**found, "restore": scale * trivial.of_pixels(pixels, "l1")}
+        return {**found, "restore": scale * trivial.of_patches(pixels, "l1")}
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
@@ -287,26 +288,5 @@ RECIPES = {
     # As mask_chance is not known, more of it than its guess.
     "vit_s_p0.15": _ablation("ours: sweep of mask_chance", mask_chance=0.15),
     "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),
-    "32px": replace(
-        _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
-        spec=replace(VIT_32PX, **POSITIONS),
-        settings=Settings(**SMALL, decoder_width=64),
-        epochs=5,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.3, floor=1e-6),
-    ),
-    "smoke": replace(
-        _VIT_S,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=Settings(**SMOKE, decoder_width=16),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-6),
-    ),
+    **small_recipes(_VIT_S, Settings(**SMALL, decoder_width=64), Settings(**SMOKE, decoder_width=16), epochs=5),
 }

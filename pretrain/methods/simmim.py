@@ -22,10 +22,10 @@ from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
 from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import mask_at, order_of, patchify, take
+from pretrain.parts.masking import mask_at, order_of, patchify, take, with_mask_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import crop, view
-from pretrain.parts.weights import TOKEN_STD, beit_vit
+from pretrain.parts.weights import beit_token, beit_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Multistep, WarmupCosine
 
@@ -86,15 +86,14 @@ class MaskedPredictor(nn.Module):
                 f"{units} blocks visible"
             )
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
-        self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
-        nn.init.trunc_normal_(self.mask_token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+        self.mask_token = beit_token(spec.width)
         self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
 
     def encode(self, images: Tensor, order: Tensor) -> Tensor:
         """Images (B, 3, H, W), mask tokens for the hidden blocks -> class token and patches (B, 1+L, D)."""
         patches = self.vit.project(images)
         hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
-        patches = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches)
+        patches = with_mask_tokens(patches, hidden, self.mask_token)
         return self.vit.encode(self.vit.place(patches, self.grid))[0]
 
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ class MaskedPredictor(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_pixels(patchify(images, self.patch), self.settings.loss)
+        return trivial.of_patches(patchify(images, self.patch), self.settings.loss)
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the blocks are hidden."""

@@ -1,4 +1,8 @@
-"""Batch norms whose statistics are those of all processes' images, on GPUs by torch's own, on CPUs by the one here."""
+"""Batch norms whose statistics are those of all processes' images, on GPUs by torch's own, on CPUs by the one here;
+and passes in which no statistics move."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, distributed, nn
@@ -28,6 +32,19 @@ class SharedBatchNorm(_BatchNorm):
         if self.affine:
             scaled = scaled * self.weight.view_as(mean) + self.bias.view_as(mean)
         return scaled.to(values.dtype)
+
+
+@contextmanager
+def in_eval_mode(network: nn.Module) -> Iterator[None]:
+    """A block in which batch norms use their running statistics, meet no other process and move nothing, and no paths
+    are dropped; then every module's mode is what it was."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def synchronised(network: nn.Module, device: str = "cpu") -> nn.Module:

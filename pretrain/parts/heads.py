@@ -28,18 +28,23 @@ def mlp(
     norm: Norm = "none",
     activation: Activation = "gelu",
     bias: bool = True,
+    last_bias: bool | None = None,
+    last_norm: bool = False,
     norm_eps: float = 1e-5,
 ) -> nn.Sequential:
     """Linear layers (B, dims[0]) -> ... -> (B, dims[-1]); after each but the last, the norm and the activation.
 
-    bias: of the linear layers. Initial weights are torch's.
+    bias: of the linear layers, unless last_bias says otherwise of the last. last_norm: a batch norm without parameters
+    follows the last layer (SimCLR, MoCo-v3 builder.py:56-59). Initial weights are torch's.
     """
     layers: list[nn.Module] = []
-    for width_in, width_out in pairwise(dims):
+    biases = [bias] * (len(dims) - 2) + [bias if last_bias is None else last_bias]
+    for (width_in, width_out), with_bias in zip(pairwise(dims), biases, strict=False):
         if layers:
             layers += [NORMS[norm](width_in, eps=norm_eps)] if norm != "none" else []
             layers.append(ACTIVATIONS[activation]())
-        layers.append(nn.Linear(width_in, width_out, bias=bias))
+        layers.append(nn.Linear(width_in, width_out, bias=with_bias))
+    layers += [nn.BatchNorm1d(dims[-1], norm_eps, affine=False)] if last_norm else []
     return nn.Sequential(*layers)
 
 

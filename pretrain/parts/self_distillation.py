@@ -5,7 +5,8 @@ Letters: B images, G = 2 global and N local crops, L patches, D width, K prototy
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,12 @@ from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.sizes import VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.parts.weights import truncated_vit
-from pretrain.schedules import cosine
+from pretrain.recipe import Recipe
+from pretrain.schedules import TableCosine, cosine
 
 GLOBAL_CROPS = 2
 POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
@@ -28,6 +31,29 @@ SMALL = dict(
     blur=(0.0, 0.0, 0.0), solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
 )  # fmt: skip
 SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
+
+
+def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) -> dict[str, Recipe]:
+    """ "32px" and "smoke" of a method, by its published recipe for a ViT-S and settings for each; epochs: of "32px"."""
+    ours = replace(published, batch=64, lr=1e-3, lr_batch=0)
+    return {
+        "32px": replace(
+            ours,
+            source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
+            spec=replace(VIT_32PX, **POSITIONS),
+            settings=on_32px,
+            epochs=epochs,
+            schedule=TableCosine(warmup=0.3, floor=1e-6),
+        ),
+        "smoke": replace(
+            ours,
+            source="ours: seconds on digits",
+            spec=replace(VIT_SMOKE, **POSITIONS),
+            settings=smoke,
+            epochs=2,
+            schedule=TableCosine(warmup=0.5, floor=1e-6),
+        ),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Initial weights, as the sources draw them: three families, and what timm does by itself is none of them.
+"""Initial weights, as the sources draw them: five families, and what timm does by itself is none of them.
 
 D width, p patch side.
 """
@@ -62,12 +62,31 @@ def xavier_vit(vit: ViT) -> ViT:
 
 
 def fix_sincos_(vit: ViT) -> None:
-    """Fixed sine-cosine positions with the column's channels first; zero for the class token."""
+    """Fixed sine-cosine positions, the row's channels first where the spec says so, else the column's; zero for the
+    class token."""
     table = vit.trunk.pos_embed
+    first = "row" if vit.spec.position == "sincos_row_first" else "column"
     prefix = table.shape[1] - vit.spec.grid[0] * vit.spec.grid[1]
     with torch.no_grad():
-        table.copy_(sincos_positions(vit.spec.grid, vit.spec.width, "column", prefix))
+        table.copy_(sincos_positions(vit.spec.grid, vit.spec.width, first, prefix))
     table.requires_grad_(False)
+
+
+def moco_vit(vit: ViT, freeze_patches: bool) -> ViT:
+    """MoCo-v3's family: Xavier throughout, queries, keys and values as a matrix each; the patch embedding as a
+    (D, 3 p p) matrix with zero bias, fixed where asked; class token N(0, 1e-6), fixed sine-cosine positions
+    (moco-v3 vits.py:27-69)."""
+    trunk = xavier_(vit).trunk
+    bound = sqrt(6 / (2 * vit.spec.width))
+    for block in trunk.blocks:
+        nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+    embed = trunk.patch_embed.proj
+    nn.init.xavier_uniform_(embed.weight.flatten(1))
+    nn.init.zeros_(embed.bias)
+    embed.requires_grad_(not freeze_patches)
+    nn.init.normal_(trunk.cls_token, std=1e-6)
+    fix_sincos_(vit)
+    return vit
 
 
 def truncated_vit(vit: ViT) -> ViT:
@@ -80,22 +99,59 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def beit_token(width: int) -> nn.Parameter:
+    """A mask token (1, 1, D) of BEiT's family."""
+    token = nn.Parameter(torch.empty(1, 1, width))
+    cut_normal_(token)
+    return token
+
+
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
-    embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
-    `layer_scale`; zero relative bias."""
+    embedding included; blocks as `rescale_` has them, and a layer scale, if any, of `layer_scale`; zero relative
+    bias."""
     trunk = truncated_(vit, TOKEN_STD, limit=TOKEN_STD).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:
-            nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+            cut_normal_(tensor)
     nn.init.zeros_(embed.bias)
+    rescale_(trunk.blocks)
     with torch.no_grad():
-        for number, block in enumerate(trunk.blocks, start=1):
-            block.attn.proj.weight.div_(sqrt(2 * number))
-            block.mlp.fc2.weight.div_(sqrt(2 * number))
+        for block in trunk.blocks:
             for bias in (block.attn.q_bias, block.attn.v_bias):
                 bias.zero_()
             for scale in (block.gamma_1, block.gamma_2):
-                scale.fill_(layer_scale)
+                if scale is not None:
+                    scale.fill_(layer_scale)
     return vit
+
+
+@torch.no_grad()
+def rescale_(blocks: nn.ModuleList) -> None:
+    """Block i, from 1, ends its two branches with weights divided by sqrt(2 i)."""
+    for number, block in enumerate(blocks, start=1):
+        block.attn.proj.weight.div_(sqrt(2 * number))
+        block.mlp.fc2.weight.div_(sqrt(2 * number))
+
+
+def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
+    """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token; BEiT's
+    throughout where `rescaled` (its option fix_init_weight); fixed sine-cosine positions, a layer scale, if any, of
+    `layer_scale`."""
+    trunk = (truncated_(vit, TOKEN_STD, limit=TOKEN_STD) if rescaled else xavier_(vit)).trunk
+    cut_normal_(trunk.patch_embed.proj.weight)
+    cut_normal_(trunk.cls_token)
+    nn.init.zeros_(trunk.patch_embed.proj.bias)
+    for name, parameter in trunk.named_parameters():
+        if name.endswith(("ls1.gamma", "ls2.gamma")):
+            nn.init.constant_(parameter, layer_scale)
+    if rescaled:
+        rescale_(trunk.blocks)
+    fix_sincos_(vit)
+    return vit
+
+
+def cut_normal_(tensor: Tensor) -> None:
+    """N(0, 0.02), cut off at one standard deviation."""
+    nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)

@@ -10,7 +10,7 @@ m images of a group, S side in pixels, C classes.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from PIL import Image, ImageOps
@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
+from engine.training.interruptions import deafen
 from engine.training.micro_batches import micro_batch_size
 from imagesets.decoding import UnreadableImage
+from imagesets.random_crops import PythonDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
@@ -37,7 +39,7 @@ class Augmentation:
     mixup: float  # alpha; 0: none. With cutmix, each is used half of the time
     cutmix: float  # alpha; 0: none
     smoothing: float  # of the labels
-    interpolation: str  # of resizing
+    interpolation: Literal["bilinear", "bicubic"]  # of resizing
 
     @property
     def mixes(self) -> bool:
@@ -50,7 +52,6 @@ class Augmentation:
         chain = create_transform(
             input_size=size,
             is_training=True,
-            scale=(self.crop_scale, 1.0),
             hflip=self.flip,
             color_jitter=None,  # BEiT's and ExtreMA's 0.4 is without effect beside a policy
             auto_augment=self.policy or None,
@@ -60,6 +61,10 @@ class Augmentation:
             re_count=1,
             mean=tuple(mean),
             std=tuple(std),
+        )
+        # In place of timm's own; the draws and the pixels are the same.
+        chain.transforms[0] = RandomResizedCrop(
+            size=size, scale=(self.crop_scale, 1.0), interpolation=self.interpolation, draws=PythonDraws()
         )
         for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
             if operation.name.startswith("Posterize"):
@@ -177,7 +182,8 @@ def loaders(space: Workspace) -> int:
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
     pinned = torch.device(space.device).type == "cuda"
-    for found in DataLoader(groups, batch_size=None, num_workers=loaders(space), pin_memory=pinned):
+    workers = {"num_workers": loaders(space), "worker_init_fn": deafen}
+    for found in DataLoader(groups, batch_size=None, pin_memory=pinned, **workers):
         group = MixedGroup(*found)
         if group.unreadable and not space.skip_bad:
             raise UnreadableImage(*next(iter(group.unreadable.items())))

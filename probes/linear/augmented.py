@@ -5,7 +5,6 @@ through the backbone as in probes/features/extraction.py: on a CPU each core rea
 of its own. The thread that completes a batch then updates the heads with it.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,19 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
+from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
-from imagesets.transforms import FILTERS, planes
+from imagesets.transforms import planes
 from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
-
-Rule = Literal["torchvision", "mae"]
-Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
-
-# Defaults of torchvision's RandomResizedCrop, which every source keeps
-AREA = (0.08, 1.0)
-LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
-TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,51 +31,20 @@ class TrainTransform:
 
     size: int  # S, side in pixels
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule  # whose rule draws the window
+    rule: CropRule  # whose rule draws the window
     seed: int
     epoch: int
     names: np.ndarray  # (N,) numbers that seed the images' draws
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
-        random = RandomState([self.seed, self.epoch, int(self.names[index])])
-        image = image_set.image(index)
-        window = WINDOWS[self.rule](*image.size, random)
-        image = image.crop(window).resize((self.size, self.size), FILTERS[self.interpolation])
-        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random_sample() < 0.5 else image)
-
-
-def sides(width: int, height: int, random: RandomState) -> tuple[int, int]:
-    """Width and height of a window of random area and aspect ratio, which may be larger than the image."""
-    area = width * height * random.uniform(*AREA)
-    ratio = math.exp(random.uniform(*LOG_RATIO))
-    return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-
-
-def placed(width: int, height: int, wide: int, high: int, random: RandomState) -> Window:
-    top, left = random.randint(height - high + 1), random.randint(width - wide + 1)
-    return left, top, left + wide, top + high
-
-
-def torchvision_window(width: int, height: int, random: RandomState) -> Window:
-    """Up to ten draws for a window inside the image, else the largest central one of an allowed ratio."""
-    for _ in range(TRIES):
-        wide, high = sides(width, height, random)
-        if 0 < wide <= width and 0 < high <= height:
-            return placed(width, height, wide, high, random)
-    wide = min(width, round(height * 4 / 3))
-    high = min(height, round(width * 4 / 3))
-    left, top = (width - wide) // 2, (height - high) // 2
-    return left, top, left + wide, top + high
-
-
-def mae_window(width: int, height: int, random: RandomState) -> Window:
-    """One draw, clipped to the image (MAE util/crop.py:22-42)."""
-    wide, high = sides(width, height, random)
-    return placed(width, height, min(max(wide, 1), width), min(max(high, 1), height), random)
-
-
-WINDOWS = {"torchvision": torchvision_window, "mae": mae_window}
+        generator = RandomState([self.seed, self.epoch, int(self.names[index])])
+        crop = RandomResizedCrop(
+            size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
+        )
+        image = crop(image_set.image(index))
+        mirrored = generator.random_sample() < 0.5
+        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
 
 @dataclass(kw_only=True)
@@ -96,14 +57,14 @@ class AugmentedBatches:
     readouts: Readouts
     plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule
+    rule: CropRule
     chunk: int  # images of a forward pass
     skip_bad: bool
     workers: int | None  # see probes/features/extraction.py
     skipped: dict[int, str] = field(default_factory=dict)  # image -> why it could not be read
     forwards: int = 0  # images through the backbone so far
 
-    def run(self, epoch: int, step: Step) -> None:
+    def run(self, epoch: int, step: Step, first: int = 0) -> None:
         order = self.rows[self.plan.order(epoch)]
         images = self.image_set.subset(order, f"epoch-{epoch}")
         transform = TrainTransform(
@@ -116,12 +77,15 @@ class AugmentedBatches:
         )
         kinds = list(dict.fromkeys(kind for kinds in self.readouts.values() for kind in kinds))
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
-        batches = chunked(len(order), self.plan.size, self.chunk)
+        batches = chunked(len(order), self.plan.size, self.chunk)[first:]
         spans = dict(enumerate(span for spans in batches for span in spans))
-        joiner = Joiner([len(spans) for spans in batches], spans, images.labels, self.readouts, step, self.device)
-        run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
-        self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
-        self.forwards += len(order)
+        counts = [len(spans) for spans in batches]
+        joiner = Joiner(counts, spans, images.labels, self.readouts, step, first, self.device)
+        try:
+            run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
+        finally:  # a signal may stop it on the way
+            self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
+        self.forwards += len(order) - first * self.plan.size
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +104,8 @@ def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
 class Joiner:
     """Collects computed chunks, in any order and from any thread, and calls `step` with the batches in order.
 
-    Unreadable images are left out of their batch; `unreadable`: their places in the epoch -> reason.
+    first: number of the first batch. Unreadable images are left out of their batch; `unreadable`: their places in the
+    epoch -> reason.
     """
 
     def __init__(
@@ -150,9 +115,11 @@ class Joiner:
         labels: np.ndarray,
         readouts: Readouts,
         step: Step,
+        first: int,
         device: torch.device,
     ) -> None:
-        self.spans, self.labels, self.readouts, self.step, self.device = spans, labels, readouts, step, device
+        self.spans, self.labels, self.readouts, self.device = spans, labels, readouts, device
+        self.step, self.first = step, first
         ends = np.cumsum(counts).tolist()
         self._numbers = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.unreadable: dict[int, str] = {}
@@ -167,9 +134,9 @@ class Joiner:
             while self._next < len(self._numbers) and all(n in self._waiting for n in self._numbers[self._next]):
                 chunks = [self._waiting.pop(number) for number in self._numbers[self._next]]
                 self._next += 1
-                self._step(chunks)
+                self._step(self.first + self._next - 1, chunks)
 
-    def _step(self, chunks: Sequence[Computed]) -> None:
+    def _step(self, number: int, chunks: Sequence[Computed]) -> None:
         places = np.concatenate([np.arange(*self._bounds(chunk)) for chunk in chunks])
         bad = {place: reason for chunk in chunks for place, reason in chunk.unreadable.items()}
         self.unreadable |= bad
@@ -179,7 +146,7 @@ class Joiner:
             name: torch.from_numpy(joined(rows, kinds, kept)).to(self.device) for name, kinds in self.readouts.items()
         }
         if kept.any():
-            self.step(features, torch.from_numpy(self.labels[places[kept]]).to(self.device))
+            self.step(number, features, torch.from_numpy(self.labels[places[kept]]).to(self.device))
 
     def _bounds(self, chunk: Computed) -> tuple[int, int]:
         span = self.spans[chunk.number]

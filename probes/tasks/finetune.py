@@ -1,7 +1,8 @@
 """End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
 
-The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
-and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls
+(engine/training/schedules.py) and in numbers. A recipe is for one size of network; another one is trained all the same,
+and the result says so.
 
 The last epoch is reported unless `select` says val, the best one on the validation images as in most sources, or
 holdout, the best one on images that are then not trained on.
@@ -17,11 +18,12 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES, ViTSpec
+from engine import checks
 from engine.distributed import World
 from engine.files import digest
-from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
+from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
@@ -55,7 +57,7 @@ class Finetune(Task):
     batch: int = 1024  # images in an update, whatever the machine
     epochs: int = 100  # passes over the training images
     warmup_epochs: float = 5.0  # over which the rate rises
-    schedule: Family = "mae"  # whose warm-up and half cosine it is, see engine/step_rates.py
+    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
     floor: float = 1e-6  # rate at the end
     start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
     layer_decay: float = 0.65  # factor on the rate for every block further from the head
@@ -91,29 +93,19 @@ class Finetune(Task):
     branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or self.floor < 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0:
-            raise ValueError(
-                f"lr={self.lr}, floor={self.floor}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}: "
-                "give a rate above 0, a layer decay above 0 and up to 1, and neither floor nor weight decay below 0"
-            )
-        if self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs or self.judge_every < 1:
-            raise ValueError(
-                f"epochs={self.epochs}, warmup_epochs={self.warmup_epochs}, judge_every={self.judge_every}: give whole "
-                "numbers from 1 on, and less warm-up than epochs"
-            )
+        checks.annotations(self)
+        checks.positive(self, "lr")
+        checks.amounts(self, "warmup_epochs", "floor", "start", "weight_decay", "clip", "mixup", "cutmix")
+        checks.amounts(self, "head_std", "head_scale")
+        checks.factors(self, "layer_decay", "crop_scale", "fraction", "crop")
+        checks.below_one(self, "drop_path", "average", "smoothing")
+        checks.shares(self, "flip", "erase")
+        checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
+        checks.proper_shares(self, "holdout")
+        checks.below(self, "warmup_epochs", "epochs")
         if self.policy and not self.policy.startswith("rand-"):
             raise ValueError(
                 f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
-            )
-        if min(self.batch, self.mixed_together, self.repeats) < 1 or not 0 < self.fraction <= 1:
-            raise ValueError(
-                f"batch={self.batch}, mixed_together={self.mixed_together}, repeats={self.repeats}, "
-                f"fraction={self.fraction}: give 1 or more, and a share above 0 and up to 1"
-            )
-        if not 0 < self.holdout < 1 or not 0 <= self.average < 1 or not 0 <= self.drop_path < 1:
-            raise ValueError(
-                f"holdout={self.holdout}, average={self.average}, drop_path={self.drop_path}: give a share between 0 "
-                "and 1 to hold out, and a decay and a chance from 0 to below 1"
             )
 
     def selecting(self, select: SelectOn) -> "Finetune":
@@ -171,7 +163,7 @@ class Finetune(Task):
             groups = MixedGroups(
                 image_set=train,
                 plan=plan,
-                steps=range(training.step, training.config.rates.steps),
+                steps=range(training.step, training.config.steps),
                 groups=training.config.groups,
                 augmentation=self.augmentation,
                 transform=self.augmentation.transform(size, export.mean, export.std),
@@ -186,8 +178,8 @@ class Finetune(Task):
         """JSON values about the training."""
         config, skipped = training.config, training.train_state.skipped
         return {
-            "learning_rate": config.rates.lr,
-            "steps": config.rates.steps,
+            "learning_rate": config.lr,
+            "steps": config.steps,
             "batch": {
                 "images": plan.batch,
                 "at_once": config.micro_batch_size,
@@ -229,19 +221,23 @@ class Finetune(Task):
             interpolation=self.train_interpolation,
         )
 
+    def rates(self) -> LayerSchedule:
+        """The schedule that `schedule` names."""
+        if self.schedule == "mae":
+            return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
+        if self.schedule == "beit":
+            return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
+        told = "update" if self.schedule == "simmim" else "epoch"
+        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
+
     def config(self, plan: GroupPlan, micro_batch_size: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
         """The settings of `Training`."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
-            rates=StepRates(
-                family=self.schedule,
-                lr=self.lr * RULES[self.lr_rule](self.batch),
-                epochs=self.epochs,
-                warmup_epochs=self.warmup_epochs,
-                steps_per_epoch=plan.steps_per_epoch,
-                floor=self.floor,
-                start=self.start,
-            ),
+            lr=self.lr * RULES[self.lr_rule](self.batch),
+            schedule=self.rates(),
+            epochs=self.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
             layer_decay=self.layer_decay,
             weight_decay=self.weight_decay,
             decay_tokens=self.decay_tokens,

@@ -134,6 +134,13 @@ def test_an_interrupted_run_keeps_what_it_has(run, out):
     assert board(out)[0]["tiny/toy@one:top1_k1"]
 
 
+def test_a_stopped_training_is_no_failure(run, out):
+    """The tasks after it are left for the same command, which goes on."""
+    code, _, err = run("--suite", "toy@one,dear@one", "--set", "toy.mode=stop")
+    assert code == 75 and err.splitlines()[-1].startswith("stopped by a signal after step 3 of 8 of toy training, ")
+    assert result_paths(out) == [] and runs(out) == ["toy tiny:"] and (out / "leaderboard.md").exists()
+
+
 def test_changed_settings_mark_the_result(run, out):
     assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
     found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}
@@ -391,3 +398,24 @@ def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
     code, said, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
     assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
+
+
+def test_statistics_of_a_file_that_names_none(run, bench, out, exports, tmp_path):
+    """As `bench import` and `bench inspect` take them; whatever names its own is not asked."""
+    import timm
+    import torch
+
+    from checkpoints.export import ViTExport
+
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=1)
+    torch.save(model.state_dict(), tmp_path / "mine.pth")
+    mine = f"timm:{tmp_path / 'mine.pth'}"
+    code, _, err = run("--suite", "toys", checkpoint=mine)
+    assert code == 2 and "; use --statistics imagenet (as DeiT), half " in err.splitlines()[-1]
+    assert run("--suite", "toys", "--statistics", "half", checkpoint=mine)[0] == 0
+    (export,) = (out / "exports").iterdir()
+    assert ViTExport.load(export).mean == (0.5, 0.5, 0.5)
+    code, said, _ = bench("inspect", mine, "--statistics", "clip")
+    assert code == 0 and "mean 0.481455 0.457828 0.408211" in said
+    code, _, err = run("--suite", "toys", "--statistics", "half")
+    assert code == 2 and "is an export already: only its image size can change" in err.splitlines()[-1]

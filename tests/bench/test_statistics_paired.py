@@ -22,6 +22,7 @@ def equal_models(images: int, shared: float, seed: int, splits: int = 1) -> np.n
     return np.where(generator.random((splits, 1, DRAWS, images)) < shared, easy, own).mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("images", [100, 500])
 def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
@@ -32,6 +33,7 @@ def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
     assert shared > 0.5 or np.mean(p <= 0.05) > 0.02, "a test that never rejects is no test"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.7])
 def test_equal_models_averaged_over_splits(shared):
     """3000 draws: their noise is 0.4 %, and the level is near 4 %."""

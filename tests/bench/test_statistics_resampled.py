@@ -10,6 +10,8 @@ from bench.statistics.paired import compare_resamples
 from downstream.metrics import average_precision, scores
 from engine.resampling import resampled
 
+pytestmark = pytest.mark.slow
+
 CLASSES, MOST = 8, 12
 
 

@@ -5,7 +5,8 @@ import torch
 from recordings import facts, matches
 from torch import nn
 
-from downstream.loop.optimisation import Rates, optimizer_groups
+from downstream.loop.optimisation import optimizer_groups
+from engine.training.schedules import MultipliedWarmup, Polynomial, StepDecay, TrainProgress
 
 SCHEDULES, LAYERS = facts("lr_sched/lr_sched.json"), facts("layer_decay/layer_decay.json")
 
@@ -23,41 +24,36 @@ def one_of(names, pattern: str) -> str:
 def test_poly_with_warm_up_is_mmcvs():
     recorded = SCHEDULES["mmcv1_poly_linear_warmup"]
     steps = recorded["max_iters"]
-    rates = Rates(
-        steps=steps,
-        power=recorded["power"],
-        floor=recorded["min_lr"],
-        warmup=recorded["warmup_iters"],
+    schedule = MultipliedWarmup(
+        schedule=Polynomial(power=recorded["power"], floor=recorded["min_lr"]),
+        updates=recorded["warmup_iters"],
         start=recorded["warmup_ratio"],
     )
     first, last = (recorded[one_of(recorded, name)] for name in (r"lr_used_in_iter_0_to_\d+", r"last_\d+"))
     for step, values in [*enumerate(first), *enumerate(last, start=steps - len(last))]:
         for base, value in zip(recorded["base_lrs"], values, strict=True):
-            close(rates.at(step, base), value)
+            close(schedule.at(base, TrainProgress(step=step, steps_per_epoch=1, epochs=steps)), value)
 
 
 @pytest.mark.parametrize("name", [found[0] for found in matches(r"mmcv1_step(_\d+)+", SCHEDULES)])
 def test_steps_are_mmcvs(name):
     recorded, epochs = SCHEDULES[name], map(int, name.split("_")[2:])
     length, values = recorded["iters_per_epoch"], recorded["lr_used_in_iter"]
-    rates = Rates(
-        steps=len(values),
-        family="step",
-        milestones=tuple(epoch * length for epoch in epochs),
-        warmup=recorded["warmup_iters"],
-        start=recorded["warmup_ratio"],
+    schedule = MultipliedWarmup(
+        schedule=StepDecay(milestones=tuple(epochs)), updates=recorded["warmup_iters"], start=recorded["warmup_ratio"]
     )
     for step, value in enumerate(values):
-        close(rates.at(step, recorded["base_lr"]), value)
+        now = TrainProgress(step=step, steps_per_epoch=length, epochs=len(values) // length)
+        close(schedule.at(recorded["base_lr"], now), value)
 
 
 def test_polynomial_is_segmenters():
     recorded = SCHEDULES["segmenter_polynomial"]
     settings, values = recorded["args"], recorded["lr_used_in_iter"]
-    rates = Rates(steps=settings["iter_max"], power=settings["power"], floor=settings["min_lr"])
-    for step, row in enumerate(values[: settings["iter_max"]]):
+    schedule, steps = Polynomial(power=settings["power"], floor=settings["min_lr"]), settings["iter_max"]
+    for step, row in enumerate(values[:steps]):
         for base, value in zip(recorded["base_lrs"], row, strict=True):
-            close(rates.at(step, base), value)
+            close(schedule.at(base, TrainProgress(step=step, steps_per_epoch=1, epochs=steps)), value)
 
 
 class Recorded(nn.Module):

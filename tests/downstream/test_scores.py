@@ -48,6 +48,7 @@ def test_a_weight_is_so_many_copies_of_an_image():
         assert all(found[name][row] == pytest.approx(np.mean([each[name] for each in copies])) for name in copies[0])
 
 
+@pytest.mark.slow
 def test_resamples_cover_at_the_stated_rate():
     """Of 100 sets of 80 images each, 95 % +- 3 standard deviations (2.2) hold the accuracy of the whole population."""
     covered = 0

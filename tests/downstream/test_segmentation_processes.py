@@ -14,6 +14,8 @@ from segmentation_program import metrics
 
 from downstream.data.scenes import tiny_folder
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("segmentation_program.py")
 
 

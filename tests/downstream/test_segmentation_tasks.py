@@ -20,6 +20,8 @@ from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from downstream.tasks.upernet_ade20k import UperNet
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     from downstream.loop import running
 
@@ -86,7 +88,7 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     first, second = (config for _, config in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
     sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
-    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.rates.steps, "batch": 4, "evaluations": 1}
+    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
@@ -127,7 +129,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
     sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
-    assert {sizes["steps of each"]} == {config.rates.steps for _, config in trained}
+    assert {sizes["steps of each"]} == {config.start.steps for _, config in trained}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 

@@ -358,7 +358,8 @@ def test_views_of_an_image():
     }  # fmt: skip
     assert not torch.equal(found["first"], found["second"])
     chances = [
-        [step.chance for step in each.transforms if isinstance(step, Blur)] for each in (made.first, made.second)
+        [step.chance for step in each.transforms if isinstance(step, Blur)]
+        for each in (made.pair.first, made.pair.second)
     ]
     assert chances == [[1.0], [0.1]]
 

@@ -11,6 +11,8 @@ from extraction_program import IMAGES, KINDS, prepared
 
 from probes.features.extract import extract
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("extraction_program.py")
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from toy_exports import export_of_size, workspace
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import World
+from engine.seeding import seeded
 from engine.training import interruptions
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
@@ -110,6 +112,22 @@ def test_mixed_targets_are_smoothed_probabilities():
     assert sorted(plain.targets.unique().tolist()) == [0.0, 1.0]
 
 
+def test_images_are_augmented_as_timm_does():
+    """Its whole chain, to the bit."""
+    ours, image = AUGMENTED.transform(16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
+    policy, chance = AUGMENTED.policy, AUGMENTED.erase
+    theirs = create_transform(
+        16, is_training=True, scale=(AUGMENTED.crop_scale, 1.0), hflip=AUGMENTED.flip, color_jitter=None,
+        auto_augment=policy, interpolation="bicubic", re_prob=chance, re_mode="pixel", mean=(0.5,) * 3, std=(0.5,) * 3,
+    )  # fmt: skip
+    for number in range(20):
+        found = []
+        for transform in (ours, theirs):
+            with seeded(0, number):
+                found.append(transform(image))
+        assert torch.equal(*found)
+
+
 def test_randaugment_survives_magnitude_ten():
     """Pillow 13 refuses to keep no bits, which the recipes' magnitude of 9 +- 0.5 asks for now and then."""
     image = Image.new("RGB", (4, 4), (200, 100, 50))
@@ -149,6 +167,7 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
     assert again.metrics == first.metrics and again.facts == first.facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "holdout", "val"])
 def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
     task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
@@ -167,6 +186,7 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
         assert outcome.numbers["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_what_is_judged(export, tmp_path):
     """With a decay of nearly one they stay where they began, whatever the training learns."""
     task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=400)
@@ -192,7 +212,7 @@ def test_rates_decay_by_layer(export):
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.config.rates.at(3)
+    peak = training.config.schedule.at(training.config.lr, training.config.progress(3))
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)
@@ -357,7 +377,9 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
     [
         ({"lr": 0.0}, "lr="),
         ({"layer_decay": 0.0}, "layer_decay="),
-        ({"epochs": 5}, "warmup_epochs="),
+        ({"epochs": 5}, "^warmup_epochs=5.0: must be less than epochs=5$"),
+        ({"schedule": "cosine"}, "^schedule='cosine': choose one of mae, beit, simmim, deit$"),
+        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be above 0 and up to 1$"),
         ({"holdout": 1.0}, "holdout="),
         ({"average": 1.0}, "average="),
         ({"policy": "augmix"}, "policy="),

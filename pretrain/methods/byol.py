@@ -1,0 +1,100 @@
+"""BYOL (Grill et al. 2020) on a ViT: from each view predict what the target network says of the other.
+
+Figure 2 and Eq. 2; deepmind-research d8df415, byol/, which is JAX and has ResNets alone. So heads, loss and moving
+average are BYOL's, and all that belongs to a ViT is MoCo-v3's: trunk, frozen patch embedding, views, AdamW. No outputs
+of official code are recorded to compare with. B images, d projected width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.parts import trivial
+from pretrain.parts.batch_norm import in_eval_mode
+from pretrain.parts.heads import mlp
+from pretrain.parts.losses import byol_loss
+from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings
+from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.recipe import Recipe
+from pretrain.schedules import WarmupCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SiameseSettings):
+    """Those of both siamese methods."""
+
+    teacher_momentum: float = 0.996  # tau at the start (section 3.2); configs/byol.py:21-23 has less for fewer epochs
+
+
+class Byol(Siamese):
+    """Views: "first" and "second" (B, 3, S, S). The online network is `base`, the target network `momentum`."""
+
+    remedy = ", or use mocov3, whose targets do not collapse"
+
+    def heads(self) -> tuple[nn.Module, nn.Module]:
+        """Two layers each, the second without bias (utils/networks.py:25-50)."""
+        hidden, width = self.settings.projector_hidden, self.settings.projector_width
+        kind = dict(norm="bn", activation="relu", last_bias=False)
+        return mlp((self.spec.width, hidden, width), **kind), mlp((width, hidden, width), **kind)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        p1, p2 = self.predictions(views)
+        z1, z2 = self.targets(views)
+        return Step(byol_loss(p1, z2) + byol_loss(p2, z1), {})  # both directions (byol_experiment.py:243-250)
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The target network takes in the online network's new weights (byol_experiment.py:337-343)."""
+        self.follow(progress)
+
+    @torch.no_grad()
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of predicting the targets' mean direction; their batch norms use running statistics for this."""
+        with in_eval_mode(self.momentum):
+            return {"loss": torch.stack([trivial.of_directions(each) for each in self.targets(views)]).sum()}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"online": self.base.encoder(), "target": self.momentum.encoder()}
+
+
+METHOD = Byol
+
+_OURS = "ours: Grill et al. 2020 (heads, loss, tau 0.996) with MoCo-v3's ViT recipe (CONFIG.md); no official ViT exists"
+_VIT_B = Recipe(
+    source=_OURS,
+    spec=replace(VIT_B, **SINCOS_ROWS),
+    settings=Settings(),
+    epochs=300,
+    batch=4096,
+    lr=1.5e-4,
+    schedule=WarmupCosine(warmup=40),
+    weight_decay=0.1,  # not of biases and norms, as BYOL's own (utils/optimizers.py:30-35)
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_s": replace(_VIT_B, spec=replace(VIT_S, heads=12, **SINCOS_ROWS)),  # MoCo-v3's ViT-S
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores",
+        spec=replace(VIT_32PX, **SINCOS_ROWS),
+        settings=Settings(**SMALL, teacher_momentum=0.99),
+        epochs=6,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.3),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **SINCOS_ROWS),
+        settings=Settings(**SMOKE, teacher_momentum=0.99),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+    ),
+}
