@@ -132,7 +132,7 @@ class Updates:
 
     def clipped(self) -> float:
         """Clip the gradient as recipe and groups say; returns its 2-norm before."""
-        gradients, others = self.gradients(clipped=True), self.gradients(clipped=False)
+        gradients, others = self.gradients_of(clipped=True), self.gradients_of(clipped=False)
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
         clip = self.recipe.clip
@@ -144,7 +144,7 @@ class Updates:
             total = torch.linalg.vector_norm(torch.stack([total, *torch._foreach_norm(others)]))
         return total.item()
 
-    def gradients(self, clipped: bool) -> list[Tensor]:
+    def gradients_of(self, clipped: bool) -> list[Tensor]:
         """Those there are, of the groups that are clipped or of the others."""
         parameters = [p for group in self.groups if group.clipped == clipped for p in group.parameters.values()]
         return [p.grad for p in parameters if p.grad is not None]

@@ -40,7 +40,7 @@ class Watched(Updates):
 
     def clipped(self) -> float:
         self.before = {name: p.grad.clone() for name, p in self.method.named_parameters() if p.requires_grad}
-        self.norm_of_clipped = torch.stack([gradient.norm() for gradient in self.gradients(clipped=True)]).norm()
+        self.norm_of_clipped = torch.stack([gradient.norm() for gradient in self.gradients_of(clipped=True)]).norm()
         return super().clipped()
 
 
