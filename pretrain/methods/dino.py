@@ -21,7 +21,7 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
-from pretrain.parts.sizes import VIT_B, VIT_S
+from pretrain.parts.sizes import VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
@@ -58,23 +58,14 @@ _VIT_S = Recipe(
     clip=3.0,
     clip_each=True,
 )
-_VIT_S_300 = replace(
-    _VIT_S,
-    source="dino README.md, 'Boosting DINO performance' (16 x 64 images)",
-    settings=DistillationSettings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
-    epochs=300,
-    batch=1024,
-)
 RECIPES = {
     "vit_s": _VIT_S,
-    "vit_s_300": _VIT_S_300,
-    "vit_b": replace(
-        _VIT_S_300,
-        source="epochs: Gidaris et al. 2024, table 5; fixed_prototypes: main_dino.py's help; else as ViT-S for 300 "
-        "epochs: the file of arguments that the README links could not be had",
-        spec=replace(VIT_B, **POSITIONS),
-        settings=DistillationSettings(teacher_temperature=0.07, teacher_warmup=30),
-        epochs=400,
+    "vit_s_300": replace(
+        _VIT_S,
+        source="dino README.md, 'Boosting DINO performance' (16 x 64 images)",
+        settings=DistillationSettings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
+        epochs=300,
+        batch=1024,
     ),
     **small_recipes(_VIT_S, DistillationSettings(**SMALL), DistillationSettings(**SMOKE)),
 }
