@@ -10,7 +10,7 @@ m images of a group, S side in pixels, K classes, n training images.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from PIL import Image, ImageOps
@@ -22,6 +22,7 @@ from engine.tasks import Workspace
 from engine.training.interruptions import deafen
 from engine.training.micro_batches import micro_batch_size
 from imagesets.decoding import UnreadableImage
+from imagesets.random_crops import PythonDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
@@ -42,7 +43,7 @@ class Augmentation:
     mixup: float
     cutmix: float
     smoothing: float
-    interpolation: str
+    interpolation: Literal["bilinear", "bicubic"]
 
     @property
     def mixes(self) -> bool:
@@ -55,7 +56,6 @@ class Augmentation:
         chain = create_transform(
             input_size=size,
             is_training=True,
-            scale=(self.crop_scale, 1.0),
             hflip=self.flip,
             color_jitter=None,  # BEiT's and ExtreMA's 0.4 is without effect beside a policy
             auto_augment=self.policy or None,
@@ -65,6 +65,10 @@ class Augmentation:
             re_count=1,
             mean=tuple(mean),
             std=tuple(std),
+        )
+        # In place of timm's own; the draws and the pixels are the same.
+        chain.transforms[0] = RandomResizedCrop(
+            size=size, scale=(self.crop_scale, 1.0), interpolation=self.interpolation, draws=PythonDraws()
         )
         for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
             if operation.name.startswith("Posterize"):
