@@ -97,7 +97,6 @@ def _ours(kind: str) -> dict[str, Extension]:
 
 
 @cache
-<<<<<<< HEAD
 def _entry_points(path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """Those of our groups, by group, of all packages on `path`, which is sys.path: read again when that changes."""
     return {group: list(entry_points(group=group)) for group in (f"bench.{kind}" for kind in FOLDERS)}
@@ -106,15 +105,6 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
 def _plugins(kind: str) -> list[Extension]:
     found = _entry_points(tuple(sys.path))[f"bench.{kind}"]
     points = sorted(found, key=lambda point: (point.name, point.module))
-=======
-def _entry_points(path: tuple[str, ...]) -> EntryPoints:
-    """Of all packages on `path`, which is sys.path: they are read once, and again when that changes."""
-    return entry_points()  # type: ignore[return-value]  # Python 3.11's dictionary of groups has `select` too
-
-
-def _plugins(kind: str) -> list[Extension]:
-    points = _entry_points(tuple(sys.path)).select(group=f"bench.{kind}")
->>>>>>> x-kit
     return [
         Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
         for point in points
