@@ -10,6 +10,9 @@ EPILOG = """examples:
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
+
+exit codes: 0 finished; 1 some task failed; 2 an error; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped a training, whose
+state is saved: run the same command again
 """
 
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.leaderboard.tables import to_markdown
+from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import tied_with_best
+from bench.statistics.significance import level_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
@@ -55,8 +56,11 @@ def _number(cell: Cell | None, part: str) -> float | int | str:
     return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
-def rewrite(out: Path) -> tuple[Board, list[Measured]]:
+def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
     """Rebuild leaderboard.csv and leaderboard.md; returns what is in them, and the results that they are made of.
+
+    published: with published numbers of the same protocols in leaderboard.md and in what is returned; leaderboard.csv
+    holds what was measured.
 
     Two processes may do so at once. Each looks again after it has written: whoever writes last has seen every file.
     """
@@ -65,7 +69,9 @@ def rewrite(out: Path) -> tuple[Board, list[Measured]]:
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(board, measured)))
+        level = level_with_best(board, measured)
+        board = with_published(board, [each.result for each in measured]) if published else board
+        write_atomic(out / "leaderboard.md", to_markdown(board, level))
         if _state(out) == before:
             return board, measured
 

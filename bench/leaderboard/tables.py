@@ -80,12 +80,14 @@ def _spent(cost: TrainingCost) -> list[str]:
 
 
 def row_names(board: Board) -> dict[CheckpointUsed, str]:
-    """Name of each checkpoint, with its digest where two share one; the floor is marked."""
-    counts = Counter(row.checkpoint.name for row in board.rows)
+    """Name of each checkpoint, with its digest where two share one; the floor and published rows are marked."""
+    counts = Counter(row.checkpoint.name for row in board.rows if not row.published)
     found = {}
-    for used in (row.checkpoint for row in board.rows):
+    for row in board.rows:
+        used = row.checkpoint
         digest = f" ({used.digest[:8]})" if counts[used.name] > 1 else ""
-        found[used] = f"{used.name}{digest}{' (floor)' if used.is_floor else ''}"
+        mark = " (published)" if row.published else " (floor)" if used.is_floor else ""
+        found[used] = f"{used.name}{'' if row.published else digest}{mark}"
     return found
 
 
@@ -151,7 +153,8 @@ def _in_group(board: Board, group: str) -> list[Row]:
 
 def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
     cell = row.cells.get(column)
-    first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
+    competes = cell is not None and not row.published
+    first = competes and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
     text = in_markdown(number(cell))
     return f"**{text}**" if first else text
 

@@ -43,7 +43,7 @@ class Settings(DistillationSettings):
     teacher_temperature: float = 0.07
     teacher_warmup: int = 30  # epochs, of both temperatures
     patch_temperature: float = 0.07  # the teacher's for patches, after the warm-up
-    patch_temperature_start: float = 0.04
+    patch_temperature_start: float = 0.04  # of the warm-up
     mask_shape: MaskShape = "block"  # pred_shape
     mask_ratios: tuple[float, ...] = (0.0, 0.3)  # of which each crop draws one: half of the crops stay unmasked
     mask_spreads: tuple[float, ...] = (0.0, 0.2)  # pred_ratio_var: each ratio is uniform in give or take so much

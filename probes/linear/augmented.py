@@ -1,11 +1,10 @@
-"""The papers' training augmentation, and batches of features that the frozen backbone computes of augmented images.
+"""The papers' training augmentation, and batches of features that the frozen backbone computes from augmented images.
 
 A crop depends on seed, epoch and image alone, so neither the number of workers nor a kill changes a training. Images go
-through the backbone as in probes/features/extraction.py: on a CPU every core reads, decodes, crops and computes chunks
-of its own, and whichever completes a batch makes the heads' step.
+through the backbone as in probes/features/extraction.py: on a CPU each core reads, decodes, crops and computes chunks
+of its own. The thread that completes a batch then updates the heads with it.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,97 +17,52 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
+from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
-from imagesets.transforms import FILTERS, planes
+from imagesets.transforms import planes
 from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
 
-Rule = Literal["torchvision", "mae"]
-Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
-
-# torchvision's RandomResizedCrop, which every source leaves as it is
-AREA = (0.08, 1.0)
-LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
-TRIES = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
-    """A random window of the image, resized to `size`, mirrored every other time; pixels by Pillow, always exactly.
+    """A random window of the image, resized by Pillow, mirrored with chance 1/2; --decode fast does not apply."""
 
-    rule: how the window is drawn. names: (N,) by which the images of the set are known to the generator.
-    """
-
-    size: int
+    size: int  # S, side in pixels
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule
+    rule: CropRule  # whose rule draws the window
     seed: int
     epoch: int
-    names: np.ndarray
+    names: np.ndarray  # (N,) numbers that seed the images' draws
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
-        random = RandomState([self.seed, self.epoch, int(self.names[index])])
-        image = image_set.image(index)
-        window = WINDOWS[self.rule](*image.size, random)
-        image = image.crop(window).resize((self.size, self.size), FILTERS[self.interpolation])
-        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random_sample() < 0.5 else image)
-
-
-def sides(width: int, height: int, random: RandomState) -> tuple[int, int]:
-    """Width and height of a window of random area and ratio; it may be larger than the image."""
-    area = width * height * random.uniform(*AREA)
-    ratio = math.exp(random.uniform(*LOG_RATIO))
-    return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-
-
-def placed(width: int, height: int, wide: int, high: int, random: RandomState) -> Window:
-    top, left = random.randint(height - high + 1), random.randint(width - wide + 1)
-    return left, top, left + wide, top + high
-
-
-def torchvision_window(width: int, height: int, random: RandomState) -> Window:
-    """Ten tries for a window inside the image, else the largest central one of an allowed ratio."""
-    for _ in range(TRIES):
-        wide, high = sides(width, height, random)
-        if 0 < wide <= width and 0 < high <= height:
-            return placed(width, height, wide, high, random)
-    wide = min(width, round(height * 4 / 3))
-    high = min(height, round(width * 4 / 3))
-    left, top = (width - wide) // 2, (height - high) // 2
-    return left, top, left + wide, top + high
-
-
-def mae_window(width: int, height: int, random: RandomState) -> Window:
-    """One try, cut down to the image (MAE util/crop.py:22-42)."""
-    wide, high = sides(width, height, random)
-    return placed(width, height, min(max(wide, 1), width), min(max(high, 1), height), random)
-
-
-WINDOWS = {"torchvision": torchvision_window, "mae": mae_window}
+        generator = RandomState([self.seed, self.epoch, int(self.names[index])])
+        crop = RandomResizedCrop(
+            size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
+        )
+        image = crop(image_set.image(index))
+        mirrored = generator.random_sample() < 0.5
+        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
 
 @dataclass(kw_only=True)
 class AugmentedBatches:
-    """Batches of features that are computed anew for every epoch.
-
-    rows (n,): images of the set to train on. chunk: images of a forward pass. workers: see
-    probes/features/extraction.py.
-    """
+    """Batches of features that are computed in every epoch."""
 
     image_set: ImageSet
-    rows: np.ndarray
+    rows: np.ndarray  # (n,) images of the set to train on
     backbone: Backbone
     readouts: Readouts
     plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule
-    chunk: int
+    rule: CropRule
+    chunk: int  # images of a forward pass
     skip_bad: bool
-    workers: int | None
-    skipped: dict[int, str] = field(default_factory=dict)
-    forwards: int = 0
+    workers: int | None  # see probes/features/extraction.py
+    skipped: dict[int, str] = field(default_factory=dict)  # image -> why it could not be read
+    forwards: int = 0  # images through the backbone so far
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         order = self.rows[self.plan.order(epoch)]
@@ -139,7 +93,7 @@ class AugmentedBatches:
 
 
 def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
-    """The chunks of every batch, as places in an epoch; no chunk reaches into another batch."""
+    """The chunks of every batch, as places in an epoch's order; no chunk spans two batches."""
     ends = [min(start + batch, rows) for start in range(0, rows, batch)]
     return [
         [range(at, min(at + chunk, end)) for at in range(start, end, chunk)]
@@ -148,9 +102,10 @@ def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
 
 
 class Joiner:
-    """Takes computed chunks in any order, from any thread, and makes the steps in theirs, from batch `first` on.
+    """Collects computed chunks, in any order and from any thread, and calls `step` with the batches in order.
 
-    Images that could not be read are left out of their batch; `unreadable`: their places in the epoch -> why.
+    first: number of the first batch. Unreadable images are left out of their batch; `unreadable`: their places in the
+    epoch -> reason.
     """
 
     def __init__(
@@ -173,7 +128,7 @@ class Joiner:
         self._lock = threading.Lock()
 
     def take(self, done: Computed) -> None:
-        """A chunk; the thread that completes the batch whose turn it is makes its step."""
+        """Add a chunk. If it completes the next batch, this thread calls `step` with that batch."""
         with self._lock:
             self._waiting[done.number] = done
             while self._next < len(self._numbers) and all(n in self._waiting for n in self._numbers[self._next]):

@@ -1,11 +1,11 @@
 """Linear classifiers on frozen features: by SGD as in DINO, iBOT, MOCA, DINOv2 and MSN, by LARS as in MAE and ExtreMA.
 
 All heads of a sweep (learning rate x readout x weight decay) train together on the same batches. With `augment` the
-frozen backbone runs once on every augmented batch, as in the papers; without it the heads see one cached feature an
-image, which is a protocol of its own (`..._cached`).
+frozen backbone runs once on every augmented batch, as in the papers; without it the heads train on one cached feature
+of each image, which is a protocol of its own (`..._cached`).
 
-Head and epoch are chosen on a slice of the training images that is never trained on (`select` holdout) or, as in the
-papers, on the validation images that are reported (`select` val).
+Head and epoch are selected on held-out training images (`select` holdout) or, as in the papers, on the validation
+images that are reported (`select` val).
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,22 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
+from engine import checks
 from engine.files import digest
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.schedules import Pace, PacedCosine
+from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
-from probes.linear.augmented import AugmentedBatches, Rule
+from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
 from probes.linear.recipes import PUBLISHED, VARIANTS
-from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
+from probes.linear.sweep import LR_BATCH, Sweep, SweepConfig, ranked, trained_by_rank0
 from probes.published import as_reported, protocols_of
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
@@ -43,7 +45,7 @@ VERSION = 1  # of a training's state on disk; raise it when the same settings wo
 class Linear(Task):
     """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
 
-    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
+    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
     # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
@@ -56,34 +58,30 @@ class Linear(Task):
     entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
     eps: float = 1e-5  # of that norm
     augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
-    crop_rule: Rule = "torchvision"  # whose random crop it is
+    crop_rule: CropRule = "torchvision"  # whose random crop it is
     train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
     batch: int = 1024  # images in a step; all training images where they are fewer
     epochs: int = 100  # passes over the training images
     warmup_epochs: int = 0  # over which the rate rises from 0
     pace: Pace = "epoch"  # how often the rate moves on along its half cosine
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
-    select: SelectOn = "holdout"  # images that choose head and epoch: held-out ones, or validation's
+    select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
     holdout: float = 0.1  # share of the training images that is held out for this
     crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 
     def __post_init__(self) -> None:
-        for name in ("lrs", "readouts", "weight_decays"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name}={values}: a grid of heads needs one or more different values")
-        if min(self.lrs) <= 0 or min(self.weight_decays) < 0:
-            raise ValueError(
-                f"lrs={self.lrs}, weight_decays={self.weight_decays}: give rates above 0, decays from 0 on"
-            )
-        if self.batch < 2 or self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(
-                f"batch={self.batch}, epochs={self.epochs}, warmup_epochs={self.warmup_epochs}: give a batch of 2 or "
-                "more, and fewer warm-up epochs than epochs"
-            )
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout={self.holdout}: give a share between 0 and 1")
+        checks.annotations(self)
+        checks.distinct(self, "lrs", "readouts", "weight_decays")
+        checks.positive(self, "lrs", "eps")
+        checks.amounts(self, "weight_decays")
+        checks.below_one(self, "momentum")
+        checks.counts(self, "batch", least=2)
+        checks.counts(self, "epochs")
+        checks.counts(self, "warmup_epochs", least=0)
+        checks.below(self, "warmup_epochs", "epochs")
+        checks.proper_shares(self, "holdout")
+        checks.factors(self, "crop")
         if (self.entry == "layer_norm") != (self.optimizer == "msn"):
             raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
         for readout in self.readouts:
@@ -101,7 +99,7 @@ class Linear(Task):
         return replace(self, select=select)
 
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
-        """This evaluation of what the network has (probes/features/stand_ins.py), and what is read for each readout."""
+        """This task with readouts that the network has (probes/features/stand_ins.py), and the one for each readout."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
@@ -116,7 +114,7 @@ class Linear(Task):
         return found | {"batch": plan.size, "forward passes": passes}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
-        """How images are prepared that are evaluated, and those to train on where they are not augmented."""
+        """How images are prepared for evaluation, and for training without augmentation."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
@@ -129,7 +127,7 @@ class Linear(Task):
         held = held_out(train, self.holdout, space.seed) if self.select == "holdout" else np.empty(0, np.int64)
         transform = self.transform(export, space)
         queries = extract(export, val, self.kinds, space, transform)
-        # Of images that are augmented, the plain features are only read of those that choose.
+        # With augmentation, plain features are needed for the held-out images alone.
         images = train.subset(held, f"held-out-{self.holdout:g}-seed{space.seed}") if self.augment else train
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
@@ -140,7 +138,7 @@ class Linear(Task):
         self, export: ViTExport, train: ImageSet, held: np.ndarray, gallery: FeatureSet, queries: FeatureSet,
         space: Workspace,
     ) -> "Found":  # fmt: skip
-        """Train all heads, choose, and judge the chosen ones on the validation images."""
+        """Train all heads, select, and evaluate the selected ones on the validation images."""
         asked = self.table(queries, space)
         if self.select == "val":
             table, evaluated = asked, np.arange(len(queries))
@@ -210,7 +208,7 @@ class Linear(Task):
     def heads(self, width: int, classes: int, batch: int, space: Workspace) -> Heads:
         """All heads of the grid, readout by readout, then weight decay by weight decay."""
         grid = [
-            Head(readout=readout, lr=lr * batch / PER, weight_decay=weight_decay)
+            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
             for readout in self.readouts
             for weight_decay in self.weight_decays
             for lr in self.lrs
@@ -222,7 +220,7 @@ class Linear(Task):
     def key(
         self, export: ViTExport, train: ImageSet, gallery: FeatureSet, queries: FeatureSet, space: Workspace
     ) -> dict[str, Any]:
-        """Everything that decides about the bits of a training."""
+        """Everything that the bits of a training depend on."""
         return {
             "version": VERSION,
             "export": export.digest,
@@ -238,7 +236,7 @@ class Linear(Task):
     def trained_on(
         self, train: ImageSet, batches: AugmentedBatches, held: FeatureSet, space: Workspace
     ) -> dict[str, Any]:
-        """As `FeatureSet.facts` says it of features that are kept. held: of the images that choose."""
+        """The same facts as `FeatureSet.facts`, for augmented images. held: features of the held-out images."""
         skipped = {train.path(index): batches.skipped[index] for index in sorted(batches.skipped)}
         skipped |= held.facts["skipped"] if self.select == "holdout" else {}
         return {
