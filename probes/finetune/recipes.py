@@ -120,6 +120,14 @@ PUBLISHED = {
         "augmentation; its averaged weights are not judged); batch 4 x 256 is that of DeiT's README; it reports the "
         "best epoch on val: select=val",
     ),
+    "finetune@deit_S": Published(
+        dict(DEIT, size="S"), "facebookresearch/moco-v3 README.md: its ViT-S by the same command, see finetune@deit"
+    ),
+    "finetune@cae": Published(
+        dict(BEIT, lr=8e-3, batch=4096, warmup_epochs=5),
+        "lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 4096, warm-up 5, layer decay 0.65, drop path "
+        "0.1), BEiT's code; it reports the best epoch on val: select=val",
+    ),
 }
 
 # All others report the best epoch on val.

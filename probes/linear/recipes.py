@@ -109,4 +109,7 @@ VARIANTS = {
         source="valeoai/MOCA README (79.5, --avgpool_patchtokens 2): linear_sgd@moca on all training images, the best "
         "of 45 rates and of the epochs on the validation images; of table 9's ViT-L nothing else is said",
     ),
+    "linear_lars@cae": Published(
+        settings=MAE, source="lxtGH/CAE scripts/cae_base_800e.sh: MAE's probe at batch 512 x 32, so linear_lars@mae"
+    ),
 }

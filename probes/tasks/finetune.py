@@ -298,5 +298,7 @@ class Finetune(Task):
 
 PROTOCOLS = protocols_of(Finetune, PUBLISHED)
 PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH})
+# Its appendix E has a drop path of 0.1, its README's command 0.2.
+PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, drop_path=0.1)
 
 SUITES = {"smoke": ("finetune@smoke",), "full": ("finetune@mae", "finetune@ibot")}
