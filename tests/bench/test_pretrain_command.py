@@ -90,7 +90,7 @@ WRONG = [
         ["--set", "schedule=3"],
         "--set schedule=3: choose one of WarmupCosine, TableCosine, Multistep, CosineTo, Constant",
     ),
-    (["--set", "schedule=Multistep"], "--set schedule=Multistep: set schedule.start, schedule.milestones as well"),
+    (["--set", "schedule=Multistep"], "--set schedule=Multistep: set schedule.milestones as well"),
     (
         ["--set", "schedule=Multistep", "schedule.start=0", "schedule.milestones=1,3"],
         "--set: schedule.milestones=(1.0, 3.0) with epochs=2: nothing is left after 3; give milestones below",

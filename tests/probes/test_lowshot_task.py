@@ -290,7 +290,7 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     write_lists(tmp_path / "images", train)
     named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED))
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
-    outcome = replace(SMALL, fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
     assert len(outcome.facts["fits"]) == len(named)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
