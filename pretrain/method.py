@@ -96,6 +96,9 @@ class Method(nn.Module):
     sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
     batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
     codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
+    needs_labels: whether `forward` gets the images' labels, as views["label"] (B,) int64 from 0 to below the setting
+    `classes`; a set of images without labels, or with another number of classes, is then refused.
+    repeats: how often an image occurs in an epoch, which then shows fewer images.
     min_batch: images that a forward pass needs, because of the setting `min_batch_setting`, written as a user would.
     remedy: what helps besides another rate where nothing is learned; the end of a sentence.
     """
@@ -103,6 +106,8 @@ class Method(nn.Module):
     preparation = Preparation()
     sync_batch_norm = False
     batch_statistics = False
+    needs_labels = False
+    repeats = 1
     min_batch = 1
     min_batch_setting = ""
     remedy = ""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from engine import checks
 from engine.schedules import half_cosine
+from engine.step_rates import StepRates
 from pretrain.method import TrainProgress
 
 
@@ -60,6 +61,31 @@ class TableCosine:
         if progress.step < warmup:
             return peak * progress.step / max(1, warmup - 1)
         return half_cosine(peak, progress.step, progress.steps, warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochCosine:
+    """DeiT's (main.py: timm's CosineLRScheduler, stepped after each epoch): constant within an epoch, the first two of
+    which have `start`."""
+
+    warmup: float  # epochs
+    start: float = 1e-6  # rate that the warm-up begins at, whatever the batch
+    floor: float = 1e-5  # what the cosine falls to, whatever the batch
+
+    def __post_init__(self) -> None:
+        checks.amounts(self, "warmup", "start", "floor", prefix="schedule.")
+
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        rates = StepRates(
+            family="deit",
+            lr=peak,
+            epochs=progress.epochs,
+            warmup_epochs=self.warmup,
+            steps_per_epoch=progress.steps_per_epoch,
+            floor=self.floor,
+            start=self.start,
+        )
+        return rates.at(progress.step)
 
 
 @dataclass(frozen=True, kw_only=True)

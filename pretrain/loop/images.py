@@ -1,8 +1,9 @@
 """The views a training sees, in order: the same whatever the number of loader processes, and after any restart.
 
-Everything random about image i in epoch e comes from (seed, e, i). An update's batch is a stretch of the epoch's order;
-each process takes an equal stretch of it, and goes through that in equal micro-batches where memory asks for it.
-Loader processes make a micro-batch in small pieces, so that together they work two ahead however many they are.
+Everything random about image i in epoch e comes from (seed, e, i), and the repeat's number where it occurs again. An
+update's batch is a stretch of the epoch's order; each process takes an equal stretch of it, and goes through that in
+equal micro-batches where memory asks for it. Loader processes make a micro-batch in small pieces, so that together they
+work two ahead however many they are.
 
 B images of one micro-batch, or of a piece of it.
 """
@@ -34,13 +35,18 @@ DEAF = 60  # seconds that a loader process outlives a SIGTERM
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
     """How `count` images become updates of `batch` images, those become the shares of `world` processes, and a share
-    becomes `micro_batches` forward passes. What does not fill a batch is left out, other images in every epoch."""
+    becomes `micro_batches` forward passes. What does not fill a batch is left out, other images in every epoch.
+
+    repeats: how often an image occurs in an epoch, which then shows fewer images: one after the other, in other
+    processes and micro-batches where there are as many (DeiT samplers.py).
+    """
 
     count: int
     batch: int
     world: int
     micro_batches: int
     seed: int
+    repeats: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -51,21 +57,30 @@ class BatchPlan:
         """Images of one process in one forward pass."""
         return self.batch // self.world // self.micro_batches
 
+    def positions(self, step: int, rank: int, micro_batch: int) -> range:
+        """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
+        first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
+        if self.repeats > 1:
+            return range(first + share, first + self.batch, self.world * self.micro_batches)
+        start = first + share * self.micro_batch_size
+        return range(start, start + self.micro_batch_size)
+
     def places(self, step: int, rank: int, micro_batch: int) -> list[int]:
         """Places in the training set of the images of one micro-batch."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        start = within * self.batch + rank * (self.batch // self.world) + micro_batch * self.micro_batch_size
-        return shuffled(self.count, self.seed, epoch)[start : start + self.micro_batch_size].tolist()
+        order = shuffled(self.count, self.seed, step // self.steps_per_epoch)
+        return [int(order[position // self.repeats]) for position in self.positions(step, rank, micro_batch)]
 
 
-def batch_plan(count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set") -> BatchPlan:
+def batch_plan(
+    count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set", repeats: int = 1
+) -> BatchPlan:
     """The plan with the fewest micro-batches of at most `most` images. ValueError where batch, set and processes do not
     fit."""
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
     share = share_of(batch, world)
     micro_batches = share // micro_batch_size(share, most or share)
-    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed)
+    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed, repeats=repeats)
 
 
 class MicroBatch(NamedTuple):
@@ -82,7 +97,7 @@ class MicroBatches(Dataset):
     smaller.
 
     In place of a piece that cannot be made, the error: one that a loader process raises would arrive as the text of its
-    traceback.
+    traceback. labelled: the images' labels come along, as the view "label" (B,) int64.
     """
 
     image_set: ImageSet
@@ -91,6 +106,7 @@ class MicroBatches(Dataset):
     rank: int
     steps: range
     size: int = PIECE
+    labelled: bool = False
 
     @property
     def pieces(self) -> int:
@@ -110,18 +126,21 @@ class MicroBatches(Dataset):
         whole, piece = divmod(item, self.pieces)
         update, micro_batch = divmod(whole, self.plan.micro_batches)
         step = self.steps[update]
-        places = self.plan.places(step, self.rank, micro_batch)[piece * self.size : (piece + 1) * self.size]
+        chosen = slice(piece * self.size, (piece + 1) * self.size)
+        places = self.plan.places(step, self.rank, micro_batch)[chosen]
+        repeats = [at % self.plan.repeats for at in self.plan.positions(step, self.rank, micro_batch)[chosen]]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with kept():
-            found = [self.sample(place, epoch, unreadable) for place in places]
+            found = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
         return MicroBatch(default_collate(found), unreadable)
 
-    def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
-        """Views and noise of the image at `place`, or of the next one that can be read."""
-        image, _ = self.image_set.next_readable(place, unreadable)
-        seed(AUGMENT, self.plan.seed, epoch, place)
-        return self.views(image)
+    def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
+        """Views and noise of the image at `place`, or of the next one that can be read, with its label where asked."""
+        image, found = self.image_set.next_readable(place, unreadable)
+        seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
+        views = self.views(image)
+        return views | {"label": torch.tensor(int(self.image_set.labels[found]))} if self.labelled else views
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:

@@ -22,6 +22,7 @@ from engine.files import digest
 from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
+from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
@@ -101,10 +102,7 @@ class Finetune(Task):
                 f"epochs={self.epochs}, warmup_epochs={self.warmup_epochs}, judge_every={self.judge_every}: give whole "
                 "numbers from 1 on, and less warm-up than epochs"
             )
-        if self.policy and not self.policy.startswith("rand-"):
-            raise ValueError(
-                f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
-            )
+        check_policy(self.policy)
         if min(self.batch, self.mixed_together, self.repeats) < 1 or not 0 < self.fraction <= 1:
             raise ValueError(
                 f"batch={self.batch}, mixed_together={self.mixed_together}, repeats={self.repeats}, "

@@ -45,7 +45,7 @@ POINTS = {
     "bench.downstream": {"lowshot": "others.thief"},
     "bench.imagesets": {"coco": "others.toy", "odd": "others.toy", "both": "others.toy"},
     "bench.layouts": {"digits": "others.toy", "both": "others.toy"},
-    "bench.methods": {"byol": "no.such.module", "mine": "others.mine"},
+    "bench.methods": {"simsiam": "no.such.module", "mine": "others.mine"},
 }
 TAKEN = "bench has one of that name; it needs another name in the entry points of others 2.1"
 TWICE = "others 2.1 has one of that name too; uninstall one of the packages"
@@ -66,7 +66,7 @@ LEFT_OUT = {
     "image set 'odd' of others 2.1": "does not define PLACE, SPLITS, open_split",
     "scene layout 'both' of others 2.1": TWICE,
     "scene layout 'digits' of others 2.1": TAKEN,
-    "method 'byol' of others 2.1": "cannot be imported: ModuleNotFoundError: No module named 'no'",
+    "method 'simsiam' of others 2.1": "cannot be imported: ModuleNotFoundError: No module named 'no'",
 }
 
 
@@ -172,8 +172,8 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
             "tiny.pth as clumsy: importer 'clumsy' of others 2.1 fails: AttributeError: 'Branch' object has",
         ),
         (
-            ["pretrain", "byol", "--images", "tiny:"],
-            "method 'byol' of others 2.1 cannot be imported: ModuleNotFoundError",
+            ["pretrain", "simsiam", "--images", "tiny:"],
+            "method 'simsiam' of others 2.1 cannot be imported: ModuleNotFoundError",
         ),
         (
             ["run", "--checkpoint", "{}", "--suite", "leaving", "--data", "tiny=tiny:"],
