@@ -107,10 +107,7 @@ def _method(extension: Extension) -> Iterator[str]:
     values = {
         name: _of_each({recipe: found[name] for recipe, found in by_recipe.items() if name in found}) for name in names
     }
-    yield from _table(values, _meanings_in(recipes.values()), {})
-    kinds = dict.fromkeys(kind for recipe in recipes.values() for kind in (Recipe, type(recipe.settings)))
-    for kind in (kind for kind in kinds if len(meanings(kind)) < len(dataclasses.fields(kind))):
-        yield _row(kind.__name__, " ".join((kind.__doc__ or "").split()))
+    yield from _table(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
 
 
 def _image_set(extension: Extension) -> Iterator[str]:
@@ -149,9 +146,17 @@ def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
     return found
 
 
-def choices_of(task: Task) -> dict[str, str]:
-    """Setting -> the values that it can have, where they are few."""
-    types = types_of(task)
+def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for recipe in recipes:
+        names = names_by_path(recipe)
+        found |= {names[path]: text for path, text in choices_of(recipe).items() if path in names}
+    return found
+
+
+def choices_of(settings: Task | Recipe) -> dict[str, str]:
+    """Path of a setting -> the values that it can have, where they are few."""
+    types = types_of(settings)
     return {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
 
 

@@ -59,7 +59,7 @@ def examine() -> list[Check]:
     return found
 
 
-def usable(checks: list[Check]) -> bool:
+def can_run(checks: list[Check]) -> bool:
     """Whether `bench run` can work here."""
     return not any(check.mark == "missing" and check.needed for check in checks)
 

@@ -9,7 +9,7 @@ class of argparse, yacs, numpy, pathlib or mmengine is ever built, so none of th
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,9 +117,9 @@ TORCH_NAMES = frozenset(
 )
 
 
-def is_allowed(name: str) -> bool:
-    """Whether a pickle may ask for `name`: a stand-in, or a tensor, storage or dtype name of torch."""
-    if name in STAND_INS or name in TORCH_NAMES:
+def is_allowed(name: str, opened: Collection[str] = ()) -> bool:
+    """Whether a pickle may ask for `name`: a stand-in, one of `opened`, or a tensor, storage or dtype name of torch."""
+    if name in STAND_INS or name in TORCH_NAMES or name in opened:
         return True
     if re.fullmatch(r"torch\.(cuda\.|storage\.)?[A-Z][A-Za-z0-9]*Storage", name):
         return True
@@ -127,13 +127,16 @@ def is_allowed(name: str) -> bool:
 
 
 @contextmanager
-def only_stand_ins() -> Iterator[None]:
+def only_stand_ins(opened: Collection[str] = ()) -> Iterator[None]:
     """Let torch's weights-only reader see `STAND_INS` and nothing that other code registered; undone at the end.
+
+    opened: further names, for which `Attributes` stands.
 
     torch keeps one such table for the process: a read in another thread meanwhile sees these names too."""
     registered = torch.serialization.get_safe_globals()
+    stand_ins = dict.fromkeys(opened, Attributes) | STAND_INS
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([(value, name) for name, value in STAND_INS.items()])
+    torch.serialization.add_safe_globals([(value, name) for name, value in stand_ins.items()])
     try:
         yield
     finally:

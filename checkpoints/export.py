@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoints.fingerprint import PROBES, Fingerprint, differences, fingerprint
+from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -115,7 +115,7 @@ class ViTExport:
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
         with torch.device("meta"):  # neither time nor memory until the shapes are known to fit
-            vit = ViT(self.spec, drop_path)
+            vit = ViT(self.spec, drop_path, initialise=False)
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()
@@ -224,7 +224,7 @@ class ViTExport:
 
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
-        return differences(self.fingerprint, fingerprint(self.build(), self.preparation))
+        return fingerprint_differences(self.fingerprint, fingerprint(self.build(), self.preparation))
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:

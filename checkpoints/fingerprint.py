@@ -56,7 +56,7 @@ def _other_size(spec: ViTSpec) -> int:
     return max(spec.grid[0] // 2, 1) * spec.patch_size
 
 
-def differences(stored: Fingerprint, found: Fingerprint) -> list[str]:
+def fingerprint_differences(stored: Fingerprint, found: Fingerprint) -> list[str]:
     """One line for each point that differs, in network order; empty when the two agree."""
     problems = [f"{name}: not in the stored fingerprint" for name in found if name not in stored]
     for name, point in stored.items():

@@ -28,8 +28,8 @@ from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
 TRAINING_STATE = {
-    r"(optimizer|optim|opt|optimizer_states)\..*": "optimiser state",
-    r"(scaler|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
+    r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
+    r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
@@ -68,7 +68,7 @@ class Conversion:
 
 
 @dataclass(kw_only=True)
-class Branch:
+class BranchTensors:
     """The tensors under one prefix of a file. `take` and `take_trunk` note what was used."""
 
     file: ForeignFile
@@ -132,7 +132,9 @@ class Branch:
         return heads
 
 
-def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int, int] = HEADS, **facts: Any) -> ViTSpec:
+def plain_vit(
+    branch: BranchTensors, tensors: Mapping[str, Tensor], heads: Mapping[int, int] = HEADS, **facts: Any
+) -> ViTSpec:
     """Spec of a VisionTransformer: sizes from its `tensors`, conventions from the importer's `facts`.
 
     A fine-tuned file (fc_norm instead of norm) is one whose norm follows the average over patches.
@@ -160,7 +162,7 @@ def plain_vit(branch: Branch, tensors: Mapping[str, Tensor], heads: Mapping[int,
     )
 
 
-def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
+def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
     """Spec of the BEiT family: relative position bias, shared or for each block; layer scale; q and v biases."""
     sizes = sizes_in(branch, tensors)
     shared = "rel_pos_bias.relative_position_bias_table" in tensors
@@ -171,12 +173,12 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
     # (2 side - 1)^2 offsets and three rows for the class token
     offsets = _square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
+    facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     return ViTSpec(
         architecture="beit_base_patch16_224",
         image_size=(offsets + 1) // 2 * sizes["patch_size"],
         heads=heads,
         layer_scale=True,
-        position="learned" if "pos_embed" in tensors else "none",
         class_position="pos_embed" in tensors,
         relative_position="shared" if shared else "per_block",
         position_resize="relative_spline",
@@ -187,7 +189,7 @@ def relative_vit(branch: Branch, tensors: Mapping[str, Tensor], **facts: Any) ->
     )
 
 
-def sizes_in(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def sizes_in(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The sizes that the tensors of a trunk show."""
     patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
@@ -198,7 +200,7 @@ def sizes_in(branch: Branch, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _need(branch: Branch, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
+def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     if name not in tensors:
         raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
     if tensors[name].ndim != axes or not tensors[name].numel():
@@ -206,7 +208,7 @@ def _need(branch: Branch, tensors: Mapping[str, Tensor], name: str, axes: int) -
     return tensors[name]
 
 
-def _square(branch: Branch, rows: int, where: str) -> int:
+def _square(branch: BranchTensors, rows: int, where: str) -> int:
     side = isqrt(max(rows, 0))
     if side**2 != rows or not side:
         raise ValueError(
@@ -215,7 +217,7 @@ def _square(branch: Branch, rows: int, where: str) -> int:
     return side
 
 
-def named_vit(branch: Branch) -> ViTSpec:
+def named_vit(branch: BranchTensors) -> ViTSpec:
     """The spec that a file itself names, field by field, under `spec`."""
     stored = {name[5:]: value for name, value in branch.file.facts.items() if name.startswith("spec.")}
     try:
@@ -239,7 +241,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
         )
     except ValueError as error:
-        reason = beyond(branch.names) or str(error).removeprefix(f"{file.path}: ")
+        table = file.tensors.get(f"{branch.prefix}pos_embed")
+        reason = beyond(branch.names, table) or str(error).removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,
@@ -265,7 +268,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     return export if size in (None, conversion.spec.image_size) else export.at_size(size)
 
 
-def _converted(importer: ModuleType, extension: Extension, branch: Branch) -> Conversion:
+def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors) -> Conversion:
     """What the importer makes of the branch. ValueError for whatever a plugin fails with."""
     try:
         return importer.convert(branch)
@@ -275,13 +278,13 @@ def _converted(importer: ModuleType, extension: Extension, branch: Branch) -> Co
         raise ValueError(f"{branch.file.path}: {extension.title} fails: {type(error).__name__}: {error}") from error
 
 
-def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> Branch:
+def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:
     name = options.branch or next(iter(importer.BRANCHES))
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     for prefix in importer.BRANCHES[name]:
         if f"{prefix}patch_embed.proj.weight" in file.tensors:
-            return Branch(file=file, importer=key, name=name, prefix=prefix, options=options)
+            return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
     advice = f"it holds the branches: {', '.join(found)}" if found else ""
@@ -293,7 +296,7 @@ def _holds(file: ForeignFile, prefixes: Iterable[str]) -> bool:
     return any(f"{prefix}patch_embed.proj.weight" in file.tensors for prefix in prefixes)
 
 
-def _other_branches(importer: ModuleType, branch: Branch) -> dict[str, str]:
+def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, str]:
     """Patterns of the tensors under the branches that were not asked for."""
     return {
         re.escape(prefix) + ".*": f"branch {name}"
@@ -303,7 +306,7 @@ def _other_branches(importer: ModuleType, branch: Branch) -> dict[str, str]:
     }
 
 
-def _account(branch: Branch, patterns: Mapping[str, str]) -> dict[str, int]:
+def _account(branch: BranchTensors, patterns: Mapping[str, str]) -> dict[str, int]:
     """Reason -> how many tensors were dropped for it. ValueError for tensors that nobody knows."""
     reasons: dict[str, int] = {}
     unknown = []
@@ -320,7 +323,7 @@ def _account(branch: Branch, patterns: Mapping[str, str]) -> dict[str, int]:
     return reasons
 
 
-def _check_sizes(branch: Branch) -> None:
+def _check_sizes(branch: BranchTensors) -> None:
     """ValueError where the tensors in use hold more values than are stored: views that repeat the same memory."""
     used = [branch.file.tensors[name] for name in branch.used]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in used}

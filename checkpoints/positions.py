@@ -1,10 +1,12 @@
 """Position tables: how they are made, and the one function that takes them to another grid.
 
 Rules, by the name a ViTSpec gives:
+  bilinear           exact target size, no antialias: MaskFeat video_model_builder.py:1118-1141 ("trilinear", one frame)
   bicubic            exact target size, no antialias: MAE, MOCA, MSN, BEiT's absolute table, LUT
   bicubic_antialias  the same with antialias: timm, DINOv2 with registers
   bicubic_offset     sampling scale (target + 0.1) / source: DINO vision_transformer.py:174-194, iBOT, DINOv2
-  relative_spline    relative tables by a cubic spline on a geometric grid: SimMIM utils.py:223-282, BEiT, data2vec
+  relative_spline    relative tables by a cubic spline on a geometric grid: SimMIM utils.py:223-282, BEiT, data2vec;
+                     beside them an absolute table as by "bicubic": BEiT run_class_finetuning.py, CAE
   fixed              no other grid is allowed
 Letters: D width, h x w grid, H heads.
 """
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 
 from checkpoints.spec import PositionRule
 
+PLAIN_MODES: dict[PositionRule, str] = {"bilinear": "bilinear", "bicubic": "bicubic", "relative_spline": "bicubic"}
 OFFSET = 0.1  # added by DINO to both sides of the target grid; it shifts every sampling coordinate
 
 
@@ -40,8 +43,8 @@ def resize_positions(
         raise ValueError(f"position table has {table.shape[1]} rows, not {prefix} + {source[0]} x {source[1]}")
     head, body = table[:, :prefix], table[:, prefix:]
     body = body.reshape(1, *source, -1).permute(0, 3, 1, 2)
-    if rule == "bicubic":
-        body = F.interpolate(body, size=target, mode="bicubic", align_corners=False)
+    if rule in PLAIN_MODES:
+        body = F.interpolate(body, size=target, mode=PLAIN_MODES[rule], align_corners=False)
     elif rule == "bicubic_antialias":
         body = F.interpolate(body, size=target, mode="bicubic", align_corners=False, antialias=True)
     elif rule == "bicubic_offset":

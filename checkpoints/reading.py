@@ -7,6 +7,7 @@ few classes that are not torch's. There is no way around either.
 
 import io
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,16 @@ class ForeignFile:
     facts: dict[str, Any]
 
 
-def read_foreign(path: Path | str) -> ForeignFile:
-    """Read a torch or safetensors checkpoint. Raises ValueError, in one line, for everything else."""
+def read_foreign(path: Path | str, opened: Collection[str] = ()) -> ForeignFile:
+    """Read a torch or safetensors checkpoint. Raises ValueError, in one line, for everything else.
+
+    opened: names of classes whose pickled objects are read as the values of their attributes; no such class is built.
+    """
     path = Path(path)
     try:
         kind = kind_of(path)
         sha256 = sha256_of_file(path)
-        tree = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
+        tree = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind, opened)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or _short(error)}") from error
     try:
@@ -75,15 +79,15 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is a damaged safetensors file ({_short(error)}); {DOWNLOAD_AGAIN}") from error
 
 
-def _read_torch(path: Path, kind: str) -> Any:
+def _read_torch(path: Path, kind: str, opened: Collection[str]) -> Any:
     scans = _scan_archive(path) if kind == "archive" else _scan_legacy(path)
-    refused = [name for scan in scans for name in scan.names if not is_allowed(name)]
+    refused = [name for scan in scans for name in scan.names if not is_allowed(name, opened)]
     if refused:
         raise ValueError(f"{path} {_about_refused(refused)}")
     if kind == "pickle" and scans[0].number != LEGACY_NUMBER:
         raise ValueError(f"{path} is a pickle that torch.save did not write; {RESAVE}")
     try:
-        with only_stand_ins(), warnings.catch_warnings():
+        with only_stand_ins(opened), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on pickle protocols
             return torch.load(path, map_location="cpu", weights_only=True, mmap=kind == "archive")
     except Exception as error:  # of any type: the file decides

@@ -114,8 +114,11 @@ def _correlation(first: Tensor, second: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 
 
-def beyond(names: Iterable[str]) -> str:
-    """Why no importer takes a network with tensors of these names; empty where they do not show it."""
+def beyond(names: Iterable[str], table: Tensor | None = None) -> str:
+    """Why no importer takes a network with tensors of these names; empty where they do not show it.
+
+    table: its positions. CAE's encoder has EVA's names, but rows of fixed sines and cosines.
+    """
     names = list(names)
     for pattern, what in BEYOND.items():
         if name := _first(pattern, names):
@@ -126,7 +129,8 @@ def beyond(names: Iterable[str]) -> str:
     block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
     if block and not bias and not _first("(decoder_)?pos_embed", names):
         return "it has no position table: no ViT here computes its positions (rotary ones, say)"
-    if block and not bias and (name := _first(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)):
+    fixed = table is not None and kind_in({"pos_embed": table}) == "sincos_row_first"
+    if block and not (bias or fixed) and (name := _first(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)):
         return f"it is of EVA's kind ({name} without relative positions), which no ViT here computes"
     return ""
 

@@ -13,7 +13,7 @@ from engine import checks
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
-PositionRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
+PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 
@@ -38,23 +38,23 @@ MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
 @dataclass(frozen=True, kw_only=True)
 class ViTSpec:
-    """Architectural facts. Sizes are in pixels for images and patches, in channels for width and mlp_hidden."""
+    """Architectural facts of a ViT."""
 
     architecture: str  # timm name; decides what no field says (activation, SwiGLU, pre-norm, ...)
     image_size: int  # side of the square image that the position table was made for
-    patch_size: int
-    width: int
-    depth: int
-    heads: int
-    mlp_hidden: int
-    class_token: bool = True
-    registers: int = 0
-    qkv_bias: bool = True
-    layer_scale: bool = False
-    norm_eps: float = 1e-6
-    position: PositionTable = "learned"
+    patch_size: int  # side of a patch in pixels
+    width: int  # D, channels of a token
+    depth: int  # blocks of the trunk
+    heads: int  # of the attention
+    mlp_hidden: int  # hidden channels of an MLP
+    class_token: bool = True  # the sequence begins with a class token
+    registers: int = 0  # register tokens after the class token
+    qkv_bias: bool = True  # queries, keys and values have biases
+    layer_scale: bool = False  # blocks scale their outputs by trained factors
+    norm_eps: float = 1e-6  # of every LayerNorm
+    position: PositionTable = "learned"  # table that is added to the patches
     class_position: bool = True  # the table's first rows belong to the class token and the registers
-    relative_position: RelativePosition = "none"
+    relative_position: RelativePosition = "none"  # bias tables of the attention, one for each block or one for all
     position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see positions.py
     class_attention: int = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
@@ -160,6 +160,7 @@ class ViTSpec:
         )
         if self.family == "beit":
             return shared | dict(
+                init_values=1.0 if self.layer_scale else 0.0,  # None would mean the architecture's own
                 use_abs_pos_emb=self.position != "none",
                 use_rel_pos_bias=self.relative_position == "per_block",
                 use_shared_rel_pos_bias=self.relative_position == "shared",
@@ -183,9 +184,9 @@ class ViTSpec:
 class Preparation:
     """How the source prepares an image: resize the short side to size / crop, take the centre, normalise."""
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # of the three channels, pixels being 0 to 1
+    std: tuple[float, float, float] = IMAGENET_STD  # of the three channels
+    interpolation: str = "bicubic"  # of the resizing
     crop: float = 0.875  # 224 / 256
 
     def __post_init__(self) -> None:

@@ -38,12 +38,16 @@ class PixelTrunk(nn.Module):
         self.fc_norm = nn.LayerNorm(spec.width, spec.norm_eps) if spec.final_norm == "pooled" else nn.Identity()
 
 
-def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
-    """timm's VisionTransformer or Beit for `spec`, freshly initialised. Raises ValueError if timm has no such model."""
+def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> nn.Module:
+    """timm's VisionTransformer or Beit for `spec`. Raises ValueError if timm has no such model.
+
+    initialise=False draws no initial weights where timm can leave them out, which takes a fifth of the time.
+    """
     if spec.family == "pixels":
         return PixelTrunk(spec)
+    args = spec.timm_args() | ({} if initialise or spec.family == "beit" else {"weight_init": "skip"})
     try:
-        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **spec.timm_args())
+        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **args)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"timm cannot build {spec.architecture!r}: {str(error).splitlines()[0]}") from error
     if type(trunk) not in (VisionTransformer, Beit):
@@ -51,7 +55,7 @@ def build_trunk(spec: ViTSpec, drop_path: float = 0.0) -> nn.Module:
     if trunk.blocks[0].norm1.eps != spec.norm_eps:
         kind: Callable[..., nn.Module] = type(trunk.blocks[0].norm1)
         norm = partial(kind, eps=spec.norm_eps)
-        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **spec.timm_args())
+        trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **args)
     return trunk
 
 
@@ -61,10 +65,10 @@ class ViT(nn.Module):
     State-dict names: `trunk.*` are timm's own; `class_attention.*` and `class_query` go to extra.safetensors.
     """
 
-    def __init__(self, spec: ViTSpec, drop_path: float = 0.0) -> None:
+    def __init__(self, spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> None:
         super().__init__()
         self.spec = spec
-        self.trunk = build_trunk(spec, drop_path)
+        self.trunk = build_trunk(spec, drop_path, initialise)
         if spec.class_attention:
             self.class_query = nn.Parameter(torch.zeros(1, 1, spec.width))
             nn.init.normal_(self.class_query, std=0.02)

@@ -10,17 +10,18 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
-from downstream.loop.optimisation import Rates, layer_groups
+from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, open_both, warnings
-from downstream.metrics.average_precision import reweighted
+from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Workspace
+from engine.training.schedules import MultipliedWarmup, StepDecay
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.detection_data import Sizes
+    from downstream.data.detection_data import DetectionSizes
     from downstream.loop.running import TrainedModel
 
 AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
@@ -49,30 +50,28 @@ class Detection(DetectionSettings):
         place = Place(export=export, space=space, task=self.KEY, most=AT_ONCE)
         trained = place.trained(self.plan(export, train, val, space.seed))
         departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
-        return outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
+        return detection_outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.data.detection_data import Sizes
+            from downstream.data.detection_data import DetectionSizes
 
         steps = -(-len(train) // self.batch)  # of an epoch
-        sizes = Sizes(**{name: getattr(self, name) for name in Sizes.__dataclass_fields__})
+        sizes = DetectionSizes(**{name: getattr(self, name) for name in DetectionSizes.__dataclass_fields__})
         return Plan(
             settings=asdict(self),
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(
-                steps=self.epochs * steps,
-                family="step",
-                milestones=tuple(epoch * steps for epoch in self.milestones),
-                warmup=self.warmup,
-                start=self.start,
+            schedule=MultipliedWarmup(
+                schedule=StepDecay(milestones=self.milestones), updates=self.warmup, start=self.start
             ),
+            epochs=self.epochs,
+            steps_per_epoch=steps,
             judge_every=self.judge_every * steps,
             best="",
-            parts=lambda: parts(train, val, sizes, self.detections),
+            parts=lambda: mmdet_objects(train, val, sizes, self.detections),
             build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.KEY} on {train.url}",
@@ -94,18 +93,20 @@ class Detection(DetectionSettings):
 
     def optimiser(self, model: "nn.Module", export: ViTExport) -> torch.optim.Optimizer:
         """AdamW over what trains."""
-        groups = layer_groups(model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens)
+        groups = optimizer_groups(
+            model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens
+        )
         return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
 
 
-def parts(train: SceneSet, val: SceneSet, sizes: "Sizes", most: int) -> tuple[Any, Any, Any]:
+def mmdet_objects(train: SceneSet, val: SceneSet, sizes: "DetectionSizes", most: int) -> tuple[Any, Any, Any]:
     """Training images, validation images, metric on at most `most` detections of an image, as mmdet's objects."""
     with quiet_libraries():
-        from downstream.data.detection_data import training_images, validation_images
+        from downstream.data.detection_data import detection_training_images, detection_validation_images
         from downstream.metrics.detection_metric import DetectionMetric
 
         metric = DetectionMetric(val.listing, most)
-        return training_images(train, sizes), validation_images(val, sizes), metric
+        return detection_training_images(train, sizes), detection_validation_images(val, sizes), metric
 
 
 def check_patches(spec: ViTSpec) -> None:
@@ -128,9 +129,9 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
     return train.subset(train.listing.learnable, "with-objects")
 
 
-def outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
+def detection_outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:
     """Metrics with their values on resampled images, the detections of every validation image, and the facts."""
-    from downstream.metrics.detection_metric import backend, described
+    from downstream.metrics.detection_metric import backend, name_and_version
 
     facts = {
         "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
@@ -139,11 +140,11 @@ def outcome(place: Place, trained: "TrainedModel", train: SceneSet, val: SceneSe
         "evaluations": [trained.history],
         "reported_step": [trained.step],
         "detections": int((trained.arrays["classes"] >= 0).sum()),
-        "evaluated_by": described(backend()),
+        "evaluated_by": name_and_version(backend()),
         "libraries": libraries_used(),
         **place.facts,
         **rest,
     }
-    drawn = resampled(lambda weights: reweighted(trained.arrays, weights), len(val))
+    drawn = resampled(lambda weights: weighted_ap(trained.arrays, weights), len(val))
     metrics = {name: Metric(value=value, resampled=drawn[name]) for name, value in trained.metrics.items()}
     return Outcome(metrics=metrics, arrays=dict(trained.arrays), facts=facts)

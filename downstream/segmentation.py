@@ -7,27 +7,27 @@ import numpy as np
 
 from downstream.data.scenes import SceneSet
 from downstream.loop.training import Place
-from downstream.metrics.scores import reweighted
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome
 
 if TYPE_CHECKING:
-    from downstream.data.segmentation_data import Sizes
+    from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
 
-def parts(train: SceneSet, val: SceneSet, sizes: "Sizes") -> tuple[Any, Any, Any]:
+def mmseg_objects(train: SceneSet, val: SceneSet, sizes: "SegmentationSizes") -> tuple[Any, Any, Any]:
     """Training images, validation images, metric, as mmseg's objects."""
     with quiet_libraries():
-        from downstream.data.segmentation_data import training_images, validation_images
+        from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
         from downstream.models.segmentors import AreasMetric
 
         metric = AreasMetric()
-    return training_images(train, sizes), validation_images(val, sizes), metric
+    return segmentation_training_images(train, sizes), segmentation_validation_images(val, sizes), metric
 
 
-def outcome(
+def segmentation_outcome(
     place: Place,
     trained: Sequence["TrainedModel"],
     train: Sequence[SceneSet],
@@ -49,7 +49,7 @@ def outcome(
         **place.facts,
         **rest,
     }
-    drawn = resampled(lambda weights: reweighted(list(areas.values()), weights), len(val))
+    drawn = resampled(lambda weights: weighted_scores(list(areas.values()), weights), len(val))
     metrics = {}
     for name in trained[0].metrics:
         mean = float(np.mean([each.metrics[name] for each in trained]))

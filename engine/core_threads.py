@@ -1,4 +1,4 @@
-"""Work off many independent items on all cores: each core is a lane, one thread whose tensor operators use it alone.
+"""Many independent items on all cores: one thread for each core, whose tensor operators use that core alone.
 
 Where items are many, this beats running one item after the other on all cores: no operator ends in a barrier that
 waits for the slowest core, and a core that reads or decodes does not keep the others waiting. It also makes results
@@ -15,17 +15,18 @@ import torch
 Item = TypeVar("Item")
 
 
-def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], lanes: int | None = None) -> None:
-    """Call `work` for every item, from `lanes` threads. An error in one stops all after the item in hand.
+def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], threads: int | None = None) -> None:
+    """Call `work` for every item, from `threads` threads. An error in one stops all after their current item.
 
-    lanes: unless told, one for each thread that torch was given (OMP_NUM_THREADS, or the cores).
+    threads: by default as many as torch may use (OMP_NUM_THREADS, or the cores).
     """
     threads_before = torch.get_num_threads()
+    count = threads or threads_before
     left = iter(items)  # shared: each `next` on a sequence's iterator is one step under the interpreter's lock
     stop = threading.Event()
 
-    def lane() -> None:
-        torch.set_num_threads(1)  # of this thread, and the number that threads started later begin with
+    def work_off() -> None:
+        torch.set_num_threads(1)  # of this thread, and of threads that are started later
         try:
             for item in left:
                 if stop.is_set():
@@ -35,9 +36,9 @@ def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], lan
             stop.set()
             raise
 
-    with ThreadPoolExecutor(lanes or threads_before, thread_name_prefix="lane") as pool:
+    with ThreadPoolExecutor(count, thread_name_prefix="core") as pool:
         try:
-            for ending in [pool.submit(lane) for _ in range(lanes or threads_before)]:
+            for ending in [pool.submit(work_off) for _ in range(count)]:
                 ending.result()
         finally:
             stop.set()  # Ctrl-C reaches this thread alone

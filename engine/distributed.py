@@ -1,7 +1,7 @@
 """The processes of one run: started by torchrun, or this one alone.
 
-Work is split by rank; whether something failed is agreed on by all, so that no process waits for one that gave up.
-torch is imported where processes meet, so that a `World` can be named without waiting for it.
+Work is split by rank. When work fails in one process it fails in all, so that none waits for one that has stopped.
+Functions import torch themselves, so that importing this file does not take its seconds.
 """
 
 import gc
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from engine.training.interruptions import Stopped
+
 Value = TypeVar("Value")
-# Ranks may reach a meeting point hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Which of how many processes this is. rank: 0..size-1."""
+    """This process among those of the run."""
 
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # 0..size-1
+    size: int = 1  # number of processes
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this process writes and speaks for all."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -37,7 +39,7 @@ class World:
             distributed.barrier()
 
     def gather_objects(self, value: Value) -> list[Value]:
-        """The `value` of every process, in the order of ranks, on every process."""
+        """The `value` of every process in the order of ranks; every process gets the whole list."""
         values: list[Any] = [value]
         if self.size > 1:
             from torch import distributed
@@ -47,21 +49,21 @@ class World:
         return values
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
-        """The result of `work`, which the first process alone runs, in every process; its failure is that of all."""
+        """Run `work` in rank 0 and return its result in every process. If it fails, every process raises its error."""
         results: list[Any] = self.gather_results(lambda: work() if self.is_rank0 else None)
         return results[0]
 
     def on_all_ranks(self, work: Callable[[], Value]) -> Value:
-        """Run `work` in every process, for its own result, which need not travel; a failure is that of all."""
+        """Run `work` in every process and return this process's result. If one fails, every process raises."""
         own: list[Value] = []
         self.gather_results(lambda: own.append(work()))
         return own[0]
 
     def gather_results(self, work: Callable[[], Value]) -> list[Value]:
-        """Run `work` in every process and give every process all results; if it fails in one, it fails in all.
+        """Run `work` in every process and return the results of all, in the order of ranks, in every process.
 
-        Every process raises its own error, or else that of the lowest rank. The error's `told_by` is the rank of the
-        process that should show it.
+        If it fails anywhere, every process raises: its own error, or else that of the lowest rank that failed. The
+        error's `told_by` is the rank of the one process that should print it.
         """
         if self.size == 1:
             return [work()]
@@ -81,14 +83,14 @@ class World:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Errors of the project's own kind travel as they are; of others, whose pickling is unknown, the text."""
-    if error is None or isinstance(error, ValueError):
+    """The error as other processes get it: our own kinds as they are, of others, which may not pickle, the text."""
+    if error is None or isinstance(error, ValueError | Stopped):
         return error
     return RuntimeError(f"{type(error).__name__} in another process: {error}")
 
 
 def current_world() -> World:
-    """The processes that are connected now; this process alone when none are."""
+    """The connected processes; this one alone where none are."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -100,8 +102,8 @@ def current_world() -> World:
 def start_world(device: str) -> Iterator[World]:
     """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
 
-    Without torchrun's environment this process is alone. Where processes are connected already, they are used and
-    left connected. On CUDA each process is given the GPU of its local rank.
+    Without torchrun's environment this process is alone. Processes that are connected already stay so afterwards. On
+    CUDA each process uses the GPU of its local rank.
     """
     import torch
     from torch import distributed
@@ -123,7 +125,7 @@ def start_world(device: str) -> Iterator[World]:
         yield current_world()
         _leave_together()
     except Exception as error:
-        if hasattr(error, "told_by"):  # all processes raise it, so that all come here
+        if hasattr(error, "told_by"):  # every process raises it and comes here
             _leave_together()
         raise
     finally:

@@ -12,7 +12,8 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -63,13 +64,13 @@ class Extension:
 
 
 def extensions(kind: str) -> dict[str, Extension]:
-    """Key -> every extension of `kind` that can be asked for, ours first; none of them is imported."""
+    """Key -> every extension of `kind` that can be used, ours first; none of them is imported."""
     clashes = refused(kind)
     return _ours(kind) | {each.key: each for each in _plugins(kind) if each not in clashes}
 
 
 def refused(kind: str) -> dict[Extension, str]:
-    """Plugins that cannot be asked for because their key is taken, and what to do about it."""
+    """Plugins that cannot be used because their key is taken -> what to do about it."""
     kinds = SCHEMES if kind in SCHEMES else (kind,)
     ours = {key for each in kinds for key in _ours(each)}
     plugins = [plugin for each in kinds for plugin in _plugins(each)]
@@ -95,8 +96,15 @@ def _ours(kind: str) -> dict[str, Extension]:
     }
 
 
+@cache
+def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """Of all packages on `path`, which is sys.path: they are read once, and again when that changes."""
+    return entry_points()
+
+
 def _plugins(kind: str) -> list[Extension]:
-    points = sorted(entry_points(group=f"bench.{kind}"), key=lambda point: (point.name, point.module))
+    points = _entry_points(tuple(sys.path)).select(group=f"bench.{kind}")
+    points = sorted(points, key=lambda point: (point.name, point.module))
     return [
         Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
         for point in points
@@ -136,7 +144,7 @@ def one_line(path: Path) -> str:
 
 
 def load_extension(kind: str, key: str) -> ModuleType:
-    """Import one extension. ValueError, with the choices, for an unknown key; and for a plugin that is no extension."""
+    """Import one extension. ValueError, with the choices, for an unknown key, and for a plugin that cannot be used."""
     found = extensions(kind)
     if key not in found:
         why = [f"{each.title} is left out: {reason}" for each, reason in refused(kind).items() if each.key == key]
@@ -148,7 +156,7 @@ def load_extension(kind: str, key: str) -> ModuleType:
 
 
 def loaded(extension: Extension) -> ModuleType:
-    """Its module. ValueError, without the title, for a plugin that cannot be imported or a file that lacks a name."""
+    """Its module. ValueError, without its title, for a plugin that cannot be imported or a file that lacks a name."""
     try:
         module = importlib.import_module(extension.module)
     except (Exception, SystemExit) as error:
@@ -161,7 +169,7 @@ def loaded(extension: Extension) -> ModuleType:
 
 
 def load_extensions(kind: str) -> dict[str, ModuleType]:
-    """Import all extensions of `kind`. A plugin that is none, or whose key is taken, is left out with a warning."""
+    """Import all extensions of `kind`. A plugin that cannot be used is left out with a warning."""
     found, left_out = {}, refused(kind)
     for key, extension in extensions(kind).items():
         try:
@@ -173,11 +181,11 @@ def load_extensions(kind: str) -> dict[str, ModuleType]:
 
 
 def warn_of(left_out: Mapping[Extension, str]) -> None:
-    """A line for each extension that is left out: what is found without it may be less than it looks."""
+    """Print a warning for each extension that is left out, with the reason."""
     for extension, reason in left_out.items():
         say(f"bench: warning: {extension.title} is left out: {' '.join(reason.split())}", errors=True)
 
 
 def extension_of(kind: str, module: ModuleType) -> Extension:
-    """The extension that a module is."""
+    """The extension whose module this is."""
     return next(each for each in extensions(kind).values() if each.module == module.__name__)

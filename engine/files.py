@@ -1,5 +1,5 @@
-"""Files that are either whole or absent: write beside the target, flush, rename. Digests of files and JSON values.
-Locks that keep two runs from doing the same work at once."""
+"""Files that are written whole or not at all (write beside the target, flush, rename), digests, and locks that keep
+two runs from doing the same work at once."""
 
 import fcntl
 import hashlib
@@ -74,8 +74,7 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
 def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
     """Hold the lock file `path`; ValueError(refusal) where another process holds it.
 
-    The lock is of this process alone, not also of those forked from it, as flock's would be: loader processes that
-    outlive a kill do not keep it.
+    Unlike flock's, this lock does not pass to forked processes: loader processes that outlive a kill do not hold it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

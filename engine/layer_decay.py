@@ -25,7 +25,7 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def is_decayed(name: str, parameter: Parameter, decay_tokens: bool = False) -> bool:
-    """Whether weight decay applies: not to vectors and biases, to tokens where asked, to relative position tables."""
+    """Whether weight decay applies: to matrices and relative position tables, and to tokens with `decay_tokens`."""
     return parameter.ndim > 1 and not name.endswith(".bias") and (decay_tokens or name not in UNDECAYED)
 
 
@@ -38,7 +38,7 @@ def layer_groups(
 ) -> list[dict[str, Any]]:
     """Named parameters -> optimiser groups with keys params, names, weight_decay and lr_scale, in order of appearance.
 
-    torch's optimisers ignore `lr_scale`: whoever sets the rate multiplies by it. Weight decay is not scaled.
+    torch's optimisers ignore `lr_scale`: the caller multiplies the rate by it. Weight decay is not scaled.
     """
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in parameters:

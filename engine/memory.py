@@ -4,8 +4,8 @@ A forward pass frees and takes tensors of many megabytes. By default glibc maps 
 its pages at every first touch: 3.6 million page faults in one ViT-S forward of 128 images. Keeping the memory leaves
 45 thousand and gave 17.4 instead of 11.5 images/s (float32); training steps gain 6 to 22 %. That was measured on two
 cores of an AMD EPYC with the environment variables MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_; this
-call leaves as few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: memory that was in use once
-stays with the process.
+call leaves as few faults, and `tests/benchmarks/extraction.py` shows its gain. The price: memory that was
+in use once stays with the process.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ SWITCH = "BENCH_KEEP_MEMORY"
 
 
 def keep_memory() -> bool:
-    """Make this process, from now on, reuse freed memory. Call it before the first large allocation.
+    """Make this process reuse freed memory. Call it before the first large allocation.
 
-    False, and nothing is changed, where the C library is not glibc (musl, macOS) and when BENCH_KEEP_MEMORY is 0.
+    Returns False and changes nothing where the C library is not glibc (musl, macOS) and when BENCH_KEEP_MEMORY is 0.
     """
     if os.environ.get(SWITCH) == "0" or not _is_glibc():
         return False

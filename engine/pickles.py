@@ -1,11 +1,11 @@
-"""Pickles of others, read without running any code in them.
+"""Read pickles from outside without running any code in them.
 
-A scan reads a pickle's instructions and carries none of them out: it finds all names that the pickle wants, and
-measures how deeply and how widely the values are nested. Python crashes when it hashes a tuple that is nested some
-hundred thousand levels deep (`hash` of a tuple has no recursion limit), so such a file has to be refused before
+A scan reads a pickle's instructions and executes none: it finds all names that the pickle imports, and measures how
+deeply values are nested and how many there are. Python crashes when it hashes a tuple that is nested some
+hundred thousand levels deep (`hash` of a tuple has no recursion limit), so such a file must be refused before
 anything is built from it. `read_pickle` then builds the values with inert stand-ins; for checkpoints, which hold
-tensors, torch's weights-only reader does (checkpoints/reading.py). That reader cannot take the first's place: it does
-not know the instructions of Python 2's strings and of pickle protocol 4.
+tensors, torch's weights-only reader does (checkpoints/reading.py). That reader cannot replace `read_pickle`: it knows
+neither the instructions of Python 2's strings nor those of pickle protocol 4.
 """
 
 import pickle
@@ -29,10 +29,10 @@ PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg", "commands": "subpr
 
 @dataclass(slots=True)
 class Value:
-    """What is known of one value on the pickle's stack; the memo shares it, as pickle shares the value."""
+    """What is known of one value on the pickle's stack. The memo holds the same object, as pickle's memo does."""
 
-    depth: int = 0
-    size: int = 1
+    depth: int = 0  # levels of nesting below it
+    size: int = 1  # values in it, itself included
     text: str = ""  # of a string
     name: str = ""  # of a global
 
@@ -56,7 +56,7 @@ class _Machine:
         self.names: dict[str, None] = {}
 
     def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Carry one instruction out. Raises ValueError for a nesting over the limits."""
+        """Execute one instruction on depths and sizes. Raises ValueError for nesting beyond the limits."""
         if opcode.name == "MARK":
             self.marks.append(len(self.stack))
         elif opcode.name in READS_MEMO:
@@ -79,7 +79,7 @@ class _Machine:
         return taken
 
     def make(self, opcode: str, argument: Any, taken: list[Value]) -> Value:
-        """The value that an instruction makes of those it took, or the first of them where it changes that one."""
+        """The value that an instruction makes of those it took; the first of them if it changes that one in place."""
         name = ""
         if opcode in ("GLOBAL", "INST"):
             name = _global_name(*argument.split(" ", 1))
@@ -129,9 +129,11 @@ def scan_pickle(stream: BinaryIO) -> Scan:
 
 
 def read_pickle(stream: BinaryIO, stand_ins: Mapping[str, Any], encoding: str) -> Any:
-    """The value of one pickle, of containers, texts, numbers and what `stand_ins` make in place of the names that it
-    asks for. encoding: of Python 2's texts. ValueError or UnpicklingError for another name and for a damaged pickle,
-    which may make Python raise nearly anything else too."""
+    """The value of one pickle: containers, texts, numbers, and the `stand_ins` in place of the names that it imports.
+
+    encoding: of Python 2's texts. ValueError or UnpicklingError for a name without a stand-in. A damaged pickle may
+    raise these and nearly anything else.
+    """
     start = stream.tell()
     if refused := [name for name in scan_pickle(stream).names if name not in stand_ins]:
         raise ValueError(f"it asks for {refused[0]}, which is not allowed")

@@ -1,5 +1,4 @@
-"""The precision in which a network's matrix products run, the form of attention that is quick in it, and the way back
-to single precision where half is too coarse."""
+"""Autocast, the fastest attention for a precision, and float32 where half precision is too coarse."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,14 +11,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
-    """For forward passes on `device`; nothing at all for float32."""
+    """A context for forward passes on `device` in `precision`; it changes nothing for float32."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(torch.device(device).type, DTYPES[precision])
 
 
 def fit_attention(network: nn.Module, device: str, precision: str) -> None:
-    """Attention of timm's modules as two matrix products around a softmax, on a CPU in half precision.
+    """Let timm's attention compute two matrix products around a softmax, on a CPU in half precision.
 
     The fused kernel that timm takes by default makes little use of a CPU's half-precision units: its two passes take
     twice as long at 197 tokens, 5 times at 65, 8 times at 17 (docs/log.md). The price is the memory of the weights,
@@ -33,7 +32,7 @@ def fit_attention(network: nn.Module, device: str, precision: str) -> None:
 
 
 def to_float32(tensor: Tensor) -> Tensor:
-    """In float32, or in the wider type it has: autocast's half precision is too coarse for a loss."""
+    """In float32, or in a wider type that it has: half precision is too coarse for a loss."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -1,8 +1,8 @@
-"""What people read, on a terminal or in a file, in which text from outside cannot act.
+"""Output in which text from outside cannot do harm, on a terminal or in a file.
 
 Names of files, classes and tensors, facts of checkpoints and the messages that quote them may hold anything: escape
-sequences that change a terminal, line breaks that forge a line, marks that reverse text, bytes that are no text. All
-that the tool prints goes through `say`, which tests/test_architecture.py holds.
+sequences that change a terminal, line breaks that forge a line, marks that reverse text, bytes that are no text. The
+tool prints through `say` alone; tests/test_architecture.py enforces it.
 """
 
 import re

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from engine.printing import printable
 
-PATIENCE = 2.0  # seconds of silence: shorter work prints nothing
+SILENT_FOR = 2.0  # seconds: shorter work prints nothing
 REDRAW = 0.1  # seconds between two states of the bar
 HEARTBEAT = 30.0  # seconds between two lines where there is no terminal
 BAR = 24  # characters
@@ -21,7 +21,7 @@ BAR = 24  # characters
 class Progress:
     """Context manager around `total` units of work; `advance` may be called from any thread.
 
-    quiet: print nothing, as every process but the first one should. stream: standard error unless given.
+    quiet: print nothing, as in every process but rank 0. stream: standard error unless given.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._start = self._clock()
-        self._next = self._start + PATIENCE
+        self._next = self._start + SILENT_FOR
         return self
 
     def resume(self, done: int) -> None:
-        """`done` of the units were done by an earlier run: they count, but say nothing about the rate."""
+        """Count `done` units of an earlier run, which do not enter the rate."""
         self.done = self.before = done
 
     def advance(self, count: int) -> None:

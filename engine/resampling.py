@@ -1,8 +1,8 @@
 """Resamples of the validation images: the same draws for every outcome on as many images, so that two can be compared.
 
-A metric of a whole set of images, such as mIoU or AP, is no mean over images. How far other images could move it, and
-the difference of two checkpoints on them, follows from its values on sets drawn with replacement from the images
-(bootstrap). N images, R resamples.
+A metric of a whole set of images, such as mIoU or AP, is no mean over images. Its values on sets that are drawn with
+replacement from the images (bootstrap) show how far other images could move it, or the difference of two checkpoints.
+N images, R resamples.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ BLOCK = 50  # resamples at once: N x BLOCK weights stay small
 def resampled(score: Callable[[np.ndarray], Mapping[str, np.ndarray]], images: int) -> dict[str, np.ndarray]:
     """Name -> (R,) values of `score` on the resamples of N images.
 
-    score: weights (r, N) float64, how often each image counts -> name -> (r,).
+    score: maps weights (r, N) float64, how often each image counts, to name -> (r,).
     """
     resamples = min(MAX_RESAMPLES, -(-DRAWN // images))
     generator = np.random.RandomState(0)  # draws the same in every version of numpy, which default_rng may not

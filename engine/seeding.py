@@ -1,9 +1,9 @@
 """Random numbers that depend on what they are for, not on when they are drawn.
 
-Augmentations and drop path draw from the global generators of Python, NumPy and torch. `seeded` lends them a state made
-from a few numbers (seed, epoch, image, ...) for the length of a block, so that an image's crop is the same in whichever
-process, order or run it is made, and a training that goes on after a kill needs no generator's state. Keeping and
-giving back the generators takes four times as long as seeding them: blocks that many follow share one `kept`.
+Augmentations and drop path draw from the global generators of Python, NumPy and torch. `seeded` seeds these from a few
+numbers (seed, epoch, image, ...) for the length of a block. So an image's crop is the same in every process, order and
+run, and a training that resumes needs no generator's state. Saving and restoring the generators takes four times as
+long as seeding them, so code that seeds for many images in a row calls `seed` inside one `fork_rng`.
 """
 
 import random
@@ -14,17 +14,17 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-AUGMENT, MIX, DROP, START = range(4)  # what a stream is for: the same numbers give each an own one
+AUGMENT, MIX, DROP, START = range(4)  # purposes: each has a stream of its own for the same numbers
 
 
-def stream(purpose: int, *numbers: int) -> np.ndarray:
-    """Three seeds (3,) uint32 of the stream that `purpose` and `numbers`, each from 0 on, name."""
+def stream_seeds(purpose: int, *numbers: int) -> np.ndarray:
+    """Three seeds (3,) uint32 of the stream for `purpose` and `numbers`, each 0 or more."""
     return np.random.SeedSequence([purpose, *numbers]).generate_state(3)
 
 
 def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
-    """Python's, NumPy's and torch's global generators begin the stream. device: a CUDA device's generator does too."""
-    python, numpy, torchs = map(int, stream(purpose, *numbers))
+    """Seed the global generators of Python, NumPy and torch, and that of a CUDA `device`, with the stream."""
+    python, numpy, torchs = map(int, stream_seeds(purpose, *numbers))
     random.seed(python)
     np.random.seed(numpy)
     torch.default_generator.manual_seed(torchs)  # torch.manual_seed would wake CUDA in every loader process
@@ -33,8 +33,8 @@ def seed(purpose: int, *numbers: int, device: str = "cpu") -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Whatever a block draws, the global generators of the CPU end as they were. For one thread at a time."""
+def fork_rng() -> Iterator[None]:
+    """Restore the global generators of the CPU after a block, whatever it draws. For one thread at a time."""
     before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield
@@ -46,8 +46,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(purpose: int, *numbers: int, device: str = "cpu") -> Iterator[None]:
-    """A block that draws from the stream, between the draws of others; see `seed` and `kept`."""
-    with kept():
+    """A block that draws from the stream and leaves the global generators as they were: `seed` in `fork_rng`."""
+    with fork_rng():
         seed(purpose, *numbers, device=device)
         yield
 

@@ -1,4 +1,4 @@
-"""What every evaluation task takes and gives back: Workspace in, Outcome of Metrics out, and named recipes (Protocol).
+"""What every evaluation task takes and returns: a Workspace in, an Outcome of Metrics out; Protocols name recipes.
 
 A task is a frozen, keyword-only dataclass of its settings with `run(export, space) -> Outcome`. The file it lives in
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
@@ -31,9 +31,9 @@ Opened = TypeVar("Opened", bound=Images)
 
 
 class OpenedSets:
-    """The image sets that this process has open, each split once: they are shared by all tasks of a run.
+    """The image sets that this process has open, each split once, for all tasks of a run.
 
-    Nothing of it travels between processes: annotations may be gigabytes.
+    They are never sent to other processes: annotations may be gigabytes.
     """
 
     def __init__(self) -> None:
@@ -49,20 +49,19 @@ class OpenedSets:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where, on what and how a task runs. Nothing in here may change what a correct result is, except what
-    `Outcome.facts` records: image set, decoder, precision, limit and seed.
+    """Where and on what a task runs. Results may depend on image set, decoder, precision, limit and seed alone.
 
-    One process needs no more than a cache and a URL: `task.run(export, Workspace(cache=folder, data="digits:"))`.
-    Under torchrun, and on one GPU of several, connect first and pass the world on:
+    A single process needs a cache and a URL: `task.run(export, Workspace(cache=folder, data="digits:"))`. Under
+    torchrun, and on one GPU of several, connect the processes first:
     `with start_world(device) as world: task.run(export, Workspace(..., device=device, world=world))`.
     """
 
     cache: Path  # features and other intermediates, shared by all tasks and checkpoints; safe to delete
     data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
-    device: str = "cpu"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    decode: Literal["exact", "fast"] = "exact"
-    seed: int = 0
+    device: str = "cpu"  # cpu, cuda or cuda:N
+    precision: Literal["float32", "bfloat16"] = "float32"  # of forward passes
+    decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes JPEG (docs/images.md)
+    seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs
     skip_bad: bool = False  # count and record unreadable images instead of stopping
     batch_size: int | None = None  # None: chosen for the device
@@ -70,7 +69,7 @@ class Workspace:
     # Transform name -> what other tasks of this run will read off the same images; extracted in the same pass.
     wanted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     world: World = field(default_factory=World)  # the connected processes, which run every task together
-    opened: OpenedSets = field(default_factory=OpenedSets, repr=False, compare=False)
+    opened: OpenedSets = field(default_factory=OpenedSets, repr=False, compare=False)  # sets that are open already
 
     def images(self, split: Split, opener: Callable[[str, Split], Opened]) -> Opened:
         """One split of `data`, at most `limit` images of it: opened by the first task that asks, in every process."""
@@ -79,7 +78,7 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Metric:
-    """One number that a task found, and what it is. ValueError for a description that contradicts itself.
+    """One number of a task, and what it is. ValueError for a description that contradicts itself.
 
     per_image: (N,) values of the validation images in their order, of which `value` is the mean; NaN for a skipped
     image. Of a metric in "%" they are shares from 0 to 1 (correctness), otherwise they are in its unit.
@@ -87,7 +86,7 @@ class Metric:
     images. A metric with neither array has no interval and no paired test.
     """
 
-    value: float
+    value: float  # in its unit
     unit: str = "%"  # "s", "MB"; "" where there is none
     higher_is_better: bool | None = True  # None: neither
     per_image: np.ndarray | None = None
@@ -114,23 +113,18 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a task found.
+    """What a task returns."""
 
-    metrics: name -> Metric, the main one first.
-    arrays: name -> any other array from which metrics can be computed again, such as areas and detections.
-    facts: JSON values that say what the numbers rest on (image-set fingerprints, transform, images seen, notes); the
-    same however often the task was killed and begun again. facts["train"] and facts["val"], where given, hold
-    "skipped": path -> reason of every unreadable image that was left out.
-    cost: what this very run spent, which depends on what was on disk: "forwards" (images through the backbone) and
-    "extraction_seconds" (what these took).
-    random: whether another seed could give other numbers.
-    """
-
-    metrics: Mapping[str, Metric]
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    metrics: Mapping[str, Metric]  # by name, the main one first
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # from which metrics can be recomputed, by name
+    # JSON values that the numbers rest on (image-set fingerprints, transform, images seen, notes), the same however
+    # often the task was killed and resumed. facts["train"] and facts["val"], where given, hold "skipped": path ->
+    # reason of every unreadable image that was left out.
     facts: Mapping[str, Any] = field(default_factory=dict)
+    # What this run spent, which depends on what was on disk: "forwards" (images through the backbone) and
+    # "extraction_seconds" (what these took).
     cost: Mapping[str, float] = field(default_factory=dict)
-    random: bool = True
+    random: bool = True  # whether another seed could give other numbers
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -141,38 +135,38 @@ class Outcome:
 class Task:
     """Base of every task: a frozen, keyword-only dataclass of settings that can evaluate one export.
 
-    A setting is one line, and what it means is the comment on that line, or above it: `bench list` shows them.
+    A comment beside each setting, or above it, says what it means; `bench list` shows these comments.
     """
 
-    COST: ClassVar[float] = 1.0  # rough price in passes over the images: cheap tasks run first
-    LAYOUT: ClassVar[str] = ""  # of the labelled scenes that a dense task evaluates on; empty: on an image set
+    COST: ClassVar[float] = 1.0  # roughly, in passes over the images: cheap tasks run first
+    LAYOUT: ClassVar[str] = ""  # layout of the scene sets that a dense task evaluates on; empty: an image set
 
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate. ValueError for what a user can cause."""
         raise NotImplementedError
 
     def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
-        """Transform name -> kinds of frozen features that `run` will ask for, so that one pass serves several tasks."""
+        """Transform name -> kinds of frozen features that `run` will read; several tasks share one pass for them."""
         return {}
 
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
 
-        spec: the export's ViTSpec. images: how many there are of each split; shares of them are approximate, as drawing
-        goes by classes. ValueError where the settings do not fit these.
+        spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn
+        class by class. ValueError where the settings do not fit.
         """
         return {}
 
     def selecting(self, select: SelectOn) -> "Task":
-        """The same task for `--select`: what chooses among its heads or epochs are held-out training images, or the
-        validation images. Tasks that choose nothing stay as they are."""
+        """The same task for `--select`: it selects among its heads or epochs by held-out training images, or by the
+        validation images. Tasks without such a selection stay as they are."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """A named recipe: the settings a source used. Changing a number in one means a new `version`."""
+    """A named recipe: the settings that a source used. Another value of a setting needs a new `version`."""
 
-    task: Task
-    version: int
-    source: str
+    task: Task  # with the recipe's settings
+    version: int  # rises when a setting changes
+    source: str  # paper and code of the settings

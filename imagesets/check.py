@@ -41,7 +41,7 @@ class SplitReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `check` found. `problems` are whole sentences that say how to fix; `ok` means that there are none."""
+    """What `check_image_set` found. `problems`: whole sentences that say how to fix them; `ok`: there are none."""
 
     url: str
     splits: tuple[SplitReport, ...]
@@ -64,7 +64,7 @@ class Contents:
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
-def check(
+def check_image_set(
     url: str,
     split: Split | None = None,
     *,

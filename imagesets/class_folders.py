@@ -2,7 +2,7 @@
 
 import os
 
-from imagesets.listing import class_tree, require_folder, require_same_classes, shown, subfolders
+from imagesets.listing import class_tree, require_folder, require_same_classes, short_list, subfolders
 from imagesets.sets import ImageSet, Split
 
 # Which folder may serve as which split, best first.
@@ -42,5 +42,5 @@ def missing(place: str, wanted: tuple[str, ...]) -> str:
     if os.path.basename(os.path.normpath(place)) in ("train", "val", "test"):
         return f"{what}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
     there = subfolders(place)
-    holds = f"it holds {shown(there)}" if there else "it holds no folders"
+    holds = f"it holds {short_list(there)}" if there else "it holds no folders"
     return f"{what} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE"

@@ -77,7 +77,7 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
         counts.append(len(names) - before)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        what = "every class folder" if len(empty) == len(classes) else f"class folder {shown(empty)}"
+        what = "every class folder" if len(empty) == len(classes) else f"class folder {short_list(empty)}"
         raise ValueError(f"{url}: {what} in {root} holds no image ({', '.join(EXTENSIONS)}); fill or remove it")
     return ImageSet(
         url=url,
@@ -92,12 +92,14 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
 def require_same_classes(url: str, train: Sequence[str], val: Sequence[str]) -> None:
     """Raise ValueError when the class folders of the two splits differ: labels would mean different things."""
     only_train, only_val = sorted(set(train) - set(val)), sorted(set(val) - set(train))
-    parts = [f"{shown(names)} only in {split}" for names, split in ((only_train, "train"), (only_val, "val")) if names]
+    parts = [
+        f"{short_list(names)} only in {split}" for names, split in ((only_train, "train"), (only_val, "val")) if names
+    ]
     if parts:
         raise ValueError(f"{url}: the class folders of train and val differ: {'; '.join(parts)}; make them the same")
 
 
-def shown(names: Sequence[str], most: int = 3) -> str:
+def short_list(names: Sequence[str], most: int = 3) -> str:
     """A few names for a message: 'a', 'b', 'c' and 7 more."""
     listed = ", ".join(repr(name) for name in names[:most])
     return f"{listed} and {len(names) - most} more" if len(names) > most else listed

@@ -27,7 +27,7 @@ def evenly(length: int, picks: int) -> np.ndarray:
     return (2 * np.arange(picks, dtype=np.int64) + 1) * length // (2 * picks)
 
 
-def spread(labels: np.ndarray, classes: int, total: int) -> np.ndarray:
+def balanced_indices(labels: np.ndarray, classes: int, total: int) -> np.ndarray:
     """At most `total` indices into `labels` (N,), balanced over classes and evenly spread in each; ascending."""
     counts = np.bincount(labels, minlength=classes)
     by_class = np.argsort(labels, kind="stable")
@@ -41,7 +41,7 @@ def spread(labels: np.ndarray, classes: int, total: int) -> np.ndarray:
     return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
 
 
-def drawn(labels: np.ndarray, shares: np.ndarray, seed: int) -> np.ndarray:
+def stratified_sample(labels: np.ndarray, shares: np.ndarray, seed: int) -> np.ndarray:
     """For every class c, `shares[c]` random indices into `labels` (N,); ascending.
 
     One permutation of all images decides, and each class takes its first ones: with the same seed, a smaller draw lies

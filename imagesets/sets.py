@@ -18,7 +18,7 @@ from engine.extensions import extensions, load_extension, load_extensions
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
-from imagesets.selection import spread
+from imagesets.selection import balanced_indices
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -151,7 +151,7 @@ class ImageSet:
             raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
         if count >= len(self):
             return self
-        return self.subset(spread(self.labels, len(self.classes), count), f"limited-{count}")
+        return self.subset(balanced_indices(self.labels, len(self.classes), count), f"limited-{count}")
 
 
 def open_set(url: str, split: Split) -> ImageSet:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from imagesets.listing import shown
-from imagesets.selection import drawn, quotas
+from imagesets.listing import short_list
+from imagesets.selection import quotas, stratified_sample
 from imagesets.sets import ImageSet
 
 
@@ -25,7 +25,7 @@ def few_shot(image_set: ImageSet, per_class: int, seed: int) -> ImageSet:
             f"{image_set.url}: {per_class} images per class asked, but class {image_set.classes[poorest]!r} has "
             f"{counts[poorest]}; ask for {counts[poorest]} or fewer, or add images"
         )
-    chosen = drawn(image_set.labels, np.full(len(counts), per_class), seed)
+    chosen = stratified_sample(image_set.labels, np.full(len(counts), per_class), seed)
     return image_set.subset(chosen, f"{per_class}-shot-seed{seed}")
 
 
@@ -40,7 +40,9 @@ def fraction(image_set: ImageSet, share: float, seed: int) -> ImageSet:
     counts = class_counts(image_set)
     asked = int(share * len(image_set) + 1e-9)  # 0.29 * 100 is 28.999999999999996
     total = max(asked, int(np.count_nonzero(counts)))
-    return image_set.subset(drawn(image_set.labels, quotas(counts, total), seed), f"fraction-{share:g}-seed{seed}")
+    return image_set.subset(
+        stratified_sample(image_set.labels, quotas(counts, total), seed), f"fraction-{share:g}-seed{seed}"
+    )
 
 
 def from_list(image_set: ImageSet, path: str | Path) -> ImageSet:
@@ -63,7 +65,7 @@ def from_list(image_set: ImageSet, path: str | Path) -> ImageSet:
         )
     double = [name for name in wanted if len(places[name]) > 1]
     if double:
-        raise ValueError(f"{path}: {image_set.url} has more than one image called {shown(double)}; rename them")
+        raise ValueError(f"{path}: {image_set.url} has more than one image called {short_list(double)}; rename them")
     return image_set.subset(np.array([places[name][0] for name in wanted]), f"list-{Path(path).name}")
 
 
@@ -79,7 +81,7 @@ def read_names(path: str | Path) -> list[str]:
         raise ValueError(f"{path}: lists no image; give one file name a line, such as n01440764_10183.JPEG")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise ValueError(f"{path}: {shown(repeated)} listed more than once; list each image once")
+        raise ValueError(f"{path}: {short_list(repeated)} listed more than once; list each image once")
     return names
 
 

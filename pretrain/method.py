@@ -1,4 +1,4 @@
-"""What a pretraining method is: a module that turns views into a loss, and says what the one trainer cannot know.
+"""What a pretraining method is: a module that turns views into a loss, with hooks that the trainer calls.
 
 A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
 `RECIPES`, name -> Recipe, "smoke" among them. Everything random about an image is drawn where its views are made:
@@ -20,121 +20,87 @@ from torch.nn import Parameter
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.training.schedules import TrainProgress
 
 # RGB image -> tensors of one image by name, for torch's default collation; draws from the global generators.
 Views = Callable[[Image.Image], dict[str, Tensor]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainProgress:
-    """Where a training stands. step: updates done. micro_batch: forward pass of this update, from 0 to
-    micro_batches - 1 (accumulation)."""
-
-    step: int
-    steps_per_epoch: int
-    epochs: int
-    micro_batch: int = 0
-    micro_batches: int = 1
-
-    @property
-    def steps(self) -> int:
-        """Updates of the whole training."""
-        return self.epochs * self.steps_per_epoch
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return self.step // self.steps_per_epoch
-
-    @property
-    def time(self) -> float:
-        """Epochs done, fractional, at the start of this update."""
-        return self.step / self.steps_per_epoch
-
-    @property
-    def is_first_micro_batch(self) -> bool:
-        return self.micro_batch == 0
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        return self.micro_batch == self.micro_batches - 1
-
-
 class Step(NamedTuple):
-    """What one forward pass gives.
+    """What one forward pass returns."""
 
-    loss: scalar to go back from. logs: detached scalars, for the log, which are read when the update's passes are done.
-    observed: detached tensors by which `Method.observe` moves the method's own state.
-    """
-
-    loss: Tensor
-    logs: Mapping[str, Tensor]
-    observed: Mapping[str, Tensor] = MappingProxyType({})
+    loss: Tensor  # scalar, for the backward pass
+    logs: Mapping[str, Tensor]  # detached scalars for the log, read after all forward passes of the update
+    observed: Mapping[str, Tensor] = MappingProxyType({})  # detached tensors for `Method.observe`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """A network to export. extra: tensors beside it, such as `projector.*` for semi-supervised fine-tuning."""
+    """A network to export."""
 
     vit: ViT
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # such as `projector.*` for semi-supervised fine-tuning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters by name that are optimised alike. lr, weight_decay: constants of their own; None: the recipe's."""
+    """Parameters with the same rates."""
 
-    parameters: Mapping[str, Parameter]
-    lr: float | None = None
-    weight_decay: float | None = None
+    parameters: Mapping[str, Parameter]  # by name
+    lr: float | None = None  # a constant; None: the recipe's schedule
+    weight_decay: float | None = None  # a constant; None: the recipe's schedule
 
 
 class Method(nn.Module):
-    """Base of every method. spec: of the encoder. settings: the method's own frozen dataclass.
+    """Base of every method. spec: of the encoder. settings: the method's own frozen dataclass."""
 
-    preparation: how evaluation has to prepare images for the exported encoder.
-    sync_batch_norm: whether the source turns batch norms into synchronised ones when there are several processes.
-    batch_statistics: whether an image's loss depends on the others of its forward pass (batch norms, negatives, a
-    codebook), so that accumulation changes the numbers, and processes do where nothing is shared between them.
-    needs_labels: whether `forward` gets the images' labels, as views["label"] (B,) int64 from 0 to below the setting
-    `classes`; a set of images without labels, or with another number of classes, is then refused.
-    repeats: how often an image occurs in an epoch, which then shows fewer images.
-    min_batch: images that a forward pass needs, because of the setting `min_batch_setting`, written as a user would.
-    remedy: what helps besides another rate where nothing is learned; the end of a sentence.
-    """
-
-    preparation = Preparation()
-    sync_batch_norm = False
+    preparation = Preparation()  # how evaluation prepares images for the exported encoder
+    sync_batch_norm = False  # whether the source synchronises batch norms over several processes
+    # Whether an image's loss depends on the others of its forward pass (batch norms, negatives, a codebook). If so,
+    # accumulation changes the numbers, and so do several processes that share nothing.
     batch_statistics = False
+    # Whether `forward` gets the images' labels as views["label"] (B,) int64, from 0 to below the setting `classes`. If
+    # so, images without labels, or with another number of classes, are refused.
     needs_labels = False
-    repeats = 1
-    min_batch = 1
-    min_batch_setting = ""
-    remedy = ""
+    repeats = 1  # how often an image occurs in an epoch, which then shows fewer images
+    min_batch = 1  # images that a forward pass needs
+    min_batch_setting = ""  # the setting that needs them, as a user writes it
+    remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence
+    fitted_on = 0  # images whose views `fit` gets; 0 where nothing is fitted
 
     def __init__(self, spec: ViTSpec, settings: Any) -> None:
         super().__init__()
         self.spec, self.settings = spec, settings
 
     def views(self) -> Views:
-        """What makes views and noise of an image; it is sent to loader processes, so it must not hold the network."""
+        """Makes views and noise from an image. It is sent to loader processes, so it must not hold the network."""
         raise NotImplementedError
 
+    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
+        """Before the first update, in the first process: fit what then stays as it is, such as a tokenizer.
+
+        views: micro-batches of `fitted_on` images, fewer where the set has fewer. What is fitted is kept in buffers,
+        which the other processes and a resumed training get.
+        """
+
+    def facts(self) -> dict[str, str]:
+        """What exports say beside what run.json does."""
+        return {}
+
     def before_forward(self, progress: TrainProgress) -> None:
-        """Before each forward pass. A teacher that follows the student of the update before moves here."""
+        """Called before each forward pass. A teacher that follows the last update's student moves here."""
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         """One forward pass: tensors (B, ...) of `views` -> loss, the mean over the images."""
         raise NotImplementedError
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
-        """After each backward pass, with the `observed` of its forward pass: a centre or a codebook follows the
-        data."""
+        """Called after each backward pass with the `observed` of its forward pass: moves a centre or a codebook."""
 
     def trivial(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
-        """Name of a log -> what that loss comes to on these views for a prediction that ignores the image.
+        """Name of a log -> that loss on these views for a prediction that ignores the image.
 
-        Empty where nothing can be said. Called once an epoch, without gradient; it meets no other process.
+        Empty where there is no such number. Called once an epoch, without gradient, by one process alone.
         """
         return {}
 
@@ -143,10 +109,10 @@ class Method(nn.Module):
         return decay_groups(self.named_parameters())
 
     def before_update(self, progress: TrainProgress) -> None:
-        """Gradients are clipped, the optimiser has not moved yet."""
+        """Called with clipped gradients, before the optimiser moves."""
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The optimiser has moved; `progress` is still that of the update."""
+        """Called when the optimiser has moved; `progress` is still that of the update."""
 
     def encoders(self) -> dict[str, Encoder]:
         """Branch (student, teacher, ...) -> network; the first is the one that the source evaluates frozen."""

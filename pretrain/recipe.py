@@ -17,29 +17,24 @@ Rule = Literal["linear", "root"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """source: paper or code of the numbers, and what in them is ours. spec: encoder. settings: the method's own.
+    """Encoder, method, schedule and optimiser of one training."""
 
-    batch: images in an update, over all processes and accumulated parts. lr: peak at `lr_batch` images in an update,
-    by which it scales, or by the root of which, as `lr_rule` says; as it is where `lr_batch` is 0. clip: norm of the
-    gradient, 0 for any; with `clip_each` every parameter is clipped by its own norm (DINO utils.py:132-141).
-    """
-
-    source: str
-    spec: ViTSpec
-    settings: Any
-    epochs: int
-    batch: int
-    lr: float
-    lr_batch: int = 256
-    lr_rule: Rule = "linear"
-    schedule: Schedule
-    weight_decay: float
-    weight_decay_schedule: Schedule = field(default_factory=Constant)
-    optimizer: Literal["adamw", "lars"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
+    source: str  # paper or code of the numbers, and what in them is ours
+    spec: ViTSpec  # the encoder
+    settings: Any  # the method's own, a `Settings` of its file
+    epochs: int  # passes over the training images
+    batch: int  # images in an update, over all processes and micro-batches
+    lr: float  # peak learning rate at `lr_batch` images in an update
+    lr_batch: int = 256  # images in an update that lr is for; 0: lr is the peak at any batch
+    lr_rule: Rule = "linear"  # how the peak grows with batch / lr_batch: linearly, or as its square root
+    schedule: Schedule  # of the learning rate
+    weight_decay: float  # at the start
+    weight_decay_schedule: Schedule = field(default_factory=Constant)  # constant unless the recipe gives one
+    optimizer: Literal["adamw", "lars"] = "adamw"  # of all parameters
+    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
     momentum: float = 0.9  # of LARS
-    clip: float = 0.0
-    clip_each: bool = False
+    clip: float = 0.0  # largest norm of the gradient; 0: no clipping
+    clip_each: bool = False  # clip every parameter by its own norm (DINO utils.py:132-141)
 
     def __post_init__(self) -> None:
         checks.annotations(self)

@@ -1,23 +1,15 @@
-"""Rates over a pretraining: learning rate, weight decay and the momentum of a teacher, as each source computes them.
+"""What a recipe's rates are written with: the schedules of pretraining alone, beside those that other trainings share.
 
-A schedule is asked with the peak and the progress. t: epochs done, fractional. E: epochs. i: updates done. N: all
-updates.
+Learning rate, weight decay and the momentum of a teacher, as each source computes them (engine/training/schedules.py).
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine import checks
-from engine.schedules import half_cosine
-from engine.step_rates import StepRates
-from pretrain.method import TrainProgress
+from engine.training.schedules import Schedule, TableCosine, TrainProgress, WarmupCosine
 
-
-class Schedule(Protocol):
-    """How a value goes over training."""
-
-    def at(self, peak: float, progress: TrainProgress) -> float: ...
+__all__ = ["Constant", "CosineTo", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,66 +18,6 @@ class Constant:
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmupCosine:
-    """peak t / warmup, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
-    main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25)."""
-
-    warmup: float  # epochs
-    floor: float = 0.0
-    stretch: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", prefix="schedule.")
-        if not 1 <= self.stretch < math.inf:
-            raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
-
-    def at(self, peak: float, progress: TrainProgress) -> float:
-        return half_cosine(peak, progress.time, int(self.stretch * progress.epochs), self.warmup, self.floor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableCosine:
-    """DINO's table (utils.py:187-198): the warm-up's last value is the peak itself, which the cosine then repeats."""
-
-    warmup: float  # epochs
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", prefix="schedule.")
-
-    def at(self, peak: float, progress: TrainProgress) -> float:
-        warmup = int(self.warmup * progress.steps_per_epoch)
-        if progress.step < warmup:
-            return peak * progress.step / max(1, warmup - 1)
-        return half_cosine(peak, progress.step, progress.steps, warmup, self.floor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochCosine:
-    """DeiT's (main.py: timm's CosineLRScheduler, stepped after each epoch): constant within an epoch, the first two of
-    which have `start`."""
-
-    warmup: float  # epochs
-    start: float = 1e-6  # rate that the warm-up begins at, whatever the batch
-    floor: float = 1e-5  # what the cosine falls to, whatever the batch
-
-    def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "start", "floor", prefix="schedule.")
-
-    def at(self, peak: float, progress: TrainProgress) -> float:
-        rates = StepRates(
-            family="deit",
-            lr=peak,
-            epochs=progress.epochs,
-            warmup_epochs=self.warmup,
-            steps_per_epoch=progress.steps_per_epoch,
-            floor=self.floor,
-            start=self.start,
-        )
-        return rates.at(progress.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +30,7 @@ class Multistep:
     warmup: float  # epochs
     start: float  # share of the peak
     milestones: tuple[float, ...]  # epochs
-    factor: float = 0.1
+    factor: float = 0.1  # of the rate at each milestone
 
     def __post_init__(self) -> None:
         checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
@@ -116,7 +48,7 @@ class CosineTo:
     """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
     DINO and MOCA, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
 
-    end: float
+    end: float  # value after the last update
 
     def __post_init__(self) -> None:
         checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule

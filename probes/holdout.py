@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from imagesets.selection import drawn
+from imagesets.selection import stratified_sample
 from imagesets.sets import ImageSet
 from imagesets.subsets import class_counts
 
@@ -19,7 +19,7 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
             "be held out as well; add images, raise --limit, or set select=val"
         )
     shares = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)).astype(np.int64)
-    return drawn(train.labels, np.where(counts > 0, shares, 0), seed)
+    return stratified_sample(train.labels, np.where(counts > 0, shares, 0), seed)
 
 
 def check_labels(trained: np.ndarray, judged: np.ndarray, train: ImageSet) -> None:

@@ -24,11 +24,12 @@ from small_trainings import (
 )
 from torch import nn
 
+from bench.cli.meanings import meanings
 from checkpoints.export import ViTExport
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
-from pretrain.loop.images import MicroBatches, stream
+from pretrain.loop.images import MicroBatches, load_micro_batches
 from pretrain.loop.learning import Learning
 from pretrain.method import Method
 from pretrain.schedules import Constant
@@ -72,6 +73,14 @@ def test_a_recipe_builds_and_says_where_it_is_from(name, key):
     assert [field for field, count in names.items() if count > 1] == []
 
 
+@pytest.mark.parametrize(("name", "key"), RECIPES)
+def test_every_setting_of_a_recipe_has_a_meaning(name, key):
+    """The comment beside the field, or above it; `bench list` shows it."""
+    recipe = load_extension("methods", name).RECIPES[key]
+    for part in (recipe, recipe.settings, recipe.spec, recipe.schedule, recipe.weight_decay_schedule):
+        assert {field.name for field in fields(part)} == meanings(type(part)).keys(), type(part)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_no_setting_is_nan(name):
     """It would pass most comparisons, and be seen in the loss at last."""
@@ -86,6 +95,7 @@ def test_no_setting_is_nan(name):
                 module.METHOD(recipe.spec, replace(recipe.settings, **{field.name: wrong}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_views_are_the_same_however_many_processes_make_them(name):
     recipe = small_recipe(name)
@@ -95,7 +105,7 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     for workers in (0, 1, 2):
         torch.manual_seed(workers)
         parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2, 5))
-        found.append([part.views for part in stream(parts, workers, "cpu", skip_bad=False)])
+        found.append([part.views for part in load_micro_batches(parts, workers, "cpu", skip_bad=False)])
     for others in found[1:]:
         assert all(same(first, second) for first, second in zip(found[0], others, strict=True))
     assert not same(found[0][0], found[0][1])
@@ -173,6 +183,7 @@ def digests(exports) -> dict[str, str]:
     return {name: export.digest for name, export in exports}
 
 
+@pytest.mark.slow
 def test_a_resumed_training_equals_an_uninterrupted_one(quiet, tmp_path):
     """Weights, teachers, buffers and the optimiser, to the last bit. Stopped in the middle of the second epoch."""
     first = trainer(quiet.name, tmp_path, monitor=lambda export, progress: first.stop() or {}, monitor_every=1)

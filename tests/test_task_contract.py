@@ -98,6 +98,7 @@ def test_settings_go_through_text_and_back(name):
         assert changed(task, {field.name: change}) == task, field.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMOKE)
 def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
     data = coloured(tmp_path / "images", shuffled=False)

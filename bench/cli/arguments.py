@@ -3,7 +3,7 @@
 import argparse
 
 
-def positive(text: str) -> int:
+def positive_integer(text: str) -> int:
     """A whole number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, not {text!r}")

@@ -7,7 +7,7 @@ from bench.cli.messages import millions
 from checkpoints.export import ViTExport
 
 
-def described(export: ViTExport) -> Iterator[str]:
+def export_lines(export: ViTExport) -> Iterator[str]:
     """Lines: the network, where its weights come from, and what of the source was used."""
     spec, preparation = export.spec, export.preparation
     yield from _rows(

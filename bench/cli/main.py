@@ -4,7 +4,7 @@ can cause into one line.
 A command is a file of bench/commands/ (`import_.py` is `bench import`) that defines `add_arguments(parser)` and
 `run(arguments) -> int`; its docstring is its help. Neither its import nor `add_arguments` may import anything heavy.
 Exit codes: 0 all good, 1 some task failed or a check found a difference, 2 wrong usage or a machine that cannot (disk,
-memory, connection), 75 a signal stopped a pretraining after it had saved its state, 130 interrupted.
+memory, connection), 75 a signal stopped a training after it had saved its state, 130 interrupted.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import NoReturn
 from bench.cli.messages import in_one_line, traceback_of
 from engine.extensions import one_line
 from engine.printing import say
+from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
 PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
@@ -53,12 +54,18 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = with_dashes(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = parse(argv)
+        arguments = parse_arguments(argv)
         if arguments.keep_memory:
-            keep_memory()
+            from engine.memory import keep_memory
+
+            keep_memory()  # glibc must hear of it before torch allocates
         return command_module(arguments.command).run(arguments)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
+    except Stopped as stop:
+        if is_told_here(stop):
+            say(str(stop), errors=True)
+        return STOPPED
     except KeyboardInterrupt:
         say("", "interrupted; run the same command again to continue", errors=True)
         return 130
@@ -75,13 +82,20 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 def tell(error: Exception, line: str, argv: Sequence[str]) -> None:
     """Print `line`, after the traceback with --debug, unless another process of torchrun's shows the same error."""
-    rank = os.environ.get("RANK", "0")
-    if str(getattr(error, "told_by", rank)) != rank:
-        time.sleep(PATIENCE)
+    if not is_told_here(error):
         return
     if "--debug" in argv:
         say(*traceback_of(error), errors=True)
     say(f"bench: error: {line}", errors=True)
+
+
+def is_told_here(error: Exception) -> bool:
+    """Whether this process should print it. If not, waits, so that the one that should has the time to."""
+    rank = os.environ.get("RANK", "0")
+    if str(getattr(error, "told_by", rank)) == rank:
+        return True
+    time.sleep(PATIENCE)
+    return False
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:
@@ -93,7 +107,7 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse, importing only the command that `argv` names."""
     parser = Parser(
         prog="bench",
@@ -134,10 +148,3 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="let glibc keep freed memory: faster forward passes on a CPU",
     )
-
-
-def keep_memory() -> None:
-    """Tell glibc to keep its memory; it must hear so before torch allocates."""
-    from engine.memory import keep_memory
-
-    keep_memory()

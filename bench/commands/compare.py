@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
     from bench.results.record import check_folder
     from bench.statistics.compare import Wanted, compare
-    from bench.statistics.report import to_csv, to_json, to_text
+    from bench.statistics.report import comparisons_csv, to_json, to_text
     from engine.files import write_atomic
     from engine.printing import say
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(data=arguments.data, protocol=arguments.protocol, metric=arguments.metric)
     comparisons = compare(arguments.out, [arguments.first, *arguments.others], wanted)
     say(*to_text(comparisons).split("\n"))
-    for path, text in ((arguments.json, to_json), (arguments.csv, to_csv)):
+    for path, text in ((arguments.json, to_json), (arguments.csv, comparisons_csv)):
         if path:
             write_atomic(path, text(comparisons))
     return 0

@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: the set can be used as it is; 1: there is something to fix."""
     from downstream.data.scenes import layout_of, scene_schemes
     from engine.progress import Progress
-    from imagesets.check import check, render
+    from imagesets.check import check_image_set, render
     from imagesets.sets import parse_url
 
     if layout_of(arguments.url):
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     parse_url(arguments.url, scene_schemes())
     with ExitStack() as stack:
         shown: list[Progress] = []
-        report = check(
+        report = check_image_set(
             arguments.url,
             read_all=not arguments.list_only,
             start=lambda total: shown.append(stack.enter_context(Progress("decoding", total, "images"))),

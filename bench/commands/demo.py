@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit code of the evaluation, or 75 where a signal stopped the training; an earlier demo's networks are used."""
     from bench.pretraining.demo_training import pretrain
-    from bench.pretraining.run import STOPPED
-    from bench.run.runner import Request
-    from bench.run.runner import run as evaluate
+    from bench.run.runner import RunRequest
+    from bench.run.runner import run_suite as evaluate
     from engine.tasks import Workspace
+    from engine.training.interruptions import STOPPED
 
     networks = pretrain(arguments.out / "demo", arguments.seed)
     if networks is None:
@@ -26,5 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoints = ("pixels:16", str(networks / "start"), str(networks / "export"))  # 16 px is what the networks see
     names = ("pixels-16", "random-tiny", "trained-tiny")
     data = ("digits=digits:",)  # without the dense tasks, which take minutes
-    request = Request(checkpoints=checkpoints, names=names, suite="smoke", data=data, out=arguments.out, space=space)
+    request = RunRequest(checkpoints=checkpoints, names=names, suite="smoke", data=data, out=arguments.out, space=space)
     return evaluate(request)

@@ -14,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: `bench run` can work here; 1: it cannot."""
-    from bench.doctor import examine, usable
+    from bench.doctor import can_run, examine
     from engine.printing import say
 
     checks = examine()
-    good = usable(checks)
+    good = can_run(checks)
     if arguments.json:
         say(*json.dumps({"usable": good, "checks": [asdict(check) for check in checks]}, indent=1).split("\n"))
         return 0 if good else 1

@@ -25,10 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the exports are there, and their fingerprints come out again when they are read back."""
-    import shlex
-
     from bench.cli.description import epochs_of
     from bench.cli.outputs import check_new_export
+    from bench.pretraining.run import evaluation
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run
 
@@ -47,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         if problems := ViTExport.load(export.save(out / name)).verify():
             raise ValueError(f"{out / name}: read back, it differs: {problems[0]}; is the disk sound?")
         say(f"written and verified: {out / name} ({export.facts['branch']})")
-    first = shlex.quote(str(out / exports[0][0]))
-    say(f"evaluate it: bench run --checkpoint {first} --suite frozen --data NAME=folder:PATH --out results")
+    name, export = exports[0]
+    say(evaluation(out / name, export.facts["data"]))
     return 0

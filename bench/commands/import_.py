@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive
+from bench.cli.arguments import positive_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +12,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the export folder to write")
     parser.add_argument("--name", help="label of the export in results and leaderboard")
     parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
-    parser.add_argument("--heads", type=positive, metavar="N", help="attention heads, where no tensor tells them")
-    parser.add_argument("--image-size", type=positive, metavar="N", help="resize the position tables to N pixels")
+    parser.add_argument(
+        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
+    )
+    parser.add_argument(
+        "--image-size", type=positive_integer, metavar="N", help="resize the position tables to N pixels"
+    )
     parser.add_argument(
         "--statistics", choices=("imagenet", "half", "clip"), help="mean and std that the source trained with"
     )
@@ -25,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: the export is written and its fingerprint comes out again when read back."""
     from dataclasses import replace
 
-    from bench.cli.description import described
+    from bench.cli.description import export_lines
     from bench.cli.outputs import check_new_export
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
@@ -43,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_new_export(arguments.out)
     export = load(arguments.source, options)
     say(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
-    say(*described(export))
+    say(*export_lines(export))
     if arguments.name:
         export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
     same = not arguments.force and _is_there(arguments.out, export)

@@ -12,13 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
-    from bench.cli.description import described
+    from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
     from engine.printing import say
 
     _, export = opened(arguments.checkpoint)
     say(arguments.checkpoint)
-    say(*described(export))
+    say(*export_lines(export))
     problems = export.verify()
     say(f"  {'verified':12} {'no: ' + problems[0] if problems else 'the recorded activations come out again'}")
     return 0

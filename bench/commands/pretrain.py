@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import above_zero, positive, whole_number
+from bench.cli.arguments import above_zero, positive_integer, whole_number
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
-    parser.add_argument("--micro-batch", "--at-once", type=positive, metavar="N",
+    parser.add_argument("--micro-batch", "--at-once", type=positive_integer, metavar="N",
         help="at most N images of a process in a forward pass; the recipe's batch is made of several")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
     parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
@@ -42,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--knn-every", type=whole_number, default=0, metavar="EPOCHS",
         help="log the encoder's k-NN accuracy that often")  # fmt: skip
     parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
-    parser.add_argument("--knn-limit", type=positive, metavar="N", help="at most N images of each split for that")
+    parser.add_argument(
+        "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
+    )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
     from bench.cli.devices import chosen_device
-    from bench.pretraining.run import Request, run, training_precision
+    from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
     from pretrain.loop.trainer import Run
 
     device = chosen_device(arguments.device)
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         monitor=_monitor(arguments, device, precision),
         wandb=arguments.wandb,
     )
-    request = Request(
+    request = PretrainRequest(
         method=arguments.method,
         recipe=arguments.recipe,
         changes=tuple(arguments.set),
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         run=settings,
         dry_run=arguments.dry_run,
     )
-    return run(request)
+    return run_pretraining(request)
 
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive, whole_number
+from bench.cli.arguments import positive_integer, whole_number
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", **several, default=[], metavar="TASK.FIELD=VALUE",
         help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
-    parser.add_argument("--limit", type=positive, metavar="N", help="at most N images of each split, for smoke runs")
+    parser.add_argument(
+        "--limit", type=positive_integer, metavar="N", help="at most N images of each split, for smoke runs"
+    )
     parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
     parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
@@ -39,14 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
     parser.add_argument("--decode", choices=("exact", "fast"), default="exact",
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
-    parser.add_argument("--batch-size", type=positive, metavar="N", help="images in a forward pass (by device)")
+    parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: every task has a good result; 1: some task failed."""
+    """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
+    training."""
     from bench.cli.devices import chosen_device
-    from bench.run.runner import Request, run
+    from bench.run.runner import RunRequest, run_suite
     from engine.tasks import Workspace
 
     space = Workspace(
@@ -61,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         workers=arguments.workers,
     )
-    request = Request(
+    request = RunRequest(
         checkpoints=tuple(arguments.checkpoint),
         names=tuple(arguments.name),
         suite=arguments.suite,
@@ -73,4 +76,4 @@ def run(arguments: argparse.Namespace) -> int:
         rerun=arguments.rerun,
         dry_run=arguments.dry_run,
     )
-    return run(request)
+    return run_suite(request)

@@ -20,7 +20,7 @@ from engine.printing import in_csv
 FACTS = ("name", "method", "architecture", "parameters", "digest")
 
 
-def to_csv(board: Board) -> str:
+def leaderboard_csv(board: Board) -> str:
     """UTF-8 text with a header, plain decimal numbers and nothing where there is no number."""
     columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
     parts = {key: _parts([row.cells[key] for row in board.rows if key in row.cells]) for key in columns}
@@ -59,7 +59,7 @@ def rewrite(out: Path) -> tuple[Board, list[Measured]]:
         before = _state(out)
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
-        write_atomic(out / "leaderboard.csv", to_csv(board))
+        write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
         write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(board, measured)))
         if _state(out) == before:
             return board, measured

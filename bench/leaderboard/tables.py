@@ -62,7 +62,7 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
         header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
         if _width(header, body) > width:
             body = _body(board, group, with_interval=1)
-        lines += [group, *fitted(header, body, width), *board.caveats[group], ""]
+        lines += [group, *text_table(header, body, width), *board.caveats[group], ""]
     if others := len(board.groups.keys() - set(groups)):
         lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
     lines += troubles(board) if shown is None else []
@@ -98,7 +98,7 @@ def troubles(board: Board) -> list[str]:
     return failed + [f"left out: {problem}" for problem in board.problems]
 
 
-def fitted(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
+def text_table(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
     """A text table of at most `width` characters; columns that do not fit are counted in the last line."""
     sizes = _sizes(header, body)
     shown, used = 1, sizes[0] + 2

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from bench.pretraining.recipes import choose
+from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import prepared
 from engine.distributed import World
 from engine.files import digest
@@ -27,7 +27,7 @@ def pretrain(out: Path, seed: int) -> Path | None:
     A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
     are the networks. None where a signal stopped the training.
     """
-    chosen, images = choose(METHOD, RECIPE, CHANGES), open_set("digits:", "train")
+    chosen, images = choose_recipe(METHOD, RECIPE, CHANGES), open_set("digits:", "train")
     made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
     folder = out / f"seed{seed}-{made_of[:8]}"
     if (folder / "export" / "config.json").exists():

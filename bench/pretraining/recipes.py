@@ -36,7 +36,7 @@ class ChosenRecipe:
         return f"{self.name} with {changes}" if changes else self.name
 
 
-def choose(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
+def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
     """The recipe `name` of `method` with every `field=value` of `texts`. ValueError gives the choices."""
     if method not in (methods := source_files("methods")):
         raise ValueError(f"no method {method!r}{meant(method, list(methods))}")
@@ -45,7 +45,7 @@ def choose(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
         given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
         raise ValueError(f"{given}{meant(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
-    changed = with_changes(recipe, texts)
+    changed = changed_recipe(recipe, texts)
     before, after = values_by_path(recipe), values_by_path(changed)
     names = names_by_path(recipe)
     changes = {names[path]: value for path, value in after.items() if value != before[path]}
@@ -61,7 +61,7 @@ def costs(recipe: Recipe) -> str:
     )
 
 
-def with_changes(recipe: Recipe, texts: Sequence[str]) -> Recipe:
+def changed_recipe(recipe: Recipe, texts: Sequence[str]) -> Recipe:
     """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
     return changed(recipe, {path_of(change.name, recipe): change for change in changes})

@@ -1,6 +1,5 @@
 """`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,21 +11,20 @@ import torch
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
-from bench.pretraining.recipes import ChosenRecipe, choose, names_by_path, values_by_path
+from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, values_by_path
 from bench.run.plan import example
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
 from engine.tasks import OpenedSets
+from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
 
-STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PretrainRequest:
     """What the user asked for. run.facts is filled in here."""
 
     method: str
@@ -47,14 +45,14 @@ def training_precision(text: str, device: str) -> Precision:
     return text
 
 
-def run(request: Request) -> int:
+def run_pretraining(request: PretrainRequest) -> int:
     """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
     with start_world(request.run.device) as world:
         request = _connected(request, world)
         chosen, images = world.on_all_ranks(lambda: _opened(request))
         trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
         if world.is_rank0:
-            say(*described(chosen, trainer, settings=request.dry_run))
+            say(*training_lines(chosen, trainer, settings=request.dry_run))
         if request.dry_run:
             return 0
         ending = trainer.train()
@@ -63,7 +61,7 @@ def run(request: Request) -> int:
         return 0 if ending == "finished" else STOPPED
 
 
-def _connected(request: Request, world: World) -> Request:
+def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
     """The request with the processes that share the work of its k-NN."""
     monitor = request.run.monitor
     if not isinstance(monitor, OnlineKnn):
@@ -72,10 +70,10 @@ def _connected(request: Request, world: World) -> Request:
     return replace(request, run=replace(request.run, monitor=monitor))
 
 
-def _opened(request: Request) -> tuple[ChosenRecipe, ImageSet]:
+def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet]:
     if request.run.wandb and not find_spec("wandb"):
         raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
-    chosen = choose(request.method, request.recipe, request.changes)
+    chosen = choose_recipe(request.method, request.recipe, request.changes)
     monitor = request.run.monitor
     try:
         opened = monitor.space.opened if isinstance(monitor, OnlineKnn) else OpenedSets()
@@ -115,7 +113,7 @@ def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> 
         raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}") from error
 
 
-def described(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
+def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
     """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
     recipe, run, plan = trainer.recipe, trainer.run, trainer.plan
     yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
@@ -168,7 +166,12 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
-    data = "NAME=folder:PATH" if labelled.startswith("images:") else shlex.quote(example(labelled))
-    export = shlex.quote(str(run.out / "export"))
-    say(f"finished after {progress.steps} updates; the encoder is in {export}")
-    say(f"evaluate it: bench run --checkpoint {export} --suite frozen --data {data} --out results")
+    export = run.out / "export"
+    say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")
+    say(evaluation(export, labelled))
+
+
+def evaluation(export: Path, url: str) -> str:
+    """The command that evaluates an export, on the images of its training where those have labels."""
+    data = "NAME=folder:PATH" if url.startswith("images:") else shlex.quote(example(url))
+    return f"evaluate it: bench run --checkpoint {shlex.quote(str(export))} --suite frozen --data {data} --out results"

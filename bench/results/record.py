@@ -159,12 +159,12 @@ def short(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, result_stem: str) -> Path:
+def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, stem: str) -> Path:
     """`OUT/results/<name>-<digest8>/<data name>/<stem>.json`."""
-    return out / "results" / f"{checkpoint.name}-{checkpoint.digest[:8]}" / data_name / f"{result_stem}.json"
+    return out / "results" / f"{checkpoint.name}-{checkpoint.digest[:8]}" / data_name / f"{stem}.json"
 
 
-def stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) -> str:
+def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) -> str:
     """`<protocol>[-v<version>][-<settings digest8>][-limitN][-bfloat16][-fast]-seed<seed>`."""
     parts = [protocol.name]
     parts += [f"v{protocol.version}"] if protocol.version > 1 else []
@@ -253,7 +253,7 @@ def result_files(out: Path) -> Iterator[Path]:
     return iter(sorted((out / "results").rglob("*.json")))
 
 
-def validation_images(data: DataUsed, limit: int | None) -> int:
+def images_seen(data: DataUsed, limit: int | None) -> int:
     """How many images a task saw that leaves none out."""
     return min(data.images["val"], data.images["val"] if limit is None else limit)
 

@@ -8,7 +8,7 @@ from math import isfinite
 import numpy as np
 
 from bench.results.record import MetricRecord
-from bench.statistics import intervals, resampled
+from bench.statistics import intervals
 from engine.tasks import Metric, Outcome
 
 
@@ -71,7 +71,7 @@ def _interval(metric: Metric, images: int) -> tuple[tuple[float, float] | None, 
         return intervals.of_mean(values, metric.unit)
     if metric.resampled is None or images < 2:
         return None, ""
-    return resampled.interval(np.asarray(metric.resampled), images), resampled.METHOD
+    return intervals.bootstrap_interval(np.asarray(metric.resampled), images), intervals.BOOTSTRAP_METHOD
 
 
 def _is_mean(metric: Metric) -> bool:

@@ -17,8 +17,8 @@ from bench.results.record import (
     failure_beside,
     read_result,
     result_path,
+    result_stem,
     short,
-    stem,
 )
 from bench.run.checkpoints import checked_name
 from bench.run.suites import ChosenProtocol
@@ -131,7 +131,7 @@ def _job(
         modified=bool(chosen.changes),
         changes=chosen.changes,
     )
-    path = result_path(out, checkpoint, data.name, stem(protocol, settings, space))
+    path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, space))
     state: State = "new" if rerun else _state(path, data, space.skip_bad)
     return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
 

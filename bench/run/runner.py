@@ -22,15 +22,15 @@ from bench.results.record import (
     DataUsed,
     Result,
     failure_beside,
+    images_seen,
     record,
-    validation_images,
 )
 from bench.results.units import number_text
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
-from bench.run.suites import ChosenProtocol, catalogue, choose, with_changes
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
@@ -38,6 +38,7 @@ from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say, text_of
 from engine.tasks import Outcome, SelectOn, Workspace
+from engine.training.interruptions import Stopped
 
 MAIN_METRICS = 3  # how many a line of output shows
 # Name and digest -> the export, in the memory of the process that loaded it, until its tasks are done.
@@ -45,8 +46,8 @@ Exports = dict[tuple[str, str], ViTExport]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user asked for. `space.world` is filled in by `run`, `space.data` for every job."""
+class RunRequest:
+    """What the user asked for. `space.world` is filled in by `run_suite`, `space.data` for every job."""
 
     checkpoints: tuple[str, ...]
     names: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Attempt:
     error: Exception | None = None
 
 
-def run(request: Request) -> int:
+def run_suite(request: RunRequest) -> int:
     """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
     with start_world(request.space.device) as world:
         request = replace(request, space=replace(request.space, world=world))
@@ -97,14 +98,14 @@ def run(request: Request) -> int:
         return _run_all(request, found.checkpoints, exports, data, selected)
 
 
-def _selected(request: Request, world: World) -> list[ChosenProtocol]:
+def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
     found = catalogue()
     if world.is_rank0:
         warn_of(found.broken)
-    return with_changes(choose(request.suite, found), request.changes, request.select)
+    return changed_protocols(choose_protocols(request.suite, found), request.changes, request.select)
 
 
-def _opened(request: Request) -> list[DataUsed]:
+def _opened(request: RunRequest) -> list[DataUsed]:
     """The image sets, which every process opens, once, for all tasks."""
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
@@ -121,7 +122,7 @@ class Prepared:
     unavailable: Sequence[str] = ()
 
 
-def _prepared(request: Request, exports: Exports) -> Prepared:
+def _prepared(request: RunRequest, exports: Exports) -> Prepared:
     """Load and prove all checkpoints, and keep those that will be evaluated in `exports`."""
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
@@ -142,7 +143,7 @@ def _prepared(request: Request, exports: Exports) -> Prepared:
 
 
 def _run_all(
-    request: Request,
+    request: RunRequest,
     checkpoints: Sequence[LoadedCheckpoint],
     exports: Exports,
     data: Sequence[DataUsed],
@@ -181,12 +182,12 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
 
 
 def _run_one(
-    request: Request, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
+    request: RunRequest, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
 ) -> None:
     """export: where this process has it in memory."""
     world = request.space.world
     tell = say if world.is_rank0 else _say_nothing
-    tell(title_of(checkpoint))
+    tell(checkpoint_title(checkpoint))
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
@@ -249,14 +250,16 @@ def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
     started = time.perf_counter()
     try:
         outcome = checked(job.chosen.task.run(export, space))
-    except Exception as error:  # whatever a task raises becomes a failed result, and the other tasks go on
+    except Stopped:  # not a failure: the same command goes on
+        raise
+    except Exception as error:  # whatever else a task raises becomes a failed result, and the other tasks go on
         return Attempt(seconds=time.perf_counter() - started, error=error)
     return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
 
 
 def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
     outcome = attempt.outcome
-    found = recorded(outcome, validation_images(job.data, space.limit))
+    found = recorded(outcome, images_seen(job.data, space.limit))
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
@@ -293,7 +296,7 @@ def _rate(cost: Mapping[str, float]) -> float | None:
     return round(forwards / seconds, 1) if forwards and seconds else None
 
 
-def title_of(checkpoint: LoadedCheckpoint) -> str:
+def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
     used = checkpoint.used
     facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
@@ -309,11 +312,13 @@ def _ending(attempt: Attempt) -> str:
     return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
-def _show_plan(request: Request, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]) -> int:
+def _show_plan(
+    request: RunRequest, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]
+) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
         jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
-        plans[title_of(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
+        plans[checkpoint_title(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 

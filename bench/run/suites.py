@@ -102,7 +102,7 @@ def _check_names(
         raise ValueError(f"its SUITES name {unknown[0]!r}, which its PROTOCOLS lack")
 
 
-def choose(text: str, found: Catalogue) -> list[ChosenProtocol]:
+def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
     """The protocols that `smoke`, `knn`, `knn@dino` or a comma-separated list of such words stand for, cheap first."""
     wanted: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -122,7 +122,7 @@ def choose(text: str, found: Catalogue) -> list[ChosenProtocol]:
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
 
 
-def with_changes(
+def changed_protocols(
     selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn = "holdout"
 ) -> list[ChosenProtocol]:
     """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.

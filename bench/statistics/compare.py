@@ -11,9 +11,8 @@ from pathlib import Path
 
 from bench.cli.settings import meant
 from bench.results.record import Result
-from bench.statistics.differences import difference
-from bench.statistics.matching import Match, Measured, label_of, labelled, matched, read_measured
-from bench.statistics.paired import Paired, holm
+from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
+from bench.statistics.paired import PairedTest, holm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Comparison:
     unit: str = "%"
     higher_is_better: bool | None = True
     seeds: tuple[int, ...]
-    paired: Paired
+    paired: PairedTest
     p_holm: float
 
 

@@ -1,4 +1,8 @@
-"""Which results may be compared: those that differ in the checkpoint alone, and for the others the reason why not."""
+"""Pairs of results: which may be compared, the values that both kept of the images, and the paired test on them.
+
+Two results may be compared when they differ in the checkpoint alone; for all others there is the reason why not.
+N images, R resamples.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,8 +15,9 @@ import numpy as np
 
 from bench.cli.settings import meant
 from bench.results.board import group_of
-from bench.results.record import Result, read_arrays, read_result, result_files, short
-from bench.statistics.intervals import averages_to
+from bench.results.record import MetricRecord, Result, images_seen, read_arrays, read_result, result_files, short
+from bench.statistics.intervals import averages_to, bootstrap_p_value
+from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
 from engine.files import digest
 
 
@@ -102,6 +107,27 @@ def matched(
     return matches, reasons
 
 
+def difference(match: Match, metric: str) -> PairedTest:
+    """Both numbers, their difference with its interval, and p. ValueError says why there is none."""
+    if _is_resampled(match, metric):
+        sides = (match.first, match.second)
+        metrics = tuple(float(np.mean([_record(each, metric).value for each in side])) for side in sides)
+        return compare_resamples(metrics, *_resampled(match, metric))
+    first, second = match.first[0].result, match.second[0].result
+    seed = digest([first.checkpoint.digest, second.checkpoint.digest, match.group, metric])
+    one, another, scale = _scaled(match, metric)
+    return compare_images(one, another, seed=int(seed[:16], 16), scale=scale)
+
+
+def p_value(match: Match, metric: str) -> float:
+    """The p of `difference` alone."""
+    if _is_resampled(match, metric):
+        (first, second), images = _resampled(match, metric)
+        return bootstrap_p_value(first - second, images)
+    one, another, _ = _scaled(match, metric)
+    return paired_p_value(one, another, seed=0)
+
+
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Values (N,) of both on the images that both have, mean over seeds. ValueError says why there is none."""
     sides = [np.stack([_per_image(each, metric) for each in side]) for side in (match.first, match.second)]
@@ -173,3 +199,32 @@ def _difference(left: Mapping[str, Mapping[int, Measured]], right: Mapping[str, 
 
 def _said(value: Any) -> str:
     return "none" if value is None else short(value)
+
+
+def _is_resampled(match: Match, metric: str) -> bool:
+    records = [_record(each, metric) for each in (*match.first, *match.second)]
+    return all(record.array and record.array_over == "resamples" for record in records)
+
+
+def _record(measured: Measured, metric: str) -> MetricRecord:
+    return measured.result.metrics[metric]
+
+
+def _scaled(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
+    # Values (N,) of both, from -1 to 1, and what 1 is in the metric's unit.
+    first, second = paired_values(match, metric)
+    if _record(match.first[0], metric).unit == "%":
+        return first, second, 100.0
+    largest = float(max(np.abs(first).max(), np.abs(second).max())) or 1.0
+    return first / largest, second / largest, largest
+
+
+def _resampled(match: Match, metric: str) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+    # Values (R,) of both, mean over seeds, and the number of images.
+    images = images_seen(match.first[0].result.data, match.first[0].result.limit)
+    if images < 2:
+        raise ValueError(f"{metric}: one image is no sample; evaluate on more")
+    sides = [np.stack([array_of(each, metric) for each in side]) for side in (match.first, match.second)]
+    if sides[0].shape != sides[1].shape:
+        raise ValueError(f"{metric}: {sides[0].shape[1]} resamples against {sides[1].shape[1]}; use --rerun for both")
+    return (sides[0].mean(0), sides[1].mean(0)), images

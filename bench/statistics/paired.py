@@ -1,11 +1,19 @@
 """Is one checkpoint better than another? Tests on the same images, which cancel what makes an image hard for both.
 
-0/1 correctness: McNemar's test in its exact form, the binomial over the images on which the two differ, at every
-number of them: it never exceeds its level, which the mid-P and chi-square forms do (Fagerland et al. 2013). Fractions
-(means over splits or seeds): a paired bootstrap, centred and studentised (Efron and Tibshirani 1993, chapter 16).
-The interval of the difference is a paired bootstrap in both cases. Every bootstrap here has two images more, one for
-either side, as Bonett and Price 2012 add one to each discordant count: without them no difference on 100 images would
-be [0, 0], and equal models averaged over three splits would differ in 5.4 % of the draws.
+0/1 correctness: McNemar's exact test, the binomial over the images on which the two differ, at every number of them.
+It never exceeds its level, as the mid-P and chi-square forms do (Fagerland et al. 2013). Fractions (means over splits
+or seeds): a paired bootstrap, centred and studentised (Efron and Tibshirani 1993, chapter 16). Both have a paired
+bootstrap as interval of the difference. Every bootstrap of values per image adds two images, one in favour of either
+side, as Bonett and Price 2012 add one to each discordant count: without them no difference on 100 images would be
+[0, 0], and equal models averaged over three splits would differ in 5.4 % of the draws.
+
+Metrics of a whole set of images, such as mIoU and AP: both checkpoints are evaluated on the same resamples of the
+images (engine/resampling.py), so the R differences of their values are a paired bootstrap. What makes an image hard
+for both cancels, and so does most of the metric's own bias on resamples. The interval says what other images of the
+same kind would give for these two trained networks, not what another training would give. p is the level at which
+that interval touches 0.
+
+N images, R resamples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +22,8 @@ from typing import Literal
 
 import numpy as np
 
-LEVEL = 0.05  # of a test, and 1 - LEVEL the coverage of an interval
+from bench.statistics.intervals import LEVEL, bootstrap_interval, bootstrap_p_value
+
 RESAMPLES = 20_000  # smallest p of a bootstrap test: 5e-5, so that Holm over 1000 comparisons can still reject
 DECIMALS = 6  # to which differences of float32 fractions are equal
 BLOCK = 2_000_000  # counts in memory at a time: 16 MB
@@ -23,32 +32,29 @@ Test = Literal["McNemar, exact", "paired bootstrap", "bootstrap over images"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """Two checkpoints on the same images. first, second, their difference (first - second) and its ends are in the
-    metric's unit.
-
-    first_only, second_only: images that only this one has right; None for fractions. p: two-sided, not corrected.
-    effect: Cohen's g, share of first_only among the discordant images minus 1/2 (0.05 small, 0.15 medium, 0.25 large),
-    or for fractions d_z, mean difference by its standard deviation. odds_ratio: first_only / second_only. Both None
-    where they have no value. Of mIoU and AP see bench/statistics/resampled.py.
-    """
+class PairedTest:
+    """Two checkpoints on the same images; all differences are first - second."""
 
     images: int
-    first: float
+    first: float  # the metric of each, in its unit, as are difference and interval
     second: float
     difference: float
-    low: float
+    low: float  # ends of the 95 % interval of the difference
     high: float
-    first_only: int | None
+    first_only: int | None  # images that this one alone has right; None unless values are 0/1
     second_only: int | None
     test: Test
-    p: float
+    p: float  # two-sided, not corrected
     effect_name: Literal["Cohen's g", "Cohen's d_z"]
+    # Cohen's g: share of first_only among the discordant images, minus 1/2 (0.05 small, 0.15 medium, 0.25 large). d_z:
+    # mean difference by its standard deviation. None where it has no value.
     effect: float | None
-    odds_ratio: float | None
+    odds_ratio: float | None  # first_only / second_only
 
 
-def paired(first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100, resamples: int = RESAMPLES) -> Paired:
+def compare_images(
+    first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100, resamples: int = RESAMPLES
+) -> PairedTest:
     """Compare values (N,) from -1 to 1 on the same N images, without NaN; `seed` fixes the bootstrap.
 
     scale: what 1 is in the metric's unit; 100 for correctness and a metric in percent.
@@ -57,7 +63,7 @@ def paired(first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100,
     low, high = difference_interval(differences, np.random.default_rng(seed), resamples)
     binary = is_binary(first) and is_binary(second)
     counts = discordant(differences) if binary else (None, None)
-    return Paired(
+    return PairedTest(
         images=len(first),
         first=scale * float(first.mean(dtype=np.float64)),
         second=scale * float(second.mean(dtype=np.float64)),
@@ -67,19 +73,42 @@ def paired(first: np.ndarray, second: np.ndarray, seed: int, scale: float = 100,
         first_only=counts[0],
         second_only=counts[1],
         test="McNemar, exact" if binary else "paired bootstrap",
-        p=p_value(first, second, seed, resamples),
+        p=paired_p_value(first, second, seed, resamples),
         effect_name="Cohen's g" if binary else "Cohen's d_z",
         effect=cohens_g(*counts) if binary else cohens_d(differences),
         odds_ratio=counts[0] / counts[1] if counts[1] else None,
     )
 
 
-def p_value(first: np.ndarray, second: np.ndarray, seed: int, resamples: int = RESAMPLES) -> float:
+def paired_p_value(first: np.ndarray, second: np.ndarray, seed: int, resamples: int = RESAMPLES) -> float:
     """Two-sided p that both are right equally often, by the test that their values (N,) allow."""
     differences = rounded_differences(first, second)
     if is_binary(first) and is_binary(second):
         return mcnemar(*discordant(differences))
     return bootstrap_test(differences, np.random.default_rng(seed), resamples)
+
+
+def compare_resamples(metrics: tuple[float, float], values: tuple[np.ndarray, np.ndarray], images: int) -> PairedTest:
+    """Compare two metrics by their values (R,) on the same resamples. d_z is t by the root of images."""
+    differences = values[0] - values[1]
+    low, high = bootstrap_interval(differences, images)
+    spread = float(np.nanstd(differences) * np.sqrt(images))
+    difference = metrics[0] - metrics[1]
+    return PairedTest(
+        images=images,
+        first=metrics[0],
+        second=metrics[1],
+        difference=difference,
+        low=low,
+        high=high,
+        first_only=None,
+        second_only=None,
+        test="bootstrap over images",
+        p=bootstrap_p_value(differences, images),
+        effect_name="Cohen's d_z",
+        effect=difference / spread if spread else None,
+        odds_ratio=None,
+    )
 
 
 def rounded_differences(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -10,14 +10,15 @@ from typing import Literal
 
 from bench.results.units import interval_decimals, number_text, suffix
 from bench.statistics.compare import Comparison, Comparisons
-from bench.statistics.paired import LEVEL, Paired
+from bench.statistics.intervals import LEVEL
+from bench.statistics.paired import PairedTest
 from engine.printing import in_csv, text_of
 
 COLUMNS = ("metric", "first", "second", "difference [95 %]", "first only", "second only", "p", "p Holm", "effect")
 
 HEADER = (
     *("first", "second", "group", "metric", "seeds", "accuracy_first", "accuracy_second"),
-    *(field.name for field in fields(Paired) if field.name not in ("first", "second")),
+    *(field.name for field in fields(PairedTest) if field.name not in ("first", "second")),
     *("p_holm", "better"),
 )
 
@@ -25,7 +26,7 @@ HEADER = (
 def to_text(comparisons: Comparisons) -> str:
     """Printable tables, one for each pair and protocol, then the sentences, then what was not compared."""
     found, lines = comparisons.found, []
-    for title, rows in groupby(found, title_of):
+    for title, rows in groupby(found, comparison_title):
         lines += [title, *_table(list(rows)), ""]
     lines += [conclusion(each, len(found)) for each in found]
     if found:
@@ -59,7 +60,7 @@ def better(each: Comparison) -> Literal["first", "second", ""]:
     return "first" if (each.paired.difference > 0) == each.higher_is_better else "second"
 
 
-def title_of(each: Comparison) -> str:
+def comparison_title(each: Comparison) -> str:
     """What is compared, and what that rests on: images, seeds and test."""
     seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
     are_fractions = each.unit == "%" and each.paired.test == "paired bootstrap"
@@ -91,7 +92,7 @@ def to_json(comparisons: Comparisons) -> str:
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
-def to_csv(comparisons: Comparisons) -> str:
+def comparisons_csv(comparisons: Comparisons) -> str:
     """One row for each comparison; nothing where there is no number. A header alone when nothing was compared."""
     records = [_record(each) | {"seeds": "+".join(map(str, each.seeds))} for each in comparisons.found]
     buffer = io.StringIO()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from bench.results.board import Board, best, group_of
 from bench.results.record import CheckpointUsed
-from bench.statistics.differences import p_value
-from bench.statistics.matching import Measured, matched
-from bench.statistics.paired import LEVEL, holm
+from bench.statistics.intervals import LEVEL
+from bench.statistics.matching import Measured, matched, p_value
+from bench.statistics.paired import holm
 
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
 

@@ -6,7 +6,7 @@ Image statistics depend on the run: ImageNet's where --imagenet_default_mean_and
 
 from dataclasses import replace
 
-from checkpoints.importing import Branch, Conversion, relative_vit
+from checkpoints.importing import BranchTensors, Conversion, relative_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "microsoft/unilm 768a3c8, beit/modeling_pretrain.py, run_beit_pretraining.py"
@@ -26,7 +26,7 @@ def recognise(file: ForeignFile) -> bool:
     return any("q_bias" in name for name in file.tensors)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     options, said = branch.options, branch.file.facts.get("args.imagenet_default_mean_and_std")
     if options.statistics is None and said is None:
         raise ValueError(

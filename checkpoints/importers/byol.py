@@ -4,7 +4,7 @@ The official release is JAX and ResNet only, so there is no official ViT checkpo
 an export already: the layout is for training code of one's own.
 """
 
-from checkpoints.importing import Branch, Conversion, named_vit
+from checkpoints.importing import BranchTensors, Conversion, named_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "a layout of this project's own; the method after deepmind-research d8df415, byol/"
@@ -18,5 +18,5 @@ def recognise(file: ForeignFile) -> bool:
     return file.facts.get("method") == "byol" and "model.online.trunk.cls_token" in file.tensors
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     return Conversion(spec=named_vit(branch), tensors=branch.take_trunk(), epochs=branch.epochs())

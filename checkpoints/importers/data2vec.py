@@ -3,7 +3,7 @@
 Pretraining used ImageNet's statistics (README's --imagenet_default_mean_and_std).
 """
 
-from checkpoints.importing import Branch, Conversion, relative_vit
+from checkpoints.importing import BranchTensors, Conversion, relative_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py, engine_for_cyclical.py"
@@ -23,7 +23,7 @@ def recognise(file: ForeignFile) -> bool:
     return features  # where BEiT predicts token ids
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = relative_vit(branch, tensors)
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # beit/utils.py, save_model

@@ -4,7 +4,7 @@ A file that holds nothing but a ViT could be iBOT's as well; say `dino:PATH`.
 Positions for other sizes follow DINO's own rule, which adds 0.1 to the grid (vision_transformer.py:174-194).
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, LAYER, is_bare_vit
 
@@ -27,7 +27,7 @@ def recognise(file: ForeignFile) -> bool:
     return full or is_bare_vit(file)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # main_dino.py:282 adds 1

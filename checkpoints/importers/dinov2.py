@@ -7,7 +7,7 @@ keeps positions for patches only.
 
 from dataclasses import replace
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, WITHIN, is_bare_vit
 
@@ -32,7 +32,7 @@ def recognise(file: ForeignFile) -> bool:
     return (scaled and (own or full)) or is_bare_vit(file, scaled=True)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk(RENAMES)
     giant = any(".mlp.w12." in name for name in branch.names)
     spec = plain_vit(

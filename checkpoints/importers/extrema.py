@@ -4,7 +4,7 @@ The final norm is for the class token alone (vits.py:309-312). Frozen features c
 fine-tuning from the online one. The projector is kept for semi-supervised training from its first layer.
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "microsoft/ExtreMA bf30b64, main.py:263-269, vits.py, lib/builder.py:31-73"
@@ -19,7 +19,7 @@ def recognise(file: ForeignFile) -> bool:
     return "state_dict.base_encoder.blocks_token.0.gamma_1" in file.tensors
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk({r"^cls_token$": "class_query"})
     blocks = {int(name.split(".")[1]) for name in branch.names if name.startswith("blocks_token.")}
     spec = plain_vit(

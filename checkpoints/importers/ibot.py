@@ -6,7 +6,7 @@ layer (evaluation/semi_supervised/eval_cls.py:207-256).
 
 from dataclasses import replace
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, LAYER, WITHIN, is_bare_vit
 
@@ -28,7 +28,7 @@ def recognise(file: ForeignFile) -> bool:
     return full or is_bare_vit(file)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
     head = replace(branch, prefix=branch.prefix.replace("backbone.", "head."))

@@ -3,7 +3,7 @@
 `head.*` and `predictor.*` are LUT's projector and predictor, never a classifier.
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BLOCK, LAYER
 
@@ -24,7 +24,7 @@ def recognise(file: ForeignFile) -> bool:
     return "model.pos_embed" in names and any(name.startswith("model.predictor.") for name in names)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_dict

@@ -3,7 +3,7 @@
 The published encoder files hold nothing but a ViT under `model`, just as MOCA's extracted teachers do; say `mae:PATH`.
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, kind_in, trunk_of
 
@@ -22,12 +22,14 @@ def recognise(file: ForeignFile) -> bool:
     names = file.tensors
     full = {"model.pos_embed", "model.decoder_pos_embed"} <= {*names}
     if full or is_bare_vit(file, "sincos_column_first"):
-        return not any(name.startswith("model.predictor.") for name in names)  # LUT's
+        return not any(
+            name.startswith(("model.predictor.", "model.projection_head.")) for name in names
+        )  # LUT's, CAN's
     tuned = trunk_of(file, CLASSIFIER)
     return "fc_norm.weight" in tuned and kind_in(tuned) == "sincos_column_first"
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position="sincos_column_first")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs(last=True))  # util/misc.py, save_model

@@ -1,6 +1,6 @@
 """MoCo-v3 (Chen et al. 2021): the base encoder. Its ViT-S has 12 heads, twice those of every other ViT-S."""
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, LAYER, is_bare_vit
 
@@ -19,7 +19,7 @@ def recognise(file: ForeignFile) -> bool:
     return full or is_bare_vit(file, "sincos_row_first")  # convert_to_deit.py's; no other source has such a table
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, heads=HEADS, position="sincos_row_first")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # main_moco.py adds 1

@@ -1,6 +1,6 @@
 """MSN (Assran et al. 2022): the target encoder. MSN's own probes read the class token before the final norm."""
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import LAYER
 
@@ -16,7 +16,7 @@ def recognise(file: ForeignFile) -> bool:
     return "target_encoder.cls_token" in file.tensors
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(
         branch, tensors, position_resize="bicubic"

@@ -4,7 +4,7 @@ No official code was published, so the layout of other people's files is a guess
 `bench pretrain mst` trains is an export already.
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 
 SOURCE = "MST appendix, algorithm 1, in the layout of facebookresearch/dino 7c446df"
@@ -22,7 +22,7 @@ def recognise(file: ForeignFile) -> bool:
     return decoder and "teacher.backbone.cls_token" in file.tensors
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
     return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # as DINO counts

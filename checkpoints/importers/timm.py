@@ -26,7 +26,7 @@ from torch.nn import Identity, LayerNorm
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import HEADS, Branch, Conversion, plain_vit, relative_vit, sizes_in
+from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, sizes_in
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, RelativePosition, ViTSpec
@@ -152,7 +152,7 @@ def _from_hub(repository: str) -> Path:
     return Path(hf_hub_download(name, found, revision=revision or None))
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors, options = branch.take_trunk(), branch.options
     if isinstance(branch.file, TimmModel):
         if options.heads or options.statistics or options.architecture:
@@ -172,7 +172,7 @@ def convert(branch: Branch) -> Conversion:
     return Conversion(spec=_spec_of_file(branch, tensors), tensors=tensors, epochs=branch.epochs(last=index))
 
 
-def _spec_of_file(branch: Branch, tensors: dict[str, torch.Tensor]) -> ViTSpec:
+def _spec_of_file(branch: BranchTensors, tensors: dict[str, torch.Tensor]) -> ViTSpec:
     """Sizes as tensors show them; all else from the architecture that the user or the file names.
 
     Without a name only models are taken that timm has in one kind alone: others with the same tensors differ in their
@@ -207,7 +207,7 @@ def _named(file: ForeignFile) -> str | None:
     return name if isinstance(name, str) and timm.is_model(name) else None
 
 
-def _spec_by_name(branch: Branch, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
     named = _spec_of_name(name)
     for key, size in sizes_in(branch, tensors).items():
         if size != getattr(named, key):

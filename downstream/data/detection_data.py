@@ -18,7 +18,7 @@ READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class DetectionSizes:
     """In pixels. Training images, by `augment`:
 
     "scales": fitted into one of `short` (shorter side) by `long`. "crops": half of them so; of the others, fitted into
@@ -68,19 +68,19 @@ class CocoScenes(CocoDataset):
         ]
 
 
-def training_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
+def detection_training_images(scenes: SceneSet, sizes: DetectionSizes) -> CocoScenes:
     """Images with objects, augmented."""
     load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
-def validation_images(scenes: SceneSet, sizes: Sizes) -> CocoScenes:
+def detection_validation_images(scenes: SceneSet, sizes: DetectionSizes) -> CocoScenes:
     """All images at one scale."""
     load = [READ_IMAGE, AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 
 
-def _resized(sizes: Sizes) -> list[Transform]:
+def _resized(sizes: DetectionSizes) -> list[Transform]:
     if sizes.augment == "jitter":
         return [
             RandomResize(scale=(sizes.long, sizes.long), ratio_range=sizes.jitter, resize_type=Resize, keep_ratio=True),

@@ -81,9 +81,9 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
 
     ValueError, one line: an unknown scheme, a missing folder, an empty split, images without annotations.
     """
-    layout, place = parse(url)
+    layout, place = parse_scene_url(url)
     tiny = url.startswith(TINY)
-    root = drawn(layout, cache) if tiny else Path(place)
+    root = tiny_folder(layout, cache) if tiny else Path(place)
     module = load_extension("layouts", layout)
     try:
         if not tiny:
@@ -96,7 +96,7 @@ def open_scenes(url: str, split: Split, cache: Path) -> SceneSet:
     return SceneSet(url=url, split=split, root=root, listing=listing)
 
 
-def drawn(layout: str, cache: Path) -> Path:
+def tiny_folder(layout: str, cache: Path) -> Path:
     """The folder of a tiny set, drawn at its first use."""
     folder = cache / f"{TINY}{layout}-{TINY_VERSION}"
     if not folder.is_dir():
@@ -115,7 +115,7 @@ def scene_schemes() -> dict[str, str]:
 def drawn_first(urls: Iterable[str], cache: Path, world: World) -> None:
     """The first process draws the tiny sets among `urls` before the others look for them."""
     if layouts := [layout_of(url) for url in urls if url.startswith(TINY)]:
-        world.on_rank0(lambda: [drawn(layout, cache) for layout in layouts if layout])
+        world.on_rank0(lambda: [tiny_folder(layout, cache) for layout in layouts if layout])
 
 
 def layout_of(url: str) -> str:
@@ -124,7 +124,7 @@ def layout_of(url: str) -> str:
     return layout if layout in extensions("layouts") else ""
 
 
-def parse(url: str) -> tuple[str, str]:
+def parse_scene_url(url: str) -> tuple[str, str]:
     """Layout and place of a URL, with ~ expanded. ValueError for an unknown scheme or a misplaced path."""
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)

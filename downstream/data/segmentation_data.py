@@ -16,7 +16,7 @@ READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class SegmentationSizes:
     """In pixels. Training images are resized to fit into `scale` (longer, shorter side) times a factor drawn from
     `ratios`, and cut to `crop`. Validation images are resized to fit into `scale` where `resize_val` is set, and read
     in windows of `crop`, every `stride` pixels, the last ones flush with the border."""
@@ -55,7 +55,7 @@ class MaskedScenes(BaseSegDataset):
         ]
 
 
-def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
+def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> BaseSegDataset:
     """Random scale, crop, flip and colour (mmseg configs/_base_/datasets/ade20k.py, rstrudel/segmenter
     segm/data/config/cityscapes.py)."""
     return _dataset(
@@ -73,7 +73,7 @@ def training_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
     )
 
 
-def validation_images(scenes: SceneSet, sizes: Sizes) -> BaseSegDataset:
+def segmentation_validation_images(scenes: SceneSet, sizes: SegmentationSizes) -> BaseSegDataset:
     """Images at one scale, labels as they are."""
     resize = [Resize(scale=sizes.scale, keep_ratio=True)] if sizes.resize_val else []
     load = [READ_IMAGE, *resize, read_mask(), AsClasses(scenes), PackSegInputs()]

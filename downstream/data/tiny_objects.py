@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from downstream.data.tiny_scenes import CELL, CELLS, COUNTS, DIGITS, HEIGHT, SHOWN, SIDE, WIDTH, shown
+from downstream.data.tiny_scenes import CELL, CELLS, COUNTS, DIGITS, HEIGHT, SHOWN, SIDE, WIDTH, shown_digits
 from imagesets.sets import ImageSet, Split, open_set
 
 INK = 96  # least grey value of a digit's inside
@@ -18,7 +18,7 @@ BARE = 16  # every so manyth scene
 
 def tiny_objects(split: Split) -> Iterator[tuple[np.ndarray, list[tuple]]]:
     """All scenes of a split, as `drawn_with_outlines` gives them."""
-    digits, random = shown(open_set("digits:", split)), np.random.RandomState(COUNTS[split])
+    digits, random = shown_digits(open_set("digits:", split)), np.random.RandomState(COUNTS[split])
     for number in range(1, COUNTS[split] + 1):
         yield drawn_with_outlines(digits, random, 0 if number % BARE == 0 else random.randint(2, DIGITS + 1))
 

@@ -24,12 +24,12 @@ GROUND = 0  # class of the ground; the digits' follow in this order
 
 def tiny_scenes(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All scenes of a split, as `drawn_with_classes` gives them."""
-    digits, random = shown(open_set("digits:", split)), np.random.RandomState(COUNTS[split])
+    digits, random = shown_digits(open_set("digits:", split)), np.random.RandomState(COUNTS[split])
     for _ in range(COUNTS[split]):
         yield drawn_with_classes(digits, random)
 
 
-def shown(digits: ImageSet) -> ImageSet:
+def shown_digits(digits: ImageSet) -> ImageSet:
     """The digits that scenes hold."""
     return digits.subset(np.flatnonzero(np.isin(digits.labels, SHOWN)), "shown")
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,13 @@ from mmengine.dist import all_reduce, broadcast
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from downstream.loop.optimisation import Rates
+from engine.distributed import World
 from engine.files import write_atomic
 from engine.progress import Progress
-from engine.seeding import DROP, stream
+from engine.seeding import DROP, stream_seeds
 from engine.training.divergence import SHOWN, check_finite
+from engine.training.interruptions import Stopped, StopRequest
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import keep_state
 
 STATE_SUFFIX = ".pth"  # of mmengine's own format
@@ -32,12 +35,13 @@ class SetRates(Hook):
 
     priority = "HIGHEST"
 
-    def __init__(self, rates: Rates, accumulation: int) -> None:
-        self.rates, self.accumulation = rates, accumulation
+    def __init__(self, schedule: Schedule, start: TrainProgress, accumulation: int) -> None:
+        self.schedule, self.start, self.accumulation = schedule, start, accumulation
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        progress = replace(self.start, step=batch_idx // self.accumulation)
         for group in runner.optim_wrapper.optimizer.param_groups:
-            group["lr"] = self.rates.at(batch_idx // self.accumulation, group["base_lr"])
+            group["lr"] = self.schedule.at(group["base_lr"], progress)
 
 
 class SeedIterations(Hook):
@@ -49,7 +53,7 @@ class SeedIterations(Hook):
         self.seed = seed
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        torch.manual_seed(int(stream(DROP, self.seed, batch_idx, runner.rank)[2]))
+        torch.manual_seed(int(stream_seeds(DROP, self.seed, batch_idx, runner.rank)[2]))
 
 
 class StopOnNonsense(Hook):
@@ -85,22 +89,43 @@ class ShowProgress(Hook):
 
 
 class KeepState(Hook):
-    """All that the next iteration depends on, every `interval` iterations: the two newest states, as in all trainings.
+    """All that the next iteration depends on, every `interval` optimiser steps, and where a signal asked any process to
+    stop, which ends the training: the two newest states, as in all trainings.
 
     Weights that are not finite are not kept: a broken update shows in the next loss only.
     """
 
     priority = "LOWEST"
 
-    def __init__(self, folder: Path, interval: int) -> None:
-        self.folder, self.interval = folder, interval
+    def __init__(self, folder: Path, interval: int, accumulation: int, label: str, world: World) -> None:
+        self.folder, self.interval, self.accumulation = folder, interval, accumulation
+        self.label, self.world, self.request = label, world, StopRequest()
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        due = self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner)
-        if runner.rank or not due:
+        if not self.every_n_train_iters(runner, self.accumulation):
             return
+        leaving = self.leaving()
+        due = self.every_n_train_iters(runner, self.interval * self.accumulation) or self.is_last_train_iter(runner)
+        if (due or leaving) and not runner.rank:
+            self.save(runner)
+        if leaving:
+            raise self.stopped(runner.iter + 1, runner.max_iters)
+
+    def after_train(self, runner: Runner) -> None:
+        if self.leaving():  # asked during the last evaluation
+            raise self.stopped(runner.iter, runner.max_iters)
+
+    def leaving(self) -> bool:
+        """Whether any process was asked to stop; all ask this together."""
+        return any(self.world.gather_objects(self.request.asked))
+
+    def stopped(self, iteration: int, iterations: int) -> Stopped:
+        steps = (count // self.accumulation for count in (iteration, iterations))
+        return Stopped.after(*steps, self.label, self.folder)
+
+    def save(self, runner: Runner) -> None:
         if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
             keep_state(self.folder, runner.iter + 1, partial(self.write, runner), STATE_SUFFIX)
 

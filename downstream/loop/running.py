@@ -38,12 +38,13 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopOnNonsense,
 )
-from downstream.loop.optimisation import Rates
 from downstream.loop.stream import Positions, Stream
 from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.precision import autocast
 from engine.progress import Progress
+from engine.training.interruptions import deafen, listening
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
 
 STATES = 20  # states saved over a training, at least
@@ -52,14 +53,16 @@ MAX_INTERVAL = 1000  # iterations between two of them
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig:
-    """How one training runs. folder: its own, named by everything that decides about its bits.
+    """How one training runs. folder: its own, named by everything that decides about its bits. start: the progress
+    before the first optimiser step.
 
     batch images of an optimiser step are worked on `at_once` by each process. judge_every: optimiser steps between
     evaluations; 0: one at the end. best: see KeepEvaluations.
     """
 
     folder: Path
-    rates: Rates
+    schedule: Schedule
+    start: TrainProgress
     batch: int
     at_once: int
     judge_every: int = 0
@@ -123,7 +126,7 @@ class AgreedLoader(DataLoader):
     """
 
     def __init__(self, images: Any, world: World, **settings: Any) -> None:
-        super().__init__(images, collate_fn=pseudo_collate, **settings)
+        super().__init__(images, collate_fn=pseudo_collate, worker_init_fn=deafen, **settings)
         self.world = world
 
     def __iter__(self) -> Iterator[Any]:
@@ -176,33 +179,30 @@ def train(
 
     model: of mmseg or mmdet, its heads initialised. optimiser: its groups keep their own full rate. train_images,
     val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for memory that does not
-    suffice, and for what reading images raises; the last state stays.
+    suffice, and for what reading images raises; the last state stays. Stopped, in all processes after the same step,
+    once a signal has asked one of them to stop.
     """
     accumulation = config.accumulation(world)
     for group in optimiser.param_groups:
         group["base_lr"] = group["lr"]
-    every = (config.judge_every or config.rates.steps) * accumulation
+    every = (config.judge_every or config.start.steps) * accumulation
     evaluations = KeepEvaluations(config.folder, metric, every, config.best)
     if not (config.folder / "finished").exists():
-        bar = Progress(config.label, config.rates.steps * accumulation, "iterations", quiet=not world.is_rank0)
+        bar = Progress(config.label, config.start.steps * accumulation, "iterations", quiet=not world.is_rank0)
+        interval = save_interval(config.start.steps)
+        keeping = KeepState(config.folder / "states", interval, accumulation, config.label, world)
         hooks = [
-            SetRates(config.rates, accumulation),
+            SetRates(config.schedule, config.start, accumulation),
             SeedIterations(config.seed),
             StopOnNonsense(),
             ShowProgress(bar),
-            KeepState(config.folder / "states", save_interval(config.rates.steps) * accumulation),
+            keeping,
         ]
         stream = Stream(train_images, config.seed)
         runner = runner_of(model, optimiser, stream, val_images, hooks, evaluations, config, world)
-        try:
-            with bar, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the libraries' notes about their own calls
-                runner.train()
-        except (RuntimeError, MemoryError, ValueError) as error:
-            explained = _explained(error, config)
-            if hasattr(error, "told_by"):
-                explained.told_by = error.told_by
-            raise explained from error
+        with listening(keeping.request.ask), bar, _explaining(config), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries' notes about their own calls
+            runner.train()
         world.barrier()
         if world.is_rank0:
             (config.folder / "finished").touch()
@@ -230,7 +230,7 @@ def runner_of(
     state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
     loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
     in_order = DefaultSampler(val_images, shuffle=False)
-    positions = Positions(config.at_once, config.rates.steps * accumulation, world.rank, world.size)
+    positions = Positions(config.at_once, config.start.steps * accumulation, world.rank, world.size)
     name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
@@ -240,7 +240,7 @@ def runner_of(
             train_dataloader=AgreedLoader(stream, world, batch_size=config.at_once, sampler=positions, **loading),
             train_cfg={
                 "type": IterBasedTrainLoop,
-                "max_iters": config.rates.steps * accumulation,
+                "max_iters": config.start.steps * accumulation,
                 "val_begin": 1,
                 "val_interval": evaluations.every,
             },
@@ -270,6 +270,18 @@ def _trained(config: RunnerConfig, evaluations: KeepEvaluations, accumulation: i
         kept = {name: arrays[name] for name in arrays.files}
     by_step = {str(int(iteration) // accumulation): metrics for iteration, metrics in history.items()}
     return TrainedModel(metrics=history[chosen], arrays=kept, step=int(chosen) // accumulation, history=by_step)
+
+
+@contextlib.contextmanager
+def _explaining(config: RunnerConfig) -> Iterator[None]:
+    """Raise what a training raises in words for the user."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ValueError) as error:
+        explained = _explained(error, config)
+        if hasattr(error, "told_by"):
+            explained.told_by = error.told_by
+        raise explained from error
 
 
 def _explained(error: Exception, config: RunnerConfig) -> Exception:

@@ -10,13 +10,13 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES
-from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse
-from downstream.loop.optimisation import Rates
+from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url
 from downstream.models.libraries import quiet_libraries
 from engine.files import digest
 from engine.printing import say
 from engine.tasks import Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
+from engine.training.schedules import Schedule, TrainProgress
 from imagesets.sets import SPLITS
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ MIN_IMAGES = 500  # training images below which starting such processes takes lo
 class Plan:
     """One training. settings: JSON, everything that decides about its numbers besides export, images and workspace.
 
+    epochs of steps_per_epoch optimiser steps; 1 where the source counts in steps. judge_every: steps.
     parts: training images, validation images and metric, as the mm libraries' objects. build: the model; whether batch
     statistics are over all processes. optimise: its optimiser.
     """
@@ -43,7 +44,9 @@ class Plan:
     train: SceneSet
     val: SceneSet
     batch: int
-    rates: Rates
+    schedule: Schedule
+    epochs: int
+    steps_per_epoch: int
     judge_every: int
     best: str
     parts: Callable[[], tuple[Any, Any, "LibraryMetric"]]
@@ -71,7 +74,8 @@ class Place:
         at_once = micro_batch_size(share_of(plan.batch, world.size), self.space.batch_size or self.most)
         config = RunnerConfig(
             folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
-            rates=plan.rates,
+            schedule=plan.schedule,
+            start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
             batch=plan.batch,
             at_once=at_once,
             judge_every=plan.judge_every,
@@ -125,7 +129,7 @@ def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
 
 def check_space(space: Workspace, layout: str) -> None:
     """ValueError for a set, or for options, that dense tasks of `layout` have no use for."""
-    if parse(space.data)[0] != layout:
+    if parse_scene_url(space.data)[0] != layout:
         raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
     if space.skip_bad:
         raise ValueError(
@@ -146,7 +150,7 @@ def loader_processes(space: Workspace, images: int) -> int:
     return min(LOADERS, os.cpu_count() or 1) if images >= MIN_IMAGES else 0
 
 
-def fitted(side: int, patch_size: int) -> int:
+def round_up_to_patch(side: int, patch_size: int) -> int:
     """The next multiple of the patch from `side` on."""
     return -(-side // patch_size) * patch_size
 

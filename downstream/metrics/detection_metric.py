@@ -64,7 +64,7 @@ def backend() -> ModuleType:
     return importlib.import_module("pycocotools")
 
 
-def described(module: ModuleType) -> str:
+def name_and_version(module: ModuleType) -> str:
     """Name and version."""
     name = module.__name__.replace("_", "-")
     return f"{name} {version(name)}"

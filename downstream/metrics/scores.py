@@ -30,7 +30,7 @@ def means(totals: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def reweighted(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
+def weighted_scores(trainings: Sequence[np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
     """Areas (N, K, 3) of each training, weights (R, N), how often each image counts -> name -> (R,) percent, means over
     the trainings."""
     count, *rest = trainings[0].shape

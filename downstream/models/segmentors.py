@@ -15,7 +15,7 @@ from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
 from checkpoints.export import ViTExport
-from downstream.data.segmentation_data import Sizes
+from downstream.data.segmentation_data import SegmentationSizes
 from downstream.metrics.scores import scores
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
@@ -27,7 +27,7 @@ def segmentor(
     backbone: DenseBackbone,
     heads: Sequence[Config],
     export: ViTExport,
-    sizes: Sizes,
+    sizes: SegmentationSizes,
     seed: int,
     pyramid: Config | None = None,
 ) -> EncoderDecoder:

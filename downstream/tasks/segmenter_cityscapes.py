@@ -14,16 +14,17 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
-from downstream.loop.optimisation import Rates, layer_groups
-from downstream.loop.training import Place, Plan, fitted, open_both, warnings
+from downstream.loop.optimisation import optimizer_groups
+from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
-from downstream.segmentation import outcome, parts
+from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.training.schedules import Polynomial
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.segmentation_data import Sizes
+    from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
 CLASSES = 19
@@ -80,7 +81,7 @@ class Segmenter(Task):
         self.check_count(images["train"])
         count = self.images or images["train"]
         return {
-            "crop": fitted(self.crop, spec.patch_size),
+            "crop": round_up_to_patch(self.crop, spec.patch_size),
             "trainings": len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images),
             "training images": count,
             "epochs": self.epochs,
@@ -98,13 +99,15 @@ class Segmenter(Task):
         everything, val = open_both(space, self.LAYOUT)
         splits = self.training_sets(everything)
         place = Place(export=export, space=space, task="segmenter_cityscapes")
-        crop = fitted(self.crop, export.spec.patch_size)
+        crop = round_up_to_patch(self.crop, export.spec.patch_size)
         tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
         facts = self.facts(tried, best) | {"warnings": departures}
-        return outcome(place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"]))
+        return segmentation_outcome(
+            place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"])
+        )
 
     def training_sets(self, everything: SceneSet) -> list[SceneSet]:
         """The scenes of each split."""
@@ -128,26 +131,28 @@ class Segmenter(Task):
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
         """One training at one rate, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.data.segmentation_data import Sizes
+            from downstream.data.segmentation_data import SegmentationSizes
 
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
-        sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
+        sizes = SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
         settings = {name: value for name, value in asdict(self).items() if name not in ("lr", "splits", "images")}
         return Plan(
             settings=settings | {"rate": lr},
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(steps=self.epochs * steps, power=0.9, floor=self.floor),
+            schedule=Polynomial(power=0.9, floor=self.floor),
+            epochs=self.epochs,
+            steps_per_epoch=steps,
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
-            parts=lambda: parts(train, val, sizes),
+            parts=lambda: mmseg_objects(train, val, sizes),
             build=lambda synchronised: self.model(export, sizes, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
 
-    def model(self, export: ViTExport, sizes: "Sizes", seed: int) -> "nn.Module":
+    def model(self, export: ViTExport, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
@@ -164,7 +169,7 @@ class Segmenter(Task):
 
     def optimiser(self, model: "nn.Module", export: ViTExport, lr: float) -> torch.optim.Optimizer:
         """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""
-        groups = layer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
+        groups = optimizer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
         parameters = [parameter for group in groups for parameter in group["params"]]
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)
 
@@ -193,31 +198,31 @@ SOURCE = (
 SPLITS = ", which three of French et al.'s five splits (the first)"
 
 
-def protocol(task: Segmenter, source: str) -> Protocol:
+def _protocol(task: Segmenter, source: str) -> Protocol:
     return Protocol(task=task, version=1, source=source)
 
 
-def few_shot(task: Segmenter, images: int) -> Protocol:
-    return protocol(replace(task, images=images), f"{SOURCE}{SPLITS}")
+def _few_shot(task: Segmenter, images: int) -> Protocol:
+    return _protocol(replace(task, images=images), f"{SOURCE}{SPLITS}")
 
 
 def on_all(task: Segmenter) -> Protocol:
-    return protocol(replace(task, **FULL), SOURCE)
+    return _protocol(replace(task, **FULL), SOURCE)
 
 
 PROTOCOLS = {
-    "segmenter_linear@smoke": protocol(
+    "segmenter_linear@smoke": _protocol(
         SMOKE, "ours: seconds on tiny-cityscapes:; not to be compared with published numbers"
     ),
-    "segmenter_mask@smoke": protocol(
+    "segmenter_mask@smoke": _protocol(
         replace(SMOKE, decoder="mask", splits=SEEDS[:1], lr=(0.05,), epochs=30, judge_every=30, drop_path=0.0),
         "ours: seconds on tiny-cityscapes:, with the mask transformer",
     ),
-    "segmenter_linear100@moca": few_shot(LINEAR, 100),
-    "segmenter_linear372@moca": few_shot(LINEAR, 372),
+    "segmenter_linear100@moca": _few_shot(LINEAR, 100),
+    "segmenter_linear372@moca": _few_shot(LINEAR, 372),
     "segmenter_linear@moca": on_all(LINEAR),
-    "segmenter_mask100@moca": few_shot(MASK, 100),
-    "segmenter_mask372@moca": few_shot(MASK, 372),
+    "segmenter_mask100@moca": _few_shot(MASK, 100),
+    "segmenter_mask372@moca": _few_shot(MASK, 372),
     "segmenter_mask@moca": on_all(MASK),
 }
 

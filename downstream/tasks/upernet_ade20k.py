@@ -13,17 +13,19 @@ import torch
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
-from downstream.loop.optimisation import Rates, layer_groups
-from downstream.loop.training import Place, Plan, fitted, open_both, warnings
+from downstream.loop.optimisation import optimizer_groups
+from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
-from downstream.segmentation import outcome, parts
+from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.training.schedules import MultipliedWarmup, Polynomial
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.segmentation_data import Sizes
+    from downstream.data.segmentation_data import SegmentationSizes
+
 
 CLASSES = 150
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
@@ -74,7 +76,7 @@ class UperNet(Task):
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {
-            "crop": fitted(self.crop, spec.patch_size),
+            "crop": round_up_to_patch(self.crop, spec.patch_size),
             "epochs": f"{self.steps * self.batch / images['train']:.1f}",
             "steps": self.steps,
             "batch": self.batch,
@@ -84,32 +86,34 @@ class UperNet(Task):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_both(space, self.LAYOUT)
         place = Place(export=export, space=space, task="upernet_ade20k")
-        crop = fitted(self.crop, export.spec.patch_size)
+        crop = round_up_to_patch(self.crop, export.spec.patch_size)
         trained = place.trained(self.plan(export, train, val, crop, space.seed))
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-        return outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
+        return segmentation_outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
         with quiet_libraries():
-            from downstream.data.segmentation_data import Sizes
+            from downstream.data.segmentation_data import SegmentationSizes
 
-        sizes = Sizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
+        sizes = SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
         return Plan(
             settings=asdict(self),
             train=train,
             val=val,
             batch=self.batch,
-            rates=Rates(steps=self.steps, warmup=self.warmup),
+            schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
+            epochs=self.steps,
+            steps_per_epoch=1,  # the source counts in steps
             judge_every=self.judge_every,
             best="",
-            parts=lambda: parts(train, val, sizes),
+            parts=lambda: mmseg_objects(train, val, sizes),
             build=lambda synchronised: self.model(export, sizes, synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
 
-    def model(self, export: ViTExport, sizes: "Sizes", synchronised: bool, seed: int) -> "nn.Module":
+    def model(self, export: ViTExport, sizes: "SegmentationSizes", synchronised: bool, seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
@@ -135,7 +139,9 @@ class UperNet(Task):
         if self.head == "linear":
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return torch.optim.AdamW(trained, lr=self.lr, weight_decay=self.weight_decay)
-        groups = layer_groups(model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens)
+        groups = optimizer_groups(
+            model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens
+        )
         return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
 
 
@@ -157,41 +163,41 @@ SMOKE = UperNet(
 )
 
 
-def protocol(task: UperNet, source: str) -> Protocol:
+def _protocol(task: UperNet, source: str) -> Protocol:
     return Protocol(task=task, version=1, source=f"{source}; bfloat16 in place of fp16 with --precision bfloat16")
 
 
 IBOT_SOURCE = "bytedance/ibot evaluation/README.md (lr, out_with_norm) over evaluation/semantic_segmentation/configs/"
 
 PROTOCOLS = {
-    "upernet@smoke": protocol(SMOKE, "ours: seconds on tiny-ade20k:; not to be compared with published numbers"),
-    "ade_linear@smoke": protocol(
+    "upernet@smoke": _protocol(SMOKE, "ours: seconds on tiny-ade20k:; not to be compared with published numbers"),
+    "ade_linear@smoke": _protocol(
         replace(SMOKE, head="linear", norm=True, lr=5e-3), "ours: seconds on tiny-ade20k:, the frozen network"
     ),
-    "upernet@extrema": protocol(
+    "upernet@extrema": _protocol(
         EXTREMA,
         "ExtreMA section 4 (80k, lr 1e-4, batch 16, decay 0.85, wd 0.05) and its README (CAE's code without the class "
         "token); from CAE's upernet_cae_base_12_512_slide_160k configuration, inferred: warm-up, drop path 0.1, taps "
         "without norm, frozen position table, UPerHead of 768",
     ),
-    "upernet@lut": protocol(
+    "upernet@lut": _protocol(
         LUT,
         "LUT supplementary, table E: 160k, batch 16, lr 1e-4, decay 0.65, warm-up 1500, drop path 0.1, wd 0.05; open "
         'there and as in BEiT\'s configurations: taps without norm, slide 341; its words "no multi-scale training" are '
         "read as one scale in testing, --set upernet_ade20k.ratios=1,1 reads them literally",
     ),
-    "upernet@mae": protocol(
+    "upernet@mae": _protocol(
         replace(LUT),
         "open-mmlab/mmsegmentation configs/mae/mae-base_upernet_8xb2-amp-160k_ade20k-512x512.py (onedl 1.4.2: stride "
         "341; upstream has 256) with mmcv 1's schedule; not taken over: its backbone's relative bias and layer scale, "
         "which MAE's weights do not have",
     ),
-    "upernet@ibot": protocol(IBOT, f"{IBOT_SOURCE}upernet/vit_base_512_ade20k_160k.py"),
-    "upernet@ibot_S": protocol(
+    "upernet@ibot": _protocol(IBOT, f"{IBOT_SOURCE}upernet/vit_base_512_ade20k_160k.py"),
+    "upernet@ibot_S": _protocol(
         replace(IBOT, lr=3e-5, layer_decay=0.9, size="S"),
         f"{IBOT_SOURCE}upernet/vit_small_512_ade20k_160k_ms.py (decay 0.9), tested at one scale",
     ),
-    "ade_linear@ibot": protocol(
+    "ade_linear@ibot": _protocol(
         replace(IBOT, head="linear", lr=8e-4, drop_path=0.0),
         f"{IBOT_SOURCE}linear/vit_base_512_ade20k_160k.py; its drop path of 0.1 does nothing in a frozen network",
     ),

@@ -1,4 +1,4 @@
-"""Stop at the first loss or gradient that is not finite, and say where the training stood and what to change."""
+"""Stop at the first loss or gradient that is not finite, and say at which step and what to change."""
 
 import math
 from collections.abc import Iterable

@@ -1,18 +1,51 @@
 """When a training saves its state, and when it leaves: now and then, and when a signal asks."""
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 SAVE_SHARE = 0.02  # of the time at most goes into saving, whatever was asked
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
+STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h): exit code of a command that a signal stopped
+DEAF = 60  # seconds that a loader process outlives a SIGTERM
+
+
+class Stopped(Exception):
+    """A signal has stopped a training of a task, whose state is saved. All processes of a run raise it together."""
+
+    told_by = 0  # the rank that should say so
+
+    @classmethod
+    def after(cls, step: int, steps: int, label: str, folder: Path) -> "Stopped":
+        """With the line for the user; label: of the training."""
+        where = f"after step {step} of {steps} of {label}"
+        return cls(f"stopped by a signal {where}, state saved in {folder}; to go on, run the same command again")
+
+
+class StopRequest:
+    """Whether a signal asked this process to stop; give `ask` to `listening`."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def ask(self) -> None:
+        self.asked = True
 
 
 @contextmanager
 def listening(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGNALS, for the length of a block. SIGQUIT (Ctrl-\\) still ends it at once, unsaved."""
+    """Call `stop` at SIGNALS, for the length of a block. SIGQUIT (Ctrl-\\) still ends it at once, unsaved.
+
+    In a thread beside the main one signals keep their usual effect: Python lets the main one alone hear them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def heard(number: int, frame: FrameType | None) -> None:
         stop()
@@ -23,6 +56,17 @@ def listening(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def deafen(worker: int) -> None:
+    """In a loader process: do not listen to what is meant for the training. For DataLoader's `worker_init_fn`.
+
+    A terminal and a scheduler signal all processes of a job at once, but the training still needs its images to reach
+    the end of an update. It ends its loaders itself; should it fail to, an alarm ends them a while after a SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(DEAF))
 
 
 class Timer:

@@ -1,4 +1,4 @@
-"""How a recipe's batch is cut: equally over the processes, and each share into micro-batches that fit the device."""
+"""A recipe's batch is split equally over the processes, and each share into micro-batches that fit the device."""
 
 
 def share_of(batch: int, processes: int) -> int:

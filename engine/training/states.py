@@ -1,8 +1,8 @@
-"""Training states on disk: written whole or not at all, the newest good one found again, a broken one passed over.
+"""Training states on disk: written whole or not at all, and the newest intact one found again.
 
-A file is named step-NUMBER-DIGEST after the first 16 digits of the SHA-256 of its bytes, so that a torn or altered file
-shows. The two newest are kept. Pretraining, fine-tuning and linear sweeps write safetensors; mmengine's Runner writes
-its own format under the same rules. No generator has a place in a state: see engine/seeding.py.
+A file is named step-NUMBER-DIGEST, with the first 16 digits of the SHA-256 of its bytes, so that a torn or altered file
+is recognised. The two newest are kept. Pretraining, fine-tuning and linear sweeps write safetensors; mmengine's Runner
+writes its own format under the same rules. States hold no random generators: see engine/seeding.py.
 """
 
 import json
@@ -31,10 +31,10 @@ WRITING = ".writing-"  # prefix of a file that is not whole yet
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """tensors by name; facts: JSON values."""
+    """What a state file holds."""
 
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # by name
+    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
 
     def under(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin with `prefix`, under the rest of their names."""
@@ -48,7 +48,7 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: Optimizer, state: State) -> None:
-    """Give an optimiser over the same parameters what `optimizer_tensors` found. Its groups' settings stay."""
+    """Load what `optimizer_tensors` gave into an optimiser of the same parameters. Its groups' settings stay."""
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in state.under(OPTIMIZER).items():
         place, _, kind = name.partition(".")
@@ -57,7 +57,7 @@ def load_optimizer(optimizer: Optimizer, state: State) -> None:
 
 
 def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
-    """Write the state of `step` in one move, then delete all but the newest `kept`.
+    """Write the state of `step` atomically, then delete all but the newest `kept`.
 
     One process at a time writes to `folder`. ValueError where the file cannot be written.
     """
@@ -67,7 +67,7 @@ def save_state(folder: Path, step: int, state: State, kept: int = KEPT) -> Path:
 
 
 def keep_state(folder: Path, step: int, write: Callable[[str], None], suffix: str = SUFFIX, kept: int = KEPT) -> Path:
-    """As `save_state`, for a file that `write` makes at the path that it is given."""
+    """As `save_state`, for a file that `write(path)` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     for torn in folder.glob(f"{WRITING}*"):  # by a kill
         torn.unlink()
@@ -97,10 +97,10 @@ def states(folder: Path, suffix: str = SUFFIX) -> list[Path]:
 
 
 def newest_whole(folder: Path, suffix: str = SUFFIX) -> Path | None:
-    """The newest state that is whole; None where there is none at all. Newer ones are deleted, and that is said.
+    """The newest intact state, or None where there is no state. Deletes newer, broken ones with a warning.
 
-    Raises ValueError where there are states and all are broken: to begin again silently would lose the training.
-    Raises OSError, and deletes nothing, where the disk cannot say: it may be able to later.
+    ValueError where all states are broken: starting again silently would lose the training. OSError where the disk
+    fails to read one; nothing is deleted then.
     """
     found = states(folder, suffix)
     whole = next((path for path in found if is_whole(path)), None)
@@ -115,14 +115,14 @@ def newest_whole(folder: Path, suffix: str = SUFFIX) -> Path | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a state file holds what was written. OSError where the disk cannot say."""
+    """Whether a state file holds what was written. OSError where the disk fails to read it."""
     return sha256_of_file(path)[:DIGITS] == path.stem.rpartition("-")[2]
 
 
 def newest_state(folder: Path, prefix: str) -> State | None:
-    """What the newest whole state holds under `prefix`, under the rest of its names; None where there is no state.
+    """The part of the newest intact state whose names begin with `prefix`, without it; None where there is no state.
 
-    Changes nothing, as another process may be training here: a state that it deletes meanwhile has a newer one.
+    Deletes nothing, because another process may be training here; when that one deletes a state, there is a newer one.
     ValueError where all are broken.
     """
     while found := states(folder):
@@ -137,8 +137,11 @@ def newest_state(folder: Path, prefix: str) -> State | None:
 
 
 def load_state(path: Path, prefix: str = "") -> State:
-    """A whole state file, of its tensors those whose names begin with `prefix`."""
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-        return State(tensors={name: file.get_tensor(name) for name in names}, facts=facts)
+    """Read an intact state file; of its tensors, those whose names begin with `prefix`. ValueError for another file."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = dict(json.loads(file.metadata()["facts"]))
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return State(tensors={name: file.get_tensor(name) for name in names}, facts=facts)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no state of a training ({type(error).__name__})") from error

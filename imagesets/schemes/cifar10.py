@@ -42,7 +42,7 @@ def open_split(place: str, split: Split) -> ImageSet:
 def open_batches(url: str, folder: Path, split: Split) -> ImageSet:
     """Open the official Python batches in `folder`."""
     batches = [read_batch(url, folder / name) for name in BATCHES[split]]
-    meta = load(url, folder / "batches.meta")
+    meta = load_cifar_pickle(url, folder / "batches.meta")
     if not isinstance(meta, dict) or tuple(meta.get("label_names", ())) != CLASSES:
         raise ValueError(f"{url}: {folder / 'batches.meta'} does not name CIFAR-10's classes; unpack the archive again")
     files = [
@@ -65,7 +65,7 @@ def open_batches(url: str, folder: Path, split: Split) -> ImageSet:
 
 def read_batch(url: str, path: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """One batch file -> pixels (N, 32, 32, 3) uint8, labels (N,) int64, file names (N)."""
-    batch = load(url, path)
+    batch = load_cifar_pickle(url, path)
     try:
         planes = batch["data"].array().reshape(-1, 3, SIDE, SIDE)  # each row: the red plane, the green, the blue
         labels, names = np.array(batch["labels"], np.int64), list(batch["filenames"])
@@ -77,7 +77,7 @@ def read_batch(url: str, path: Path) -> tuple[np.ndarray, np.ndarray, list[str]]
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels, names
 
 
-def load(url: str, path: Path) -> Any:
+def load_cifar_pickle(url: str, path: Path) -> Any:
     """Unpickle a CIFAR file without running any code of it. Raises ValueError for anything it should not contain."""
     try:
         with open(path, "rb") as file:

@@ -7,7 +7,7 @@ source has no split of them; here 500 images, drawn once and balanced over the t
 import numpy as np
 
 from imagesets.names import PackedNames
-from imagesets.selection import drawn
+from imagesets.selection import stratified_sample
 from imagesets.sets import ImageSet, MemoryImages, Split
 
 PLACE = ""
@@ -24,7 +24,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     if place:
         raise ValueError(f"digits:{place}: the digits are built in and take no path; write digits:")
     source = load_digits()
-    val = drawn(source.target, np.full(10, VAL_PER_CLASS), SEED)
+    val = stratified_sample(source.target, np.full(10, VAL_PER_CLASS), SEED)
     kept = val if split == "val" else np.setdiff1d(np.arange(len(source.target)), val)
     grey = np.rint(source.images[kept] * (255 / WHITE)).astype(np.uint8)
     return ImageSet(

@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from imagesets.class_folders import missing
-from imagesets.listing import class_tree, images_below, require_folder, require_same_classes, shown, subfolders
+from imagesets.listing import class_tree, images_below, require_folder, require_same_classes, short_list, subfolders
 from imagesets.names import PackedNames
 from imagesets.sets import FileImages, ImageSet, Split
 from imagesets.val_labels import find_labels
@@ -50,7 +50,7 @@ def wnids(url: str, folder: str) -> tuple[str, ...]:
     strange = [name for name in found if not WNID.fullmatch(name)]
     if strange:
         advice = "for other classes than ImageNet's use folder:PATH, else remove them"
-        raise ValueError(f"{url}: {shown(strange)} in {folder} are not WordNet ids such as n01440764; {advice}")
+        raise ValueError(f"{url}: {short_list(strange)} in {folder} are not WordNet ids such as n01440764; {advice}")
     return found
 
 
@@ -62,7 +62,7 @@ def open_flat(url: str, folder: str, train: tuple[str, ...]) -> ImageSet:
     wnid_of, source = find_labels(url, folder)
     unknown = [name for name, _ in files if stem(name) not in wnid_of]
     if unknown:
-        raise ValueError(f"{url}: {source} has no label for {shown(unknown)} in {folder}; remove these files")
+        raise ValueError(f"{url}: {source} has no label for {short_list(unknown)} in {folder}; remove these files")
     present = tuple(sorted({wnid_of[stem(name)] for name, _ in files}))
     classes = train or present
     require_same_classes(url, classes, present)

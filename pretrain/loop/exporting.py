@@ -1,7 +1,7 @@
-"""The encoders of a training as exports: of a method in memory, or of the folder that a run is writing.
+"""The encoders of a training as exports: from a method in memory, or from the folder of a run.
 
-Reading a folder changes nothing in it, needs no images and runs no code of its files (JSON and safetensors). So it can
-be done while the training goes on in another process, or on another machine.
+Reading a folder changes nothing in it, needs no images and runs no code of its files (JSON and safetensors). So it also
+works while the training goes on in another process, or on another machine.
 """
 
 import json
@@ -16,12 +16,13 @@ from engine.seeding import START, seeded
 from engine.training.states import newest_state
 from pretrain.method import Encoder, Method, TrainProgress
 
-RUN = "run.json"  # what is trained, see claims.py
+RUN = "run.json"  # what is trained, see run_folder.py
 EXPORT = "export"  # of the first branch; the others' are export-BRANCH
 
 
 def exports_of(method: Method, facts: Mapping[str, Any]) -> Iterator[tuple[str, ViTExport]]:
     """Folder name and export of each of the method's networks; the first is the one that its source evaluates."""
+    facts = {**facts, **method.facts()}
     for number, (branch, encoder) in enumerate(method.encoders().items()):
         yield EXPORT if number == 0 else f"{EXPORT}-{branch}", _exported(method, encoder, {**facts, "branch": branch})
 
@@ -35,11 +36,11 @@ def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViT
 
 
 def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    """What the exports after `step` updates say of the run that `identity` (run.json) describes.
+    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes.
 
-    Before the end they say `unfinished`: updates done, updates and epochs in all; and the name shows it.
+    Before the end they hold `unfinished` (updates done, updates and epochs in all), and the name says so.
     """
-    progress, settings, data = clock_of(identity, step), identity["settings"], identity["data"]
+    progress, settings, data = progress_after(identity, step), identity["settings"], identity["data"]
     facts = {key: value for key, value in identity.items() if key not in ("settings", "data")}
     facts |= {
         "official_code": settings["source"],
@@ -55,25 +56,25 @@ def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings:
     return facts
 
 
-def clock_of(identity: Mapping[str, Any], step: int) -> TrainProgress:
-    """Where the run stands after `step` updates."""
+def progress_after(identity: Mapping[str, Any], step: int) -> TrainProgress:
+    """The progress of the run after `step` updates."""
     settings = identity["settings"]
     steps_per_epoch = identity["data"]["images"] // settings["batch"]
     return TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=settings["epochs"])
 
 
 def epochs_done(progress: TrainProgress) -> str:
-    """`12.25`, of an epoch two decimals."""
+    """Epochs with at most two decimals: `12.25`."""
     return f"{round(progress.time, 2):.6g}"
 
 
 def is_run(folder: Path | str) -> bool:
-    """Whether something was begun in this folder that keeps a run.json; it may be another program's."""
-    return (Path(folder) / RUN).is_file()
+    """Whether a folder has a run.json, which may be another program's, and is not a model itself."""
+    return (Path(folder) / RUN).is_file() and not (Path(folder) / "config.json").exists()
 
 
 def finished_export(folder: Path) -> Path | None:
-    """The first branch's export of a finished run; None where there is none yet, or one of an earlier epoch."""
+    """The first branch's export of a finished run; None before the end, even where an earlier epoch was exported."""
     path = folder / EXPORT
     if not is_export(path):
         return None
@@ -82,8 +83,10 @@ def finished_export(folder: Path) -> Path | None:
 
 
 def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
-    """Folder name and export of each network of a run as it is now: its own exports where it has finished, else made
-    of its newest state. ValueError says what is missing or does not fit."""
+    """Folder name and export of each network of a run: the saved exports of a finished run, else of its newest state.
+
+    ValueError says what is missing or does not fit.
+    """
     if finished_export(folder):
         for path in sorted(path for path in folder.glob(f"{EXPORT}*") if is_export(path)):
             yield path.name, ViTExport.load(path)
@@ -97,15 +100,16 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
         )
     method = method_of(identity, folder)
     try:
+        step, skipped = state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
-    except RuntimeError as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
-    found, warnings = state.facts, state.facts.get("learning", {}).get("warnings", {})
-    yield from exports_of(method, facts_of(identity, found["step"], len(found["unreadable"]), tuple(warnings.values())))
+    warnings = state.facts.get("learning", {}).get("warnings", {})
+    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values())))
 
 
 def identity_in(folder: Path) -> dict[str, Any]:
-    """What run.json says of the training in `folder`. ValueError for what is no training of ours."""
+    """The contents of run.json in `folder`. ValueError where it does not describe a training."""
     path = folder / RUN
     try:
         identity = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +121,7 @@ def identity_in(folder: Path) -> dict[str, Any]:
 
 
 def method_of(identity: Mapping[str, Any], folder: Path) -> Method:
-    """The method that run.json describes, with initial weights. ValueError where this version has no such settings."""
+    """The method that run.json describes, with initial weights. ValueError where this version has other settings."""
     module, settings = load_extension("methods", identity["method"]), identity["settings"]
     kind = type(next(iter(module.RECIPES.values())).settings)
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["settings"].items()}

@@ -1,15 +1,14 @@
-"""The views a training sees, in order: the same whatever the number of loader processes, and after any restart.
+"""The views of a training in order, the same for any number of loader processes and after any restart.
 
-Everything random about image i in epoch e comes from (seed, e, i), and the repeat's number where it occurs again. An
-update's batch is a stretch of the epoch's order; each process takes an equal stretch of it, and goes through that in
-equal micro-batches where memory asks for it. Loader processes make a micro-batch in small pieces, so that together they
-work two ahead however many they are.
+Everything random about image i in epoch e comes from (seed, e, i), and from the number of the repeat where it occurs
+again. An update's batch is a range of the epoch's order. Each process takes an equal part of that range, in equal
+micro-batches where memory requires it. Loader processes make a micro-batch in small pieces, so that all of them
+together are two micro-batches ahead.
 
 B images of one micro-batch, or of a piece of it.
 """
 
 import os
-import signal
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -19,33 +18,33 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from engine.seeding import AUGMENT, kept, seed, shuffled
+from engine.seeding import AUGMENT, fork_rng, seed, shuffled
+from engine.training.interruptions import deafen
 from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from pretrain.method import Views
 
 LOADERS = 12  # at most beside a GPU; a core makes 50 to 100 augmented ImageNet views a second
-PIECE, SIDE = 16, 224  # images of so many pixels a side that a loader process makes and hands over at once, at most
-PIECES = 64  # of a micro-batch, at most: two ahead must stay far below the 1024 open files of a process
-AHEAD = 2  # micro-batches that all loader processes make in advance, and pieces that each of them does at least
-DEAF = 60  # seconds that a loader process outlives a SIGTERM
+PIECE, SIDE = 16, 224  # a piece: at most 16 images of 224 x 224 pixels, or as many pixels of another size
+MAX_PIECES = 64  # of a micro-batch: two in advance must stay far below the 1024 open files of a process
+AHEAD = 2  # micro-batches that the loader processes make in advance; also the fewest pieces that each makes
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How `count` images become updates of `batch` images, those become the shares of `world` processes, and a share
-    becomes `micro_batches` forward passes. What does not fill a batch is left out, other images in every epoch.
+    """How the images of an epoch are divided into updates, processes and micro-batches.
 
-    repeats: how often an image occurs in an epoch, which then shows fewer images: one after the other, in other
-    processes and micro-batches where there are as many (DeiT samplers.py).
+    Images that do not fill a batch are left out, others in every epoch.
     """
 
-    count: int
-    batch: int
-    world: int
-    micro_batches: int
-    seed: int
+    count: int  # training images
+    batch: int  # images of an update
+    world: int  # processes that share a batch equally
+    micro_batches: int  # forward passes of a process in an update
+    seed: int  # of the order
+    # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
+    # micro-batches where there are as many (DeiT samplers.py).
     repeats: int = 1
 
     @property
@@ -72,41 +71,41 @@ class BatchPlan:
 
 
 def batch_plan(
-    count: int, batch: int, world: int, most: int | None, seed: int, url: str = "the set", repeats: int = 1
+    count: int, batch: int, world: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
 ) -> BatchPlan:
-    """The plan with the fewest micro-batches of at most `most` images. ValueError where batch, set and processes do not
-    fit."""
+    """The plan with the fewest micro-batches of up to `largest` images (None: any number).
+
+    ValueError where the batch is larger than the set or cannot be shared equally.
+    """
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
     share = share_of(batch, world)
-    micro_batches = share // micro_batch_size(share, most or share)
+    micro_batches = share // micro_batch_size(share, largest or share)
     return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed, repeats=repeats)
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch, or a piece of one. views: name -> (B, ...). unreadable: place -> why, replaced by the next image
-    that can be read."""
+    """A micro-batch, or a piece of one."""
 
-    views: Mapping[str, Tensor]
-    unreadable: dict[int, str]
+    views: Mapping[str, Tensor]  # name -> (B, ...)
+    unreadable: dict[int, str]  # place in the set -> reason; the next readable image took its place
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatches(Dataset):
-    """The micro-batches of process `rank` for `steps`, in order, in pieces of `size` images, the last one of each maybe
-    smaller.
+    """The micro-batches of one process in order, in pieces.
 
-    In place of a piece that cannot be made, the error: one that a loader process raises would arrive as the text of its
-    traceback. labelled: the images' labels come along, as the view "label" (B,) int64.
+    Where a piece cannot be made, the item is the error itself: an error that a loader process raised would arrive as
+    the text of its traceback.
     """
 
     image_set: ImageSet
-    views: Views
+    views: Views  # of the method
     plan: BatchPlan
-    rank: int
-    steps: range
-    size: int = PIECE
-    labelled: bool = False
+    rank: int  # of the process
+    steps: range  # updates
+    size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
+    labelled: bool = False  # whether the images' labels come along, as the view "label" (B,) int64
 
     @property
     def pieces(self) -> int:
@@ -131,7 +130,7 @@ class MicroBatches(Dataset):
         repeats = [at % self.plan.repeats for at in self.plan.positions(step, self.rank, micro_batch)[chosen]]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
-        with kept():
+        with fork_rng():
             found = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
         return MicroBatch(default_collate(found), unreadable)
 
@@ -144,18 +143,20 @@ class MicroBatches(Dataset):
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:
-    """How many images of side x side pixels are as much as PIECE of SIDE x SIDE; more where there would be too many
-    pieces. Handing one over takes time, and an open file for each of its tensors until it is taken."""
-    return max(1, PIECE * SIDE**2 // side**2, ceil(micro_batch_size / PIECES))
+    """Images of a piece: as many pixels as PIECE images of SIDE x SIDE, or more where that makes too many pieces.
+
+    Each piece takes time to send, and an open file for each of its tensors until it is received.
+    """
+    return max(1, PIECE * SIDE**2 // side**2, ceil(micro_batch_size / MAX_PIECES))
 
 
 def default_workers(device: str) -> int:
-    """Loader processes where none were asked for: the cores of a GPU's process, one beside a training on the CPU."""
+    """Loader processes by default: one for each core of a GPU's process, a single one for a training on the CPU."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
 
 
-def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
+def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:
     """All micro-batches in order, their views on `device`; close it to end the loader processes.
 
     Raises UnreadableImage unless `skip_bad`.
@@ -167,7 +168,7 @@ def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: boo
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
             prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
-            worker_init_fn=_settle,
+            worker_init_fn=deafen,
         )
     )
     try:
@@ -178,7 +179,7 @@ def stream(micro_batches: MicroBatches, workers: int, device: str, skip_bad: boo
 
 
 def _good(found: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
-    """A piece as it came out of the loader; raises what is wrong with it."""
+    """A piece from the loader. Raises its error, and UnreadableImage unless `skip_bad`."""
     if isinstance(found, Exception):
         raise found
     piece = MicroBatch(*found)
@@ -189,26 +190,14 @@ def _good(found: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: 
 
 
 def _joined(pieces: list[MicroBatch], device: str) -> MicroBatch:
-    """One micro-batch. Pieces go to a GPU as they are, from pinned memory, and are put together there."""
+    """One micro-batch. Pieces go to a GPU from pinned memory and are concatenated there."""
     views = {
-        name: _together([piece.views[name].to(device, non_blocking=True) for piece in pieces])
+        name: _concatenated([piece.views[name].to(device, non_blocking=True) for piece in pieces])
         for name in pieces[0].views
     }
     return MicroBatch(views, {place: why for piece in pieces for place, why in piece.unreadable.items()})
 
 
-def _together(tensors: list[Tensor]) -> Tensor:
-    """One after the other; a single one as it is."""
+def _concatenated(tensors: list[Tensor]) -> Tensor:
+    """(n, ...) tensors along their first dimension; a single one is returned without a copy."""
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-
-
-def _settle(worker: int) -> None:
-    """In a loader process: one core, and deaf to what is meant for the training.
-
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs its images to reach
-    the end of an update. It ends its loaders itself; should it fail to, an alarm ends them a while after a SIGTERM.
-    """
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(DEAF))

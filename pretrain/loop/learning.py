@@ -1,6 +1,5 @@
-"""Whether a training learns at all: its losses against those of a prediction that ignores the image, and how far the
-encoder tells images apart. Assessed at the end of every epoch, on its last batch; an update costs a few numbers in
-Python.
+"""Does a training learn at all? Its losses are compared with those of a prediction that ignores the image, and the
+encoder's features with each other. Assessed at the end of every epoch, on its last batch.
 
 B images, D width.
 """
@@ -17,27 +16,27 @@ from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
-FEWEST = 200  # updates before anything is said: an untrained network looks like a broken one
-SHARE = 0.02  # of the newest update in a running mean of the losses, so that some 50 count
-NEAR = 0.98  # of a trivial loss: a loss from there on has learned nothing
-COLLAPSED = 0.005  # spread of features below which all images are the same to the encoder
-IMAGES = (8, 256)  # of a batch from which anything follows, and whose features are compared at most
+MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
+SHARE = 0.02  # of the newest update in the running mean of the losses, which so covers about 50
+NEAR = 0.98  # share of a trivial loss; a loss above it has learned nothing
+COLLAPSED = 0.005  # spread of features below which the encoder has collapsed
+MIN_IMAGES, MAX_IMAGES = 8, 256  # of a batch to assess, and of which features are computed
 TINY = 1e-300  # in a denominator
 
 
 @dataclass(kw_only=True)
 class Learning:
-    """means: of each log, over the newest updates. warnings: subject -> what is wrong, as of the last epoch's end."""
+    """Running means of the logs, and what the end of the last epoch showed."""
 
-    means: dict[str, float] = field(default_factory=dict)
-    warnings: dict[str, str] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)  # name of a log -> mean over the newest updates
+    warnings: dict[str, str] = field(default_factory=dict)  # subject -> what is wrong
 
     def state(self) -> dict[str, Any]:
-        """What a training state keeps of it, as JSON."""
+        """JSON values for a training state."""
         return {"means": dict(self.means), "warnings": dict(self.warnings)}
 
     def add(self, step: int, logs: Mapping[str, float]) -> None:
-        """The logs of update `step`."""
+        """Take in the logs of update `step`."""
         share = max(SHARE, 1.0 / (step + 1))
         for name, value in logs.items():
             before = self.means.get(name, value)
@@ -48,16 +47,16 @@ class Learning:
     ) -> dict[str, float]:
         """Measure on `views`, the last ones of an epoch, and replace the warnings. Returns values for the log.
 
-        progress: after the epoch. Changes nothing in the method, draws nothing and meets no other process.
+        progress: after the epoch. Does not change the method, draw random numbers or talk to other processes.
         """
         self.warnings, first = {}, next(iter(views.values()))
-        if len(first) < IMAGES[0]:
+        if len(first) < MIN_IMAGES:
             return {}
         with torch.no_grad(), autocast(first.device.type, precision):
             trivial = {name: float(value) for name, value in method.trivial(views).items()}
             features = features_of(method, views)
         spread, rank = (1.0, 1.0) if features is None else spread_and_rank(features)
-        if progress.step >= FEWEST and progress.time >= getattr(recipe.schedule, "warmup", 0):
+        if progress.step >= MIN_UPDATES and progress.time >= getattr(recipe.schedule, "warmup", 0):
             advice = f"try lr (peak now {recipe.peak:.3g}) 3 to 10 times lower{method.remedy}"
             self.warnings = dict(self.doubts(trivial, spread, rank, advice))
         found = {f"trivial_{name}": value for name, value in trivial.items()}
@@ -66,7 +65,7 @@ class Learning:
     def doubts(
         self, trivial: Mapping[str, float], spread: float, rank: float, advice: str
     ) -> Iterator[tuple[str, str]]:
-        """Subject -> why this is no learning, and what to change."""
+        """Pairs of subject and warning: what shows that nothing is learned, and what to change."""
         for name, value in trivial.items():
             if (mean := self.means[name]) >= NEAR * value:
                 label = name if name == "loss" else f"loss {name}"
@@ -78,13 +77,13 @@ class Learning:
 
 
 def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
-    """What the first encoder says of one view of each image, as its source reads it (B, D); None without such views."""
+    """Features (B, D) of the first encoder on one view of each image, pooled as its source does; None without views."""
     vit = next(iter(method.encoders().values())).vit
     pictures = pictures_of(views, vit.spec.image_size)
     if pictures is None:
         return None
     with in_eval_mode(vit):
-        (tokens,) = vit(pictures[: IMAGES[1]])
+        (tokens,) = vit(pictures[:MAX_IMAGES])
     patches = vit.spec.grid[0] * vit.spec.grid[1]
     return tokens[:, 0] if vit.spec.pool == "cls" else tokens[:, tokens.shape[1] - patches :].mean(dim=1)
 
@@ -98,8 +97,11 @@ def pictures_of(views: Mapping[str, Tensor], size: int) -> Tensor | None:
 
 
 def spread_and_rank(features: Tensor) -> tuple[float, float]:
-    """Of features (B, D): their standard deviation as a share of their length, 0 where all are the same; and how many
-    directions they differ in, exp of the entropy of the shares of variance (Roy and Vetterli 2007)."""
+    """Spread and effective rank of features (B, D).
+
+    Spread: their standard deviation over their length, 0 where all are equal. Effective rank: exp of the entropy of the
+    variance's shares (Roy and Vetterli 2007).
+    """
     features = features.double()
     centred = features - features.mean(dim=0)
     spread = (centred.square().sum() / features.square().sum().clamp(min=TINY)).sqrt()

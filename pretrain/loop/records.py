@@ -1,7 +1,7 @@
-"""What a pretraining writes down: log.jsonl, one JSON object for each stretch of updates, and the same to TensorBoard.
+"""The log of a pretraining: log.jsonl, one JSON object every few updates, and the same values in TensorBoard.
 
-A line with `updates` holds means over so many updates, the last of which is `step`; others are a monitor's. After a
-restart the lines of updates that are done again are dropped first, so that a curve has every update once.
+A line with `updates` holds means over that many updates up to `step`; a line without is a monitor's. A restart first
+drops the lines of updates that it repeats, so that every update is logged once.
 """
 
 import json
@@ -15,7 +15,7 @@ from engine.files import write_atomic
 
 
 class Records:
-    """Writer of one run. step: where the training goes on. quiet: write nothing, as all but the first process."""
+    """The log of one run. step: updates done so far. quiet: write nothing, as in every process but rank 0."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Records:
         self.wandb = _wandb(wandb, folder, run or {}) if wandb else None
 
     def write(self, step: int, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Append what is known after `step` updates."""
+        """Append a line of values after `step` updates."""
         if self.board is None:
             return
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
@@ -58,7 +58,7 @@ class Records:
 
 
 class Averages:
-    """Means of the logs over the updates since they were last taken. seconds: of these updates, `waited` for images."""
+    """Means of the logs since the last line. seconds: of these updates; waited: those of them spent on images."""
 
     def __init__(self) -> None:
         self.clear()
@@ -69,14 +69,14 @@ class Averages:
         self.updates, self.seconds, self.waited = 0, 0.0, 0.0
 
     def add(self, logs: Mapping[str, float], last: Mapping[str, float], seconds: float) -> None:
-        """One update. last: values of which the newest alone is of interest."""
+        """Add one update. last: values that are logged as of the newest update, without a mean."""
         for name, value in logs.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.last = dict(last)
         self.updates, self.seconds = self.updates + 1, self.seconds + seconds
 
     def taken(self, batch: int) -> dict[str, float]:
-        """The means, images a second, and the share of the time that was spent waiting for images."""
+        """The means, images per second, and the share of time spent waiting for images. Starts anew."""
         found = {
             "updates": self.updates,
             **self.last,
@@ -93,7 +93,7 @@ def _plain(value: float) -> float | str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a kill plan short is left out."""
+    """The lines of a log; one that a kill cut short is left out."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -104,7 +104,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
-    """The W&B run of this folder, the same after a restart; W&B leaves out the updates that it has already."""
+    """The W&B run of this folder, the same after a restart. W&B drops updates that it has already."""
     try:
         import wandb
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""Whose a run's folder is: run.json says what is trained there, and only the same training may go on in it.
+"""The folder of a run: run.json says what is trained there, and only the same training may resume in it.
 
-Nothing in a folder is touched before it is known to be a run's.
+No file is touched before the folder is known to be a run's.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any
 from engine.files import locked_or_refused, write_atomic
 from engine.training.states import states
 
-# They decide nothing: the images may have moved, a source may have been worded anew.
+# These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
 UNCOMPARED = ("data.url", "settings.source")
-# What a kill leaves of files and folders that are written beside their place (engine/files.py).
-CLAIMING = ".run.json.*"
-LEFTOVERS = (CLAIMING, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
+# Temporary files and folders that a kill leaves behind (engine/files.py).
+TEMPORARY_RUN_JSON = ".run.json.*"
+LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
 SHOWN, MAX_SHOWN = 4, 40  # differences that a refusal names; characters of a value in it
 MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
@@ -25,16 +25,16 @@ BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
 
 
 @contextmanager
-def claimed(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator[None]:
-    """Hold `folder` for a new run, or for the one there if it is this one; ValueError names what differs.
+def locked_run_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator[None]:
+    """Lock `folder` for a new run, or to resume this run in it.
 
-    A run that failed before its first training state gives way to a new one. Raises ValueError where another process
-    holds the folder.
+    A run that failed before its first training state is replaced. ValueError where the folder holds another run (it
+    names what differs), other files, or another process that trains here.
     """
     asked = json.loads(json.dumps(identity))
-    check(folder, asked, resume)
+    check_resume(folder, asked, resume)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
-        goes_on = check(folder, asked, resume)  # again: until now another process may have begun or ended one here
+        goes_on = check_resume(folder, asked, resume)  # again: another process may have trained here until now
         for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
             _remove(path)
         if not goes_on:
@@ -42,10 +42,10 @@ def claimed(folder: Path, identity: Mapping[str, Any], resume: bool) -> Iterator
         yield
 
 
-def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
-    """Whether there is a run that goes on; False for a new one. ValueError where neither may be in this folder."""
+def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
+    """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible."""
     path = folder / "run.json"
-    held = set(folder.iterdir()) - set(folder.glob(CLAIMING)) if folder.exists() else set()
+    held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
         if held - {folder / LOCK}:
             raise ValueError(f"{folder} holds other files: choose a new folder for --out")
@@ -54,7 +54,7 @@ def check(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     begun = {folder / name for name in BEGUN} | _leftovers(folder)
     if there.keys() == asked.keys() and held <= begun and not states(folder / "states"):
         return False
-    different = differences(there, asked)
+    different = json_differences(there, asked)
     if different:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
@@ -84,17 +84,17 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def differences(there: Any, asked: Any, name: str = "") -> list[str]:
+def json_differences(there: Any, asked: Any, name: str = "") -> list[str]:
     """What differs between two JSON values, a phrase for each leaf."""
     if name in UNCOMPARED:
         return []
     if isinstance(there, dict) and isinstance(asked, dict):
         pairs = {f"{name}.{key}" if name else key: (there.get(key), asked.get(key)) for key in there | asked}
-        return [phrase for place, pair in pairs.items() for phrase in differences(*pair, place)]
+        return [phrase for place, pair in pairs.items() for phrase in json_differences(*pair, place)]
     return [] if there == asked else [f"{name} is {_short(there)}, asked for {_short(asked)}"]
 
 
 def _short(value: Any) -> str:
-    """A value for people, of whom none reads a whole digest."""
+    """A value for a message; long ones, such as digests, are shortened."""
     text = str(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:12]}..."

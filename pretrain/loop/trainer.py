@@ -1,18 +1,19 @@
 """The one training loop: recipe + method + images -> exports; resumable at any step, alone or under torchrun.
 
 A run's folder holds
-    run.json      what is trained on what; a restart must ask for the same
+    run.json      method, settings and images; a restart must ask for the same
     states/       the two newest training states
     log.jsonl, tensorboard/
     lock          held while a training runs here
     export/       the encoder as the source evaluates it; export-BRANCH/ the method's other networks
-    start/        the encoder before the first update: the floor that a training has to beat
+    start/        the encoder before the first update, as a baseline
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -22,16 +23,25 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
 from pretrain.loop.exporting import exports_of, facts_of
-from pretrain.loop.images import MicroBatch, MicroBatches, batch_plan, default_workers, piece_of, stream
+from pretrain.loop.images import (
+    BatchPlan,
+    MicroBatch,
+    MicroBatches,
+    batch_plan,
+    default_workers,
+    load_micro_batches,
+    piece_of,
+)
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
-from pretrain.loop.run_folder import claimed
+from pretrain.loop.run_folder import locked_run_folder
 from pretrain.loop.updates import Precision, Updates
 from pretrain.method import Method, TrainProgress
 from pretrain.parts.batch_norm import synchronised
@@ -39,36 +49,33 @@ from pretrain.recipe import Recipe
 
 LOG_EVERY = 2.0  # seconds between two lines of the log, at least
 
-# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it,
-# so that they may share its work, and gets the same values.
+# (export of the first branch, progress) -> values for the log, such as an online k-NN accuracy. Every process calls it
+# and gets the same values, so that processes can share its work.
 Monitor = Callable[[ViTExport, TrainProgress], Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where and how to train. micro_batch: most images of one process in a forward pass, None for its whole share.
+    """Where and how to train: everything that changes no recipe."""
 
-    save_minutes: between two training states. export_every, monitor_every: epochs, 0 for the end alone or never.
-    """
-
-    out: Path
-    device: str = "cpu"
-    precision: Precision = "float32"
-    seed: int = 0
-    workers: int | None = None
-    micro_batch: int | None = None
-    skip_bad: bool = False
-    resume: bool = False
-    save_minutes: float = 10.0
-    export_every: int = 0
-    monitor_every: int = 0
-    monitor: Monitor | None = None
-    wandb: str | None = None
+    out: Path  # the folder of this run alone
+    device: str = "cpu"  # cpu, cuda or cuda:N
+    precision: Precision = "float32"  # of matrix products
+    seed: int = 0  # of everything random
+    workers: int | None = None  # loader processes; none: chosen for the machine
+    micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
+    skip_bad: bool = False  # replace and count unreadable images
+    resume: bool = False  # go on with the training in `out`
+    save_minutes: float = 10.0  # between two training states
+    export_every: int = 0  # epochs; 0: at the end alone
+    monitor_every: int = 0  # epochs; 0: never
+    monitor: Monitor | None = None  # evaluates the encoder for the log
+    wandb: str | None = None  # project of Weights & Biases
     facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
 
 
 class Trainer:
-    """A pretraining of the method in file `module` named `name`. Raises ValueError for what cannot be trained."""
+    """A pretraining with the method `name`, defined in `module`. ValueError for a recipe that cannot be trained."""
 
     def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
         self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
@@ -105,12 +112,13 @@ class Trainer:
         )
 
     def train(self) -> Literal["finished", "stopped"]:
-        """Train to the end, or until a signal asks to stop: then the state is saved, and another call goes on."""
+        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes."""
         with ExitStack() as held:
-            self.world.on_rank0(lambda: held.enter_context(claimed(self.run.out, self.identity(), self.run.resume)))
+            lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
+            self.world.on_rank0(lambda: held.enter_context(lock))
             self.load()
             if self.step == 0:
-                self.world.on_rank0(lambda: self.first_export().save(self.run.out / "start"))
+                self.world.on_rank0(self.begin)
             if self.step < self.progress().steps:
                 with listening(self.stop):
                     self.loop()
@@ -119,21 +127,31 @@ class Trainer:
             self.export()
             return "finished"
 
+    def begin(self) -> None:
+        """Before the first update, in the first process: fit the method to images, and export its encoder."""
+        if self.method.fitted_on:
+            plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
+            steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
+            say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
+            with closing(self.micro_batches(range(steps), plan)) as micro_batches:
+                self.method.fit(micro_batch.views for micro_batch in micro_batches)
+        self.first_export().save(self.run.out / "start")
+
     def stop(self) -> None:
-        """Save and leave after this update."""
+        """Save and stop after this update."""
         self.asked_to_stop = True
 
     def loop(self) -> None:
-        """All updates that are left, or as many as there are until it is asked to stop. The state is saved then."""
+        """Run the remaining updates, or those until `stop` is called; then save the state."""
         self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
         saving = Timer(self.run.save_minutes * 60.0)
         todo = range(self.step, self.progress().steps)
 
         def requests() -> dict[str, bool]:
-            speaks = self.world.is_rank0
-            log = speaks and averages.seconds >= LOG_EVERY
-            return {"stop": self.asked_to_stop, "save": speaks and saving.is_due(), "log": log}
+            first = self.world.is_rank0
+            log = first and averages.seconds >= LOG_EVERY
+            return {"stop": self.asked_to_stop, "save": first and saving.is_due(), "log": log}
 
         bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
         with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
@@ -145,7 +163,7 @@ class Trainer:
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
                 assessed = self.assess(bar) if epoch_over else {}
-                if save or asked["log"] or epoch_over:  # a state's updates have all been written down when it is saved
+                if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
                     warnings = self.learning.warnings.values() if epoch_over else ()
                     self.write(records, averages.taken(self.recipe.batch) | assessed, tuple(warnings))
                 if epoch_over:
@@ -160,13 +178,13 @@ class Trainer:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
     def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Into the log, from the first process."""
+        """Write to the log, from rank 0."""
         self.world.on_rank0(lambda: records.write(self.step, values, warnings))
 
     def update(
         self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
     ) -> dict[str, bool]:
-        """One update on the next images. Returns which requests some process has."""
+        """One update on the next images. Returns the requests, each True where any process has it."""
         progress, started = self.progress(), time.monotonic()
         try:
             logs = self.updates.run(self.views(micro_batches, averages), progress, requests)
@@ -185,8 +203,7 @@ class Trainer:
         return asked
 
     def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
-        """Those of one update, by micro-batch. Where one process has no images, all of them stop here, with its
-        error."""
+        """The micro-batches of one update. If a process cannot read its images, all processes raise its error here."""
         ends_epoch = (self.step + 1) % self.plan.steps_per_epoch == 0
         for _ in range(self.plan.micro_batches):
             started = time.monotonic()
@@ -197,7 +214,7 @@ class Trainer:
             yield micro_batch.views
 
     def assess(self, bar: Progress) -> dict[str, float]:
-        """Whether the epoch has taught anything, by the first process's last images; values for the log."""
+        """Assess, on the last images of rank 0, whether anything is learned; returns values for the log."""
         views, before = self.last_views, set(self.learning.warnings)
         self.last_views = {}
         found = self.world.on_rank0(
@@ -209,7 +226,7 @@ class Trainer:
         return found
 
     def after_epoch(self, records: Records) -> None:
-        """Export and monitor, where either is due."""
+        """Export and monitor where due."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
@@ -217,23 +234,23 @@ class Trainer:
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
             self.write(records, run.monitor(self.first_export(), self.progress()))
 
-    def micro_batches(self, steps: range) -> Generator[MicroBatch]:
-        """What this process sees during `steps`."""
-        run = self.run
+    def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
+        """The micro-batches of this process during `steps`, by `plan` or its own."""
+        run, plan = self.run, plan or self.plan
         workers = default_workers(run.device) if run.workers is None else run.workers
         micro_batches = MicroBatches(
             image_set=self.images,
             views=self.method.views(),
-            plan=self.plan,
+            plan=plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, self.plan.micro_batch_size),
+            size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
             labelled=self.method.needs_labels,
         )
-        return stream(micro_batches, workers, run.device, run.skip_bad)
+        return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
     def identity(self) -> dict[str, Any]:
-        """What a training state belongs to."""
+        """What run.json holds: everything that a training state belongs to."""
         return {
             "method": self.name,
             **self.run.facts,
@@ -245,12 +262,12 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """The training state, from the first process."""
+        """Save the training state, from rank 0."""
         self.share_unreadable()
         self.world.on_rank0(lambda: save_state(self.run.out / "states", self.step, self.state()))
 
     def share_unreadable(self) -> None:
-        """Every process learns of the images that another one could not read."""
+        """Collect the unreadable images of all processes in each."""
         for found in self.world.gather_objects(self.unreadable):
             self.unreadable |= found
 
@@ -269,7 +286,7 @@ class Trainer:
         return State(tensors=tensors, facts=facts)
 
     def load(self) -> None:
-        """Take up the newest training state, where there is one."""
+        """Load the newest training state, where there is one."""
         path = self.world.on_rank0(lambda: newest_whole(self.run.out / "states"))
         if path is None:
             return
@@ -280,19 +297,19 @@ class Trainer:
         self.updates.losses.extend(state.facts["losses"])
         self.updates.norm = state.facts["norm"]
         self.step, self.unreadable = state.facts["step"], dict(state.facts["unreadable"])
-        self.learning = Learning(**state.facts.get("learning", {}))  # states before it came have none
+        self.learning = Learning(**state.facts.get("learning", {}))  # older states have none
 
     def exports(self) -> Iterator[tuple[str, ViTExport]]:
-        """Folder name and export of each of the method's networks as they are now."""
+        """Folder name and export of each of the method's networks."""
         warnings = tuple(self.learning.warnings.values())
         return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
 
     def first_export(self) -> ViTExport:
-        """That of the network which the method's source evaluates."""
+        """The export of the network that the method's source evaluates."""
         return next(self.exports())[1]
 
     def export(self) -> None:
-        """Write all exports, from the first process."""
+        """Write all exports, from rank 0."""
         self.share_unreadable()
         self.world.on_rank0(self._export)
 

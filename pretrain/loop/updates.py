@@ -1,6 +1,6 @@
-"""One update of a method's weights: forward passes, backward passes, clipping, the optimiser, in that order.
+"""One update of a method's weights: forward and backward passes, clipping, the optimiser.
 
-It is what the trainer repeats and what parity tests drive directly, with a recorded batch instead of images.
+The trainer repeats it; parity tests call it with a recorded batch in place of images.
 """
 
 import math
@@ -27,7 +27,7 @@ EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's
 
 
 class Updates:
-    """A method in training. seed: of drop path. Several processes share every update's batch equally."""
+    """A method and its optimiser. seed: of drop path. Processes share every batch equally."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Updates:
         progress: TrainProgress,
         requests: Callable[[], Mapping[str, bool]] = dict,
     ) -> dict[str, float]:
-        """One update on the `progress.micro_batches` micro-batches of this process. Returns the logs: loss, grad_norm,
-        the method's own.
+        """One update on the micro-batches of this process. Returns the logs: loss, grad_norm, the method's own.
 
-        requests: things this process asks for (to stop, to save) once its gradients are there; each is in the logs,
-        above 0 where any process asked. The method's own logs are this process's. Raises ValueError, in every process,
-        for a loss or a gradient that is not finite, before the optimiser moves a weight.
+        requests: called once the gradients are there; name -> whether this process asks for it (to stop, to save). The
+        logs hold the number of processes that asked for each. The loss is the mean over all processes, the method's
+        own logs are this process's. Raises ValueError in every process, before the optimiser moves a weight, for a loss
+        or a gradient that is not finite.
         """
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
@@ -73,7 +73,7 @@ class Updates:
         self.check("loss", logs["loss"], progress)
         self.scaler.unscale_(self.optimizer)
         logs["grad_norm"] = self.clipped()
-        if not self.scaler.is_enabled():  # which makes its scale smaller and leaves this update out
+        if not self.scaler.is_enabled():  # a scaler skips this update and lowers its scale instead
             self.check("gradient norm", logs["grad_norm"], progress)
         self.losses.append(logs["loss"])
         self.norm = logs["grad_norm"]
@@ -85,7 +85,7 @@ class Updates:
         return logs
 
     def set_rates(self, progress: TrainProgress) -> None:
-        """Learning rate and weight decay of every group for the update at `progress`."""
+        """Set learning rate and weight decay of every group for the update at `progress`."""
         lr, decay = self.rates(progress)
         for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = lr if ours.lr is None else ours.lr
@@ -112,14 +112,14 @@ class Updates:
         return {"loss": loss.detach(), **logs}
 
     def agreed(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
-        """Mean loss over the processes, and how many of them have each wish."""
+        """Mean loss over the processes, and how many of them have each request."""
         facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
         if self.world.size > 1:
             distributed.all_reduce(facts)
         return dict(zip(["loss", *requests], facts.tolist(), strict=True))
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:
-        """ValueError, in every process, for a value that is not finite; it is the same in all of them."""
+        """ValueError in every process for a value that is not finite. It has to be the same in all of them."""
         if math.isfinite(value):
             return
         rate = self.rates(progress)[0]
@@ -131,7 +131,7 @@ class Updates:
         self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
     def clipped(self) -> float:
-        """Clip as the recipe says; the 2-norm of the whole gradient before."""
+        """Clip the gradient as the recipe says; returns its 2-norm before."""
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
@@ -144,7 +144,7 @@ class Updates:
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Of the scalars of several micro-batches. The one place in an update that waits for a GPU's forward passes."""
+    """Means of the logs of several micro-batches. Only here does an update wait for a GPU's forward passes."""
     rows = torch.stack([torch.stack([value.detach().double() for value in each.values()]) for each in logs])
     return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
 

@@ -13,8 +13,15 @@ from torch import Tensor
 
 from pretrain.method import Step
 from pretrain.parts.losses import dino_loss
-from pretrain.parts.self_distillation import POSITIONS, SMALL, SMOKE, DistillationSettings, SelfDistillation
-from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.parts.self_distillation import (
+    POSITIONS,
+    SMALL,
+    SMOKE,
+    DistillationSettings,
+    SelfDistillation,
+    small_recipes,
+)
+from pretrain.parts.sizes import VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
@@ -60,26 +67,5 @@ RECIPES = {
         epochs=300,
         batch=1024,
     ),
-    "32px": replace(
-        _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
-        spec=replace(VIT_32PX, **POSITIONS),
-        settings=DistillationSettings(**SMALL),
-        epochs=6,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.3, floor=1e-6),
-    ),
-    "smoke": replace(
-        _VIT_S,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=DistillationSettings(**SMOKE),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-6),
-    ),
+    **small_recipes(_VIT_S, DistillationSettings(**SMALL), DistillationSettings(**SMOKE)),
 }

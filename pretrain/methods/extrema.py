@@ -44,28 +44,24 @@ AVERAGE = CLASS_ATTENTION | dict(class_attention=0, final_norm="pooled", pool="a
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """mask_ratio: share of patches that a mask hides (table 1). masks: of each image (tables 2, 3), disjoint unless
-    drawn with `replacement`. loss: table 6. temperature: InfoNCE's, whose negatives are the other images of a forward
-    pass, so that accumulation has fewer.
+    """Each row of table 4 sets `crop` and `colour`: with "none" in one and "shared" in the other it is 1 augmentation,
+    with "independent" 2."""
 
-    crop (with flip), colour: of both branches alike or drawn for each, table 4. Its rows: none and one of them "shared"
-    are 1 augmentation, "independent" is 2. Its crop "none" is what MAE's settings call "centre". crop_scale:
-    area of the random crop. projector_*: hidden and last width of projector and predictor. teacher_momentum: at the
-    start; 1 at the end. drop_path: of the student.
-    """
-
-    mask_ratio: float = 0.8
-    masks: int = 5
-    replacement: bool = False
-    loss: Loss = "byol"
+    mask_ratio: float = 0.8  # share of patches that a mask hides (table 1)
+    masks: int = 5  # masks of each image (tables 2, 3)
+    replacement: bool = False  # draw masks with replacement; without it the visible patches of two masks are disjoint
+    loss: Loss = "byol"  # table 6
+    # of InfoNCE, whose negatives are the other images of a forward pass: accumulation leaves fewer
     temperature: float = 0.2
+    # random crop and flip: the same for student and teacher, one for each, or none (the centre) (table 4)
     crop: Sharing = "shared"
+    # colour augmentation: the same for student and teacher, one for each, or none (table 4)
     colour: Sharing = "independent"
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    projector_hidden: int = 4096
-    projector_width: int = 256
-    teacher_momentum: float = 0.996
-    drop_path: float = 0.1
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
+    projector_hidden: int = 4096  # hidden width of projector and predictor
+    projector_width: int = 256  # output width of projector and predictor
+    teacher_momentum: float = 0.996  # at the start; 1 at the end
+    drop_path: float = 0.1  # of the student
 
     def __post_init__(self) -> None:
         checks.annotations(self)
@@ -112,7 +108,7 @@ class Extrema(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        check(spec)
+        check_design(spec)
         self.batch_statistics = settings.loss == "infonce"  # its negatives; processes share them
         self.remedy = ", or use loss=infonce, whose targets do not collapse" if settings.loss == "byol" else ""
         self.patches = spec.grid[0] * spec.grid[1]
@@ -232,7 +228,7 @@ def keep_of(settings: Settings, patches: int) -> int:
     return keep
 
 
-def check(spec: ViTSpec) -> None:
+def check_design(spec: ViTSpec) -> None:
     """Raises ValueError for an encoder that is none of the three designs."""
     design = CLASS_ATTENTION if spec.class_attention else CLASS_TOKEN if spec.class_token else AVERAGE
     for name in ("position", "class_position", "final_norm"):

@@ -41,37 +41,31 @@ NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """base: what hides and rebuilds. mask_ratio: share of patches, or of SimMIM's blocks, that are hidden.
+    """MAE or SimMIM with the broader-context loss. Settings of the base that is not used keep their defaults."""
 
-    w_mim, w_bc: weights of the base's loss and of the context loss (table B; Eq. 3's alpha). w_mim=0: table C.
-    projector_depth, predictor_depth: linear layers, 0 for none. head_hidden, head_norm, head_activation: of both.
-    teacher_momentum: at the start; 1 at the end.
-    crop: the code's short side at full size, shifted by up to `crop_padding` mirrored pixels ("simple"), or a random
-    part of `crop_scale` of the area, as the figure draws it.
-    norm_pixels, decoder_*: of MAE. mask_patch, layer_scale_start, drop_path: of SimMIM. seen: what its student's
-    context is the mean of, the visible patches or all (ours). Those of the base that is not used stay as they are here.
-    """
-
-    base: Base = "mae"
-    mask_ratio: float = 0.75
-    w_mim: float = 1.0
-    w_bc: float = 0.25
-    projector_depth: int = 2
-    predictor_depth: int = 2
-    head_hidden: int = 4096
-    head_norm: Norm = "bn"
-    head_activation: Activation = "relu"
-    teacher_momentum: float = 0.996
+    base: Base = "mae"  # the masked image modelling beside the context loss
+    mask_ratio: float = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
+    w_mim: float = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
+    w_bc: float = 0.25  # weight of the context loss (table B), alpha of Eq. 3
+    projector_depth: int = 2  # linear layers; 0: no projector
+    predictor_depth: int = 2  # linear layers; 0: no predictor
+    head_hidden: int = 4096  # hidden width of projector and predictor
+    head_norm: Norm = "bn"  # of projector and predictor
+    head_activation: Activation = "relu"  # of projector and predictor
+    teacher_momentum: float = 0.996  # at the start; 1 at the end
+    # simple: the short side resized to image_size and shifted by crop_padding, as in the code; random: crop_scale of
+    # the area, as the figure draws it
     crop: Crop = "simple"
-    crop_padding: int = 4
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    norm_pixels: bool = True
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
-    mask_patch: int = 32
-    layer_scale_start: float = 0.1
-    drop_path: float = 0.1
+    crop_padding: int = 4  # pixels of mirrored border that the simple crop may shift into
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
+    norm_pixels: bool = True  # of MAE: targets are normalised patch by patch
+    decoder_width: int = 512  # of MAE
+    decoder_depth: int = 8  # of MAE: blocks of the decoder
+    decoder_heads: int = 16  # of MAE
+    mask_patch: int = 32  # of SimMIM: side of a block in pixels
+    layer_scale_start: float = 0.1  # of SimMIM: initial value of layer scale
+    drop_path: float = 0.1  # of SimMIM: rate of the last block
+    # of SimMIM: the student's context is the mean of the visible patches, or of all patches (ours)
     seen: simmim.Seen = "visible"
 
     def __post_init__(self) -> None:

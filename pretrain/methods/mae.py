@@ -18,7 +18,7 @@ from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take
+from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take, with_mask_tokens
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
@@ -32,24 +32,20 @@ GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """mask_ratio: share of patches that are hidden (figure 5). decoder_*: table 1a, 1b. encoder_mask_tokens: the
-    encoder sees mask tokens, instead of the visible patches alone (1c). norm_pixels: targets normalised patch by patch
-    (1d). crop: of random or fixed size, or the centre without a flip; colour_jitter: its chance (1e; ours are its
-    strength and the resizing, short side to 256 of 224 pixels, before a fixed or central crop). sampling: what a mask
-    looks like (1f; which of 2 x 2 patches the grid keeps is drawn for each image, ours).
+    """The ablations of table 1 and figure 5; the defaults are the paper's."""
 
-    crop_scale: area of the crop of random size.
-    """
-
-    mask_ratio: float = 0.75
-    decoder_width: int = 512
-    decoder_depth: int = 8
-    decoder_heads: int = 16
-    encoder_mask_tokens: bool = False
-    norm_pixels: bool = True
+    mask_ratio: float = 0.75  # share of patches that are hidden (figure 5)
+    decoder_width: int = 512  # table 1b
+    decoder_depth: int = 8  # blocks of the decoder, table 1a
+    decoder_heads: int = 16  # of the decoder's attention
+    encoder_mask_tokens: bool = False  # the encoder sees mask tokens, instead of the visible patches alone (table 1c)
+    norm_pixels: bool = True  # targets are normalised patch by patch (table 1d)
+    # of random size, of fixed size, or the centre without a flip (table 1e); the last two are cut from an image whose
+    # short side was resized to 256/224 of image_size (ours)
     crop: Crop = "random"
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    colour_jitter: float = 0.0
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the area, of the crop of random size
+    colour_jitter: float = 0.0  # chance of colour jitter (table 1e; its strength is ours)
+    # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 stays, drawn for each image (ours)
     sampling: Masks = "random"
 
     def __post_init__(self) -> None:
@@ -95,7 +91,7 @@ class MaskedAutoencoder(nn.Module):
         patches, seen = self.vit.project(images), ids[:, : self.visible]
         if self.mask_token is not None:
             hidden = mask_at(ids[:, self.visible :], self.patches)
-            patches, seen = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches), ids
+            patches, seen = with_mask_tokens(patches, hidden, self.mask_token), ids
         return self.vit.encode(self.vit.place(patches, self.grid), keep=seen)[0]
 
     def context(self, latent: Tensor, ids: Tensor) -> Tensor:
@@ -115,7 +111,7 @@ class MaskedAutoencoder(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_pixels(self.target(patchify(images, self.vit.spec.patch_size)))
+        return trivial.of_patches(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the patches are hidden."""

@@ -39,45 +39,36 @@ CHOICES = 3  # numbers that an image brings along for the codebook's update
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Defaults are those of the final models. The encoder's `pool` is the global embedding: avg, or cls (table 2f).
+    """Defaults are those of the final models. The encoder's `pool` is the global embedding: avg, or cls (table 2f)."""
 
-    words, new_words, border, inv_delta, new_word: of the codebook, see codebook.py. new_word: farthest is inferred.
-    mask_ratios, decoder_mask_ratios, complementary: rounds of masks, see mask_rounds.py (tables 1b, 2e). The paper has
-        independent rounds, the code complementary ones.
-    image_weight: lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out.
-    early_layers: one decoder each, which sees the patches that many blocks before the last. (4,) is the condenser of a
-        ViT-B (table 2c, 2h), (0,) the default decoder; (4, 0) both, whose losses are added (table 8, inferred).
-    decoder_*: width, blocks (table 2d) and heads.
-    target: what decoders predict; pixels and embeddings (tables 3, 8) are inferred.
-    kappa: 1 / tau_b = 1 / tau_d of Eq. 2 and 5. generator_ratio: hidden width over D.
-    generator_lr, generator_weight_decay: constants of the generators' own, neither scaled nor warmed up (code).
-    teacher_momentum: alpha, at the start and, by a cosine, at the end (teacher_momentum_end).
-    crop_scale: area of a view. blur: chance for the first and the second view. solarise: for the second (C.4).
-    """
-
-    words: int = 4096
-    new_words: int = 4
-    border: int = 2
-    inv_delta: float = 10.0
+    words: int = 4096  # K, words of the codebook
+    new_words: int = 4  # words that a step replaces
+    border: int = 2  # rows and columns of patches on each side that neither count nor become words
+    inv_delta: float = 10.0  # the temperature of assignments is mu / inv_delta
+    # what replaces a word: a random token, the mean token of an image, or the tokens farthest from all words (inferred)
     new_word: NewWords = "token"
+    # share of patches hidden from the student in each round (tables 1b, 2e)
     mask_ratios: tuple[float, ...] = (0.55, 0.75)
+    # share of patches that the decoder neither sees nor predicts, in each round (2e)
     decoder_mask_ratios: tuple[float, ...] = (0.35, 0.55)
-    complementary: bool = True
-    image_weight: float = 0.5
+    complementary: bool = True  # rounds hide complementary patches, as in the code; independent in the paper
+    image_weight: float = 0.5  # lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out
+    # one decoder for each value, which sees the patches that many blocks before the last: 4 is the condenser of a
+    # ViT-B (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
     early_layers: tuple[int, ...] = (4,)
-    decoder_width: int = 512
-    decoder_depth: int = 2
-    decoder_heads: int = 16
-    target: LocalTarget = "assignments"
-    kappa: float = 3.0
-    generator_ratio: float = 2.0
-    generator_lr: float = 1e-4
-    generator_weight_decay: float = 0.05
-    teacher_momentum: float = 0.994
-    teacher_momentum_end: float = 1.0
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    blur: tuple[float, float] = (1.0, 0.1)
-    solarise: float = 0.2
+    decoder_width: int = 512  # of each decoder
+    decoder_depth: int = 2  # blocks of each decoder (table 2d)
+    decoder_heads: int = 16  # of each decoder
+    target: LocalTarget = "assignments"  # what decoders predict (table 3); pixels and embeddings (table 8) are inferred
+    kappa: float = 3.0  # 1 / tau_b = 1 / tau_d of Eq. 2 and 5
+    generator_ratio: float = 2.0  # hidden width of the weight generators, over D
+    generator_lr: float = 1e-4  # of the weight generators, constant: neither scaled by the batch nor warmed up (code)
+    generator_weight_decay: float = 0.05  # of the weight generators, constant (code)
+    teacher_momentum: float = 0.994  # alpha at the start
+    teacher_momentum_end: float = 1.0  # alpha at the end, which a cosine leads to
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in a view
+    blur: tuple[float, float] = (1.0, 0.1)  # chance for the first and for the second view (C.4)
+    solarise: float = 0.2  # chance for the second view (C.4)
 
     def __post_init__(self) -> None:
         checks.annotations(self)

@@ -33,8 +33,9 @@ from pretrain.parts.self_distillation import (
     SMOKE,
     DistillationSettings,
     SelfDistillation,
+    small_recipes,
 )
-from pretrain.parts.sizes import VIT_32PX, VIT_S, VIT_SMOKE
+from pretrain.parts.sizes import VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import MultiCrop, noise
 from pretrain.recipe import Recipe
@@ -52,30 +53,26 @@ BERT_MASK, BERT_OTHER = 0.8, 0.1  # shares of the chosen tokens (Devlin et al. 2
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(DistillationSettings):
-    """sampling: which patches may be hidden; with "attention" the `low_fraction` of them that the teacher's class token
-    attends to least. mask_chance: p, with which each of them is hidden, or with per="image" all of an image's at once.
-    replace: by the mask token, or as BERT does. restore: "all" of the image is rebuilt, or what was hidden. These and
-    inst_weight are the columns of table 4.
+    """sampling, mask_chance, per, replace, restore and inst_weight are the columns of table 4. Inferred, as no text
+    gives them: mask_chance, low_fraction, the decoder, reduction, local_norm."""
 
-    inst_weight, restore_weight: lambda 1 and 2 (section 7). decoder_*: see image_decoder.py. reduction: of the absolute
-    differences, which are summed over "pixel" channels, over nothing ("mean") or over the "image", then averaged.
-    local_norm: what normalises local crops in the head's batch norms, their own statistics or the running ones.
-    Inferred: mask_chance, low_fraction (no text that could be had has either), the decoder, reduction, local_norm.
-    """
-
-    head_norm: Norm = "bn"
+    head_norm: Norm = "bn"  # of the projection head
+    # which patches may be hidden: those that the teacher's class token attends to least, all, or none
     sampling: Hidden = "attention"
-    low_fraction: float = 1 / 8
-    mask_chance: float = 0.05
-    per: Per = "token"
-    replace: Replace = "mask"
-    restore: Restore = "all"
-    inst_weight: float = 1.0
-    restore_weight: float = 0.6
-    decoder: Decoder = "conv"
-    decoder_width: int = WIDTH
-    decoder_norm: bool = True
+    low_fraction: float = 1 / 8  # share of patches that count as least attended, with sampling=attention
+    mask_chance: float = 0.05  # p, with which each of these patches is hidden
+    per: Per = "token"  # draw for each token, or once for all tokens of an image
+    replace: Replace = "mask"  # by the mask token, or as BERT does
+    restore: Restore = "all"  # pixels to rebuild: of the whole image, or of hidden patches
+    inst_weight: float = 1.0  # lambda 1 (section 7)
+    restore_weight: float = 0.6  # lambda 2 (section 7)
+    decoder: Decoder = "conv"  # of pretrain/parts/decoders.py
+    decoder_width: int = WIDTH  # channels of the conv decoder
+    decoder_norm: bool = True  # batch norms in the conv decoder
+    # absolute differences are summed over a pixel's channels, averaged over all (mean), or summed over the image; the
+    # sums are then averaged
     reduction: Reduction = "pixel"
+    # batch norms of the head take statistics of local crops from the batch, or their running ones
     local_norm: LocalNorm = "batch"
 
     def __post_init__(self) -> None:
@@ -136,7 +133,7 @@ class Mst(SelfDistillation):
             return found
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
-        return {**found, "restore": scale * trivial.of_pixels(pixels, "l1")}
+        return {**found, "restore": scale * trivial.of_patches(pixels, "l1")}
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch
@@ -291,26 +288,5 @@ RECIPES = {
     # As mask_chance is not known, more of it than its guess.
     "vit_s_p0.15": _ablation("ours: sweep of mask_chance", mask_chance=0.15),
     "vit_s_p0.5": _ablation("ours: sweep of mask_chance", mask_chance=0.5),
-    "32px": replace(
-        _VIT_S,
-        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
-        spec=replace(VIT_32PX, **POSITIONS),
-        settings=Settings(**SMALL, decoder_width=64),
-        epochs=5,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.3, floor=1e-6),
-    ),
-    "smoke": replace(
-        _VIT_S,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **POSITIONS),
-        settings=Settings(**SMOKE, decoder_width=16),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=TableCosine(warmup=0.5, floor=1e-6),
-    ),
+    **small_recipes(_VIT_S, Settings(**SMALL, decoder_width=64), Settings(**SMOKE, decoder_width=16), epochs=5),
 }

@@ -22,10 +22,10 @@ from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
 from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import mask_at, order_of, patchify, take
+from pretrain.parts.masking import mask_at, order_of, patchify, take, with_mask_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import crop, view
-from pretrain.parts.weights import TOKEN_STD, beit_vit
+from pretrain.parts.weights import beit_token, beit_vit
 from pretrain.recipe import Recipe
 from pretrain.schedules import Multistep, WarmupCosine
 
@@ -39,23 +39,18 @@ COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """mask_ratio: share of blocks that are hidden. mask_patch: side of a block, in pixels. sampling: blocks at random,
-    rectangles of BEiT's kind, or one square, of about that share (table 1).
+    """The ablations of tables 1, 2 and 4; the defaults are the paper's."""
 
-    head_depth: linear layers of the pixel head, GELU between them (table 2). loss: table 4. loss_area: hidden patches,
-    or all of them, which makes of the prediction a reconstruction.
-    layer_scale_start: before training. drop_path: of the last block, in pretraining too. crop_scale: area of the crop.
-    """
-
-    mask_ratio: float = 0.6
-    mask_patch: int = 32
-    sampling: Masks = "random"
-    head_depth: int = 1
-    loss: PixelLoss = "l1"
+    mask_ratio: float = 0.6  # share of blocks that are hidden
+    mask_patch: int = 32  # side of a block in pixels
+    sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
+    head_depth: int = 1  # linear layers of the pixel head, with GELU between them (table 2)
+    loss: PixelLoss = "l1"  # table 4
+    # pixels that the loss is on: those of hidden patches (prediction), or all (reconstruction)
     loss_area: Area = "masked"
-    layer_scale_start: float = 0.1
-    drop_path: float = 0.1
-    crop_scale: tuple[float, float] = (0.67, 1.0)
+    layer_scale_start: float = 0.1  # initial value of layer scale
+    drop_path: float = 0.1  # rate of the last block, in pretraining too
+    crop_scale: tuple[float, float] = (0.67, 1.0)  # least and largest share of the image's area in the random crop
 
     def __post_init__(self) -> None:
         checks.annotations(self)
@@ -91,15 +86,14 @@ class MaskedPredictor(nn.Module):
                 f"{units} blocks visible"
             )
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
-        self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
-        nn.init.trunc_normal_(self.mask_token, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+        self.mask_token = beit_token(spec.width)
         self.pixels = mlp([spec.width] * settings.head_depth + [spec.patch_size**2 * 3])
 
     def encode(self, images: Tensor, order: Tensor) -> Tensor:
         """Images (B, 3, H, W), mask tokens for the hidden blocks -> class token and patches (B, 1+L, D)."""
         patches = self.vit.project(images)
         hidden = mask_at(self.ids(order[:, self.visible :]), self.patches)
-        patches = torch.where(hidden.unsqueeze(-1), self.mask_token.to(patches), patches)
+        patches = with_mask_tokens(patches, hidden, self.mask_token)
         return self.vit.encode(self.vit.place(patches, self.grid))[0]
 
     def context(self, latent: Tensor, order: Tensor) -> Tensor:
@@ -120,7 +114,7 @@ class MaskedPredictor(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_pixels(patchify(images, self.patch), self.settings.loss)
+        return trivial.of_patches(patchify(images, self.patch), self.settings.loss)
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the blocks are hidden."""

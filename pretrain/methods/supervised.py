@@ -16,13 +16,13 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
+from engine.training.schedules import TimmCosine
 from imagesets.augmentation import check_policy, random_transform
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.mixing import drawn_mix, mixed, smoothed
 from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
 from pretrain.parts.weights import truncated_, truncated_vit
 from pretrain.recipe import Recipe
-from pretrain.schedules import EpochCosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ _VIT_B = Recipe(
     batch=1024,
     lr=5e-4,
     lr_batch=512,
-    schedule=EpochCosine(warmup=5),
+    schedule=TimmCosine(warmup=5, floor=1e-5, start=1e-6, told="epoch"),
     weight_decay=0.05,
 )
 _TINY = dict(architecture="vit_tiny_patch16_224", width=192, heads=3, mlp_hidden=768)
@@ -138,7 +138,7 @@ RECIPES = {
         batch=128,
         lr=1e-3,
         lr_batch=0,
-        schedule=EpochCosine(warmup=1, start=1e-4),
+        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
     ),
     "smoke": replace(
         _VIT_B,
@@ -149,6 +149,6 @@ RECIPES = {
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=EpochCosine(warmup=1, start=1e-4),
+        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
     ),
 }

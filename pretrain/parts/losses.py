@@ -3,6 +3,8 @@
 Letters: B images of this process, M predictions of each (masks, views), N images of all processes, d projected width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional as F
@@ -44,6 +46,24 @@ def contrastive(queries: Tensor, keys: Tensor, temperature: float, positives: Te
     return F.cross_entropy(logits, positives) * 2 * temperature
 
 
+def nt_xent(projections: Tensor, temperature: float) -> Tensor:
+    """SimCLR's loss (Chen et al. 2020, Eq. 1) of (2B, d) projections: the first views of B images, then the second.
+
+    Each of the 2N of all processes finds its image's other view among all but itself, by cosine similarity. The keys
+    of other processes pass their gradient on, so that processes together have the gradient of one.
+    """
+    count, world = len(projections), current_world()
+    own = l2_normalize(projections)
+    keys = GatheredRows.apply(own) if world.size > 1 else own
+    places = torch.arange(count, device=own.device)
+    with torch.autocast(own.device.type, enabled=False):
+        logits = own @ keys.T / temperature
+    itself = torch.zeros_like(logits, dtype=torch.bool)
+    itself[places, world.rank * count + places] = True
+    positives = world.rank * count + (places + count // 2) % count
+    return F.cross_entropy(logits.masked_fill(itself, -torch.inf), positives)
+
+
 def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
     """Mean cross-entropy of every view's softmax(logits / temperature) to the targets of all views but itself.
 
@@ -61,6 +81,19 @@ def dino_loss(views: Tensor, others: Tensor | None, targets: Tensor, temperature
     return loss / (len(views) * views.shape[1] * pairs)
 
 
+def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of masked patches' softmax(logits / temperature) to their targets: each view's mean over its masked
+    patches, 0 where it has none, then the mean over views (iBOT, Zhou et al. 2022, Eq. 3; main_ibot.py:540-546).
+
+    logits, targets (m, K): of the masked patches in order; targets are probabilities. masks (B, G, L) bool.
+    """
+    logits = to_float32(logits) / temperature
+    losses = logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1)
+    weights = masks.to(losses.dtype)
+    weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (losses * weights[masks]).sum() / masks[..., 0].numel()
+
+
 @torch.no_grad()
 def gathered(rows: Tensor) -> Tensor:
     """(B, d) of every process -> (N, d), in the order of ranks, without gradient. The same B everywhere."""
@@ -70,3 +103,18 @@ def gathered(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(world.size)]
     distributed.all_gather(parts, rows.contiguous())
     return torch.cat(parts)
+
+
+class GatheredRows(torch.autograd.Function):
+    """`gathered`, but what every process's loss says of a row comes back to the process that it is from."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        return gathered(rows)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        world = current_world()
+        gradient = gradient.contiguous()
+        distributed.all_reduce(gradient)
+        return gradient.chunk(world.size)[world.rank]

@@ -1,6 +1,7 @@
 """Shapes of masks beside the random one. Masks are drawn in the loader, for one image on its h x w grid of patches.
 
-Methods take masks from noise: the patches with the least are visible. So a shape is noise that is high where it hides.
+Most methods take masks from noise: the patches with the least are visible. So a shape is noise that is high where it
+hides. Those whose images may hide different numbers of patches take the mask itself.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from pretrain.parts.views import noise
 
 Sampling = Literal["random", "block", "grid", "square"]
+MaskShape = Literal["random", "block"]
 ATTEMPTS = 10  # for one block
 MIN_SHARE = 16 / 196  # share of the patches in a block: 16 of 14 x 14 in BEiT's recipe
 ASPECT = 0.3  # of a block, up to its inverse
@@ -40,33 +43,88 @@ class MaskNoise:
 
 
 @dataclass(frozen=True)
+class BlockMask:
+    """Draws masks (L,) bool of BEiT's rectangles as they come: images may hide different numbers of patches.
+
+    hidden, least, most, exact: as in `blocks`. Raises ValueError, by the names that the sources' options have for
+    them, for what hides everything, or for rectangles that hardly ever fit.
+    """
+
+    grid: tuple[int, int]
+    hidden: int
+    least: int
+    most: int | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        rows, columns = self.grid
+        if not 0 < self.hidden < rows * columns:
+            raise ValueError(f"num_mask_patches={self.hidden}: must be above 0 and below {rows} x {columns} patches")
+        if not 0 < self.least <= (rows - 1) * (columns - 1) // 2:
+            raise ValueError(
+                f"min_mask_patches_per_block={self.least}: must be above 0 and at most half of {rows - 1} x "
+                f"{columns - 1} patches, which a rectangle lies within"
+            )
+
+    def __call__(self) -> Tensor:
+        return blocks(self.grid, self.hidden, self.least, self.most, self.exact).flatten()
+
+
+@dataclass(frozen=True)
 class MaskedView:
-    """One view of an image, and the noise for its mask."""
+    """One view of an image as "image", and what is drawn for its mask as `name`."""
 
     view: Callable[[Image.Image], Tensor]
-    mask_noise: MaskNoise
+    draw: MaskNoise | BlockMask
+    name: str = "noise"
 
     def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        return {"image": self.view(image), "noise": self.mask_noise()}
+        return {"image": self.view(image), self.name: self.draw()}
 
 
-def blocks(grid: tuple[int, int], hidden: int, least: int) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class VaryingMask:
+    """Draws masks that hide a share of the patches which is itself drawn: one of `ratios`, each give or take its part
+    of `spreads` (iBOT loader.py:33-116, "random MIM" of Zhou et al. 2022, section 3.2)."""
+
+    shape: MaskShape
+    ratios: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+    def ratio(self) -> float:
+        """Every share is drawn, then one of them is taken."""
+        pairs = zip(self.ratios, self.spreads, strict=True)
+        drawn = [random.uniform(ratio - spread, ratio + spread) if spread else ratio for ratio, spread in pairs]
+        return random.choice(drawn) if len(drawn) > 1 else drawn[0]
+
+    def __call__(self, grid: tuple[int, int]) -> Tensor:
+        """(h, w) bool, True hidden. Draws from Python's generator, and NumPy's for shape="random"."""
+        hidden = self.ratio() * grid[0] * grid[1]
+        if self.shape == "block":
+            return blocks(grid, hidden, least=(min(grid) // 3) ** 2)
+        mask = np.arange(grid[0] * grid[1]) >= grid[0] * grid[1] - int(hidden)
+        np.random.shuffle(mask)
+        return torch.from_numpy(mask).view(grid)
+
+
+def blocks(grid: tuple[int, int], hidden: float, least: int, most: int | None = None, exact: bool = False) -> Tensor:
     """BEiT's blockwise mask (Bao et al. 2022, algorithm 1; beit/masking_generator.py) -> (h, w) bool, True hidden.
 
-    Rectangles of `least` patches or more, until `hidden` patches are covered, never more; fewer where ten rectangles
-    in a row do not fit. Draws from Python's generator.
+    Rectangles of `least` patches or more, each of which hides `most` new ones or fewer (None: as many as are left),
+    until `hidden` patches are covered, never more. Where ten rectangles in a row do not fit there are fewer, or with
+    `exact` further tries (CAE furnace/masking_generator.py). Draws from Python's generator.
     """
     mask = torch.zeros(grid, dtype=torch.bool)
     left = hidden
     while left > 0:
-        added = _block(mask, least, left)
-        if not added:
+        added = _block(mask, least, left if most is None else min(left, most))
+        if not added and not exact:
             break
         left -= added
     return mask
 
 
-def _block(mask: Tensor, least: int, most: int) -> int:
+def _block(mask: Tensor, least: int, most: float) -> int:
     """Cover one more rectangle of `mask` that hides 1 to `most` new patches; how many, 0 if none was found."""
     rows, columns = mask.shape
     for _ in range(ATTEMPTS):

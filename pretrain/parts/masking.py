@@ -32,6 +32,11 @@ def mask_at(ids: Tensor, patches: int) -> Tensor:
     return mask.scatter_(1, ids, True)
 
 
+def with_mask_tokens(patches: Tensor, mask: Tensor, token: Tensor) -> Tensor:
+    """Patches (B, L, D) with the mask token (1, 1, D) in place of those that the mask (B, L) hides."""
+    return torch.where(mask.unsqueeze(-1), token.to(patches), patches)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskRounds:
     """mask_ratios: share of the patches that the encoder does not see, a number for each round.

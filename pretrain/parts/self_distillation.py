@@ -5,7 +5,8 @@ Letters: B images, G = 2 global and N local crops, L patches, D width, K prototy
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,12 @@ from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.sizes import VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.parts.weights import truncated_vit
-from pretrain.schedules import cosine
+from pretrain.recipe import Recipe
+from pretrain.schedules import TableCosine, cosine
 
 GLOBAL_CROPS = 2
 POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
@@ -30,38 +33,55 @@ SMALL = dict(
 SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
 
 
+def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) -> dict[str, Recipe]:
+    """ "32px" and "smoke" of a method, by its published recipe for a ViT-S and settings for each; epochs: of "32px"."""
+    ours = replace(published, batch=64, lr=1e-3, lr_batch=0)
+    return {
+        "32px": replace(
+            ours,
+            source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
+            spec=replace(VIT_32PX, **POSITIONS),
+            settings=on_32px,
+            epochs=epochs,
+            schedule=TableCosine(warmup=0.3, floor=1e-6),
+        ),
+        "smoke": replace(
+            ours,
+            source="ours: seconds on digits",
+            spec=replace(VIT_SMOKE, **POSITIONS),
+            settings=smoke,
+            epochs=2,
+            schedule=TableCosine(warmup=0.5, floor=1e-6),
+        ),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings:
-    """The defaults are main_dino.py's (49-122).
+    """The defaults are main_dino.py's (49-122)."""
 
-    prototypes, head_*, bottleneck: the projection head; fixed_prototypes: norm_last_layer. freeze_prototypes: epochs in
-    which the prototypes stand still. teacher_momentum: at the start; 1 at the end. teacher_temperature: after
-    teacher_warmup epochs, which begin at teacher_temperature_start. center: DINO's table 7 without it.
-    local_crops of local_size pixels; *_scale: share of the image's area. blur, solarise: chances for the first and the
-    second global crop, blur for the local ones too. drop_path: of the student.
-    """
-
-    prototypes: int = 65536
-    head_layers: int = 3
-    head_hidden: int = 2048
-    bottleneck: int = 256
-    head_norm: Norm = "none"
-    fixed_prototypes: bool = True
-    freeze_prototypes: int = 1
-    teacher_momentum: float = 0.996
-    teacher_temperature: float = 0.04
-    teacher_temperature_start: float = 0.04
-    teacher_warmup: int = 0
-    student_temperature: float = 0.1
-    center: bool = True
-    center_momentum: float = 0.9
-    global_scale: tuple[float, float] = (0.4, 1.0)
-    local_scale: tuple[float, float] = (0.05, 0.4)
-    local_size: int = 96
-    local_crops: int = 8
+    prototypes: int = 65536  # K, outputs of the projection head
+    head_layers: int = 3  # of the projection head's MLP
+    head_hidden: int = 2048  # hidden width of the projection head
+    bottleneck: int = 256  # width before the prototypes
+    head_norm: Norm = "none"  # of the projection head: bn, or none
+    fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
+    freeze_prototypes: int = 1  # epochs in which the prototypes stand still
+    teacher_momentum: float = 0.996  # at the start; 1 at the end
+    teacher_temperature: float = 0.04  # after the warm-up
+    teacher_temperature_start: float = 0.04  # at the start of the warm-up
+    teacher_warmup: int = 0  # epochs that the teacher's temperature takes to get there
+    student_temperature: float = 0.1  # constant
+    center: bool = True  # centre the teacher's outputs; without it: table 7
+    center_momentum: float = 0.9  # of the centre
+    global_scale: tuple[float, float] = (0.4, 1.0)  # least and largest share of the image's area in a global crop
+    local_scale: tuple[float, float] = (0.05, 0.4)  # the same of a local crop
+    local_size: int = 96  # side of a local crop in pixels
+    local_crops: int = 8  # of each image; 0: none
+    # chance for the first and the second global crop, and for local crops
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
-    solarise: tuple[float, float] = (0.0, 0.2)
-    drop_path: float = 0.1
+    solarise: tuple[float, float] = (0.0, 0.2)  # chance for the first and the second global crop
+    drop_path: float = 0.1  # of the student
 
     def __post_init__(self) -> None:
         checks.annotations(self)

@@ -15,7 +15,7 @@ VIT_32PX = replace(VIT_S, image_size=32, patch_size=4, width=128, depth=4, heads
 # 4 x 4 patches of scikit-learn's digits: for tests and the demo.
 VIT_SMOKE = replace(VIT_S, image_size=16, patch_size=4, width=64, depth=4, heads=4, mlp_hidden=256)
 SINCOS = dict(position="sincos_column_first", position_resize="bicubic")
-SINCOS_ROWS = SINCOS | dict(position="sincos_row_first")  # MoCo-v3's
+SINCOS_ROWS = SINCOS | dict(position="sincos_row_first")  # MoCo-v3's and CAE's
 # SimMIM's, BEiT's and data2vec's trunk: positions by a shared relative bias alone, layer scale.
 RELATIVE = dict(
     architecture="beit_base_patch16_224", layer_scale=True, position="none", class_position=False,

@@ -16,12 +16,15 @@ from engine.distributed import current_world
 from engine.precision import to_float32
 
 
-def frozen_copy(network: nn.Module) -> nn.Module:
-    """A copy of `network` that no optimiser moves and that drops no paths: no source's teacher does."""
+def frozen_copy(network: nn.Module, drop_path: bool = False) -> nn.Module:
+    """A copy of `network` that no optimiser moves and that drops neither paths nor attention, as in every source but
+    CAE's, whose target encoder drops paths."""
     teacher = copy.deepcopy(network).requires_grad_(False)
     for module in teacher.modules():
-        if isinstance(module, DropPath):
+        if isinstance(module, DropPath) and not drop_path:
             module.drop_prob = 0.0
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
     return teacher
 
 
@@ -44,16 +47,18 @@ def _values(network: nn.Module, buffers: bool) -> Iterable[Tensor]:
 @dataclass(frozen=True, kw_only=True)
 class Temperature:
     """From `start` to `end` in equal steps over `warmup` epochs, the first of which has `start` and the last `end`;
-    constant within an epoch (main_dino.py:374-378)."""
+    constant within an epoch (main_dino.py:374-378). delay: epochs at `start` before that (main_ibot.py:502-512)."""
 
     start: float
     end: float
     warmup: int
+    delay: int = 0
 
     def at(self, epoch: int) -> float:
+        epoch -= self.delay
         if epoch >= self.warmup:
             return self.end
-        return self.start + (self.end - self.start) * epoch / max(1, self.warmup - 1)
+        return self.start + (self.end - self.start) * max(0, epoch) / max(1, self.warmup - 1)
 
 
 class Centre(nn.Module):

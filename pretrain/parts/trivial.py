@@ -4,6 +4,8 @@ Estimated from a batch, to which the constant is fitted: the fewer the targets, 
 images. B images, L patches.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,12 +15,12 @@ from engine.precision import l2_normalize, to_float32
 IMAGES = 64  # of a batch, whose patches or tokens are enough
 
 
-def of_pixels(targets: Tensor, loss: str = "l2") -> Tensor:
-    """Targets (B, L, p*p*3) -> the loss ("l1", "l2", "smooth_l1") of one patch in place of all, the better one of mean
-    and median."""
+def of_patches(targets: Tensor, loss: str = "l2", beta: float = 1.0) -> Tensor:
+    """Targets (B, L, d), pixels or features -> the loss ("l1", "l2", "smooth_l1") of one patch in place of all, the
+    better one of mean and median. beta: of "smooth_l1"."""
     rows = to_float32(targets[:IMAGES]).flatten(0, 1)
     guesses = torch.stack([rows.mean(dim=0), rows.median(dim=0).values])
-    losses = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
+    losses = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": partial(F.smooth_l1_loss, beta=beta)}
     return torch.stack([losses[loss](guess.expand_as(rows), rows) for guess in guesses]).amin()
 
 
@@ -33,3 +35,9 @@ def of_assignments(shares: Tensor) -> Tensor:
     """Shares (N, K), which sum to 1 -> mean KL(q || mean q)."""
     mean = shares.mean(dim=0)
     return torch.special.entr(mean).sum() - torch.special.entr(shares).sum(dim=1).mean()
+
+
+def of_tokens(tokens: Tensor, codes: int) -> Tensor:
+    """Tokens (B, L), of `codes` -> the cross-entropy of their shares in the batch."""
+    shares = torch.bincount(tokens.flatten(), minlength=codes) / tokens.numel()
+    return torch.special.entr(shares).sum()

@@ -85,6 +85,24 @@ def centre_crop(size: int, resized: int) -> list[Transform]:
 
 
 @dataclass(frozen=True)
+class TwoSizes:
+    """A random part of the image, as in `crop`, at `size` pixels a side by a bicubic filter and at `second` by
+    Lanczos's (BEiT transforms.py, RandomResizedCropAndInterpolationWithTwoPic)."""
+
+    size: int
+    second: int
+    scale: tuple[float, float]
+
+    def __call__(self, image: Image.Image) -> tuple[Image.Image, Image.Image]:
+        box = transforms.RandomResizedCrop.get_params(image, list(self.scale), [3 / 4, 4 / 3])
+        resized = transforms.functional.resized_crop
+        return (
+            resized(image, *box, [self.size] * 2, InterpolationMode.BICUBIC, antialias=True),
+            resized(image, *box, [self.second] * 2, InterpolationMode.LANCZOS, antialias=True),
+        )
+
+
+@dataclass(frozen=True)
 class Tensors:
     """RGB image -> (3, S, S) float32, normalised; torchvision's ToTensor and Normalize."""
 

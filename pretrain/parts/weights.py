@@ -1,4 +1,4 @@
-"""Initial weights, as the sources draw them: four families, and what timm does by itself is none of them.
+"""Initial weights, as the sources draw them: five families, and what timm does by itself is none of them.
 
 D width, p patch side.
 """
@@ -20,12 +20,12 @@ def xavier_(network: nn.Module) -> nn.Module:
     return _drawn(network, nn.init.xavier_uniform_)
 
 
-def truncated_(network: nn.Module, std: float = 0.02, plan: float = 2.0) -> nn.Module:
-    """Every linear layer from a normal distribution cut off at +-`plan`, zero bias, norms 1 and 0.
+def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.Module:
+    """Every linear layer from a normal distribution truncated at +-`limit`, zero bias, norms 1 and 0.
 
-    DINO's and timm's trunc_normal_ cuts at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
+    DINO's and timm's trunc_normal_ truncates at +-2 (vision_transformer.py:161-172); SimMIM at +-std (simmim.py:66-67).
     """
-    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-plan, b=plan))
+    return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
 
 
 def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -99,22 +99,59 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def beit_token(width: int) -> nn.Parameter:
+    """A mask token (1, 1, D) of BEiT's family."""
+    token = nn.Parameter(torch.empty(1, 1, width))
+    cut_normal_(token)
+    return token
+
+
 def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
-    embedding included; block i, from 1, ends its two branches with weights divided by sqrt(2 i) and a layer scale of
-    `layer_scale`; zero relative bias."""
-    trunk = truncated_(vit, TOKEN_STD, plan=TOKEN_STD).trunk
+    embedding included; blocks as `rescale_` has them, and a layer scale, if any, of `layer_scale`; zero relative
+    bias."""
+    trunk = truncated_(vit, TOKEN_STD, limit=TOKEN_STD).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:
-            nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)
+            cut_normal_(tensor)
     nn.init.zeros_(embed.bias)
+    rescale_(trunk.blocks)
     with torch.no_grad():
-        for number, block in enumerate(trunk.blocks, start=1):
-            block.attn.proj.weight.div_(sqrt(2 * number))
-            block.mlp.fc2.weight.div_(sqrt(2 * number))
+        for block in trunk.blocks:
             for bias in (block.attn.q_bias, block.attn.v_bias):
                 bias.zero_()
             for scale in (block.gamma_1, block.gamma_2):
-                scale.fill_(layer_scale)
+                if scale is not None:
+                    scale.fill_(layer_scale)
     return vit
+
+
+@torch.no_grad()
+def rescale_(blocks: nn.ModuleList) -> None:
+    """Block i, from 1, ends its two branches with weights divided by sqrt(2 i)."""
+    for number, block in enumerate(blocks, start=1):
+        block.attn.proj.weight.div_(sqrt(2 * number))
+        block.mlp.fc2.weight.div_(sqrt(2 * number))
+
+
+def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
+    """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token; BEiT's
+    throughout where `rescaled` (its option fix_init_weight); fixed sine-cosine positions, a layer scale, if any, of
+    `layer_scale`."""
+    trunk = (truncated_(vit, TOKEN_STD, limit=TOKEN_STD) if rescaled else xavier_(vit)).trunk
+    cut_normal_(trunk.patch_embed.proj.weight)
+    cut_normal_(trunk.cls_token)
+    nn.init.zeros_(trunk.patch_embed.proj.bias)
+    for name, parameter in trunk.named_parameters():
+        if name.endswith(("ls1.gamma", "ls2.gamma")):
+            nn.init.constant_(parameter, layer_scale)
+    if rescaled:
+        rescale_(trunk.blocks)
+    fix_sincos_(vit)
+    return vit
+
+
+def cut_normal_(tensor: Tensor) -> None:
+    """N(0, 0.02), cut off at one standard deviation."""
+    nn.init.trunc_normal_(tensor, std=TOKEN_STD, a=-TOKEN_STD, b=TOKEN_STD)

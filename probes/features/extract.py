@@ -19,7 +19,7 @@ from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extraction import Computed, Extractor, Reader, run
+from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.kinds import FeatureKind
 from probes.features.store import Store, Writer
 
@@ -185,7 +185,7 @@ class Order:
                 writer.write(done.number, {kind.name: rows for kind, rows in done.rows.items()}, done.unreadable)
                 progress.advance(rounds[done.number])
 
-            run(reader, extractor, consume, self.space.workers)
+            run_extraction(reader, extractor, consume, self.space.workers)
         return sum(map(len, shares.values()))
 
     def finish(self, store: Store) -> None:

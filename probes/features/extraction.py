@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
 from engine.core_threads import run_on_core_threads
+from engine.training.interruptions import deafen
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.kinds import FeatureKind, rows_of
+from probes.features.kinds import FeatureKind, feature_rows
 
 LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
 
@@ -80,7 +81,7 @@ class Extractor:
             raise UnreadableImage(self.image_set.path(index), reason)
         device = self.backbone.mean.device
         images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
-        rows = rows_of(self.backbone, images, self.kinds)
+        rows = feature_rows(self.backbone, images, self.kinds)
         for kind, values in rows.items():
             self._check_finite(kind, values, span)
             values[[index - span.start for index in loaded.unreadable]] = 0
@@ -103,6 +104,7 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
         reader,
         batch_size=None,  # the reader's items are batches
         num_workers=loaders,
+        worker_init_fn=deafen,
         prefetch_factor=4 if loaders else None,
         pin_memory=extractor.backbone.mean.device.type == "cuda",
     )
@@ -110,7 +112,9 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
         consume(extractor(Loaded(*loaded), spans[loaded[0]]))
 
 
-def run(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None) -> None:
+def run_extraction(
+    reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None
+) -> None:
     """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
 
     workers: lanes or loader processes; chosen for the machine when None.

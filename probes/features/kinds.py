@@ -54,7 +54,7 @@ class FeatureKind:
         return features.cls
 
 
-def rows_of(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
+def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind]) -> dict[FeatureKind, np.ndarray]:
     """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, in one pass."""
     found = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
     return {kind: kind.of(found[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}

@@ -49,7 +49,7 @@ class ModelSelection:
         earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
         entry = {"epoch": training.epoch, self.by: right.accuracy, "loss": training.losses[-1]}
         train_state.history.append(entry)
-        is_best, is_last = entry[self.by] > earlier, training.epoch == config.rates.epochs
+        is_best, is_last = entry[self.by] > earlier, training.epoch == config.epochs
         if self.held and (is_best or is_last):
             right = self.val(network)
             train_state.skipped["val"] |= right.unreadable

@@ -25,9 +25,9 @@ from engine.layer_decay import layer_groups
 from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
-from engine.step_rates import StepRates
 from engine.training.divergence import SHOWN, check_finite
-from engine.training.interruptions import Timer
+from engine.training.interruptions import Stopped, StopRequest, Timer, listening
+from engine.training.schedules import LayerSchedule, TrainProgress
 from engine.training.states import (
     KEPT,
     State,
@@ -45,14 +45,17 @@ SAVE_EVERY = 60.0  # seconds of work that a kill may cost, or more where saving 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """How a training goes. layer_decay, weight_decay, decay_tokens: engine/layer_decay.py. clip: norm of the gradient,
-    0 for any.
+    """How a training goes. lr: peak. layer_decay, weight_decay, decay_tokens: engine/layer_decay.py. clip: norm of the
+    gradient, 0 for any.
 
     average: decay of the averaged weights, 0 for none; with it, they are what is evaluated. judge_every: epochs; the
     last one is always evaluated. groups: those of each step that are this process's, of `group` images, `part` at once.
     """
 
-    rates: StepRates
+    lr: float
+    schedule: LayerSchedule
+    epochs: int
+    steps_per_epoch: int
     layer_decay: float
     weight_decay: float
     decay_tokens: bool
@@ -66,6 +69,15 @@ class FinetuneConfig:
     precision: Literal["float32", "bfloat16"]
     seed: int
     folder: Path
+
+    def progress(self, step: int) -> TrainProgress:
+        """Where the training stands after `step` updates."""
+        return TrainProgress(step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs)
+
+    @property
+    def steps(self) -> int:
+        """Updates of the whole training."""
+        return self.progress(0).steps
 
 
 @dataclass(kw_only=True)
@@ -81,20 +93,22 @@ class TrainState:
 
 
 class Training:
-    """A training under way. step: updates done."""
+    """A training under way. step: updates done. judged: those that the last evaluation came after. request: to this
+    process; is_leaving: whether one of all processes has had one, as they agreed."""
 
     def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
         self.classifier, self.config, self.world = classifier.to(config.device), config, world
         fit_attention(self.classifier, config.device, config.precision)
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
         groups = layer_groups(parameters, depth, config.layer_decay, config.weight_decay, config.decay_tokens)
-        self.optimizer = torch.optim.AdamW(groups, lr=config.rates.lr, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
         self.averaged = self._averaged() if config.average else None
         self.network: nn.Module = self.classifier
         if world.size > 1:
             # No module has buffers that change, so none need be sent.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
-        self.step = 0
+        self.step, self.judged = 0, 0
+        self.request, self.is_leaving = StopRequest(), False
         self.train_state = TrainState()
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
@@ -112,9 +126,13 @@ class Training:
         return self.averaged.module if self.averaged is not None else self.classifier
 
     @property
+    def progress(self) -> TrainProgress:
+        return self.config.progress(self.step)
+
+    @property
     def epoch(self) -> int:
         """Epochs that are over."""
-        return self.step // self.config.rates.steps_per_epoch
+        return self.progress.epoch
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -133,33 +151,44 @@ class Training:
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
         """Train to the end. `batches`: this process's groups, from `step` on. `evaluate` may write to `train_state`.
 
-        Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays.
+        Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays. Raises
+        Stopped, in all processes after the same step, once a signal has asked one of them to stop.
         """
-        rates, saving = self.config.rates, Timer(SAVE_EVERY)
+        steps, saving = self.config.steps, Timer(SAVE_EVERY)
+        progress = Progress(label, steps, "steps", quiet=not self.world.is_rank0)
         self.network.train()
-        with Progress(label, rates.steps, "steps", quiet=not self.world.is_rank0) as progress:
+        with listening(self.request.ask), progress:
             progress.resume(self.step)
-            while self.step < rates.steps:
-                self.update(batches)
-                self.step += 1
+            while self.judged < steps:
                 if self.is_due():
-                    self.network.eval()
-                    evaluate(self)
-                    self.network.train()
-                if saving.is_due() or self.step == rates.steps:
+                    self.judge(evaluate)
+                else:
+                    self.update(batches)
+                    self.step += 1
+                    progress.advance(1)
+                if self.is_leaving or saving.is_due() or self.judged == steps:
                     with saving:
                         self.save()
-                progress.advance(1)
+                if self.is_leaving:
+                    raise Stopped.after(self.step, steps, label, self.config.folder)
 
     def is_due(self) -> bool:
-        """Whether an epoch is over that is to be evaluated."""
-        rates, (epoch, within) = self.config.rates, divmod(self.step, self.config.rates.steps_per_epoch)
-        return within == 0 and (epoch % self.config.judge_every == 0 or epoch == rates.epochs)
+        """Whether an epoch is over that is to be evaluated and has not been."""
+        config, (epoch, within) = self.config, divmod(self.step, self.config.steps_per_epoch)
+        return self.judged < self.step and within == 0 and (epoch % config.judge_every == 0 or epoch == config.epochs)
+
+    def judge(self, evaluate: Callable[["Training"], None]) -> None:
+        """Evaluate the weights as they are."""
+        self.network.eval()
+        evaluate(self)
+        self.network.train()
+        self.judged = self.step
+        self.is_leaving = any(self.world.gather_objects(self.request.asked))
 
     def update(self, batches: Iterator[MixedGroup]) -> None:
         """One step of the optimiser on one batch of the recipe's size."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.rates.at(self.step, group["lr_scale"])
+            group["lr"] = self.rate(group["lr_scale"])
         self.optimizer.zero_grad(set_to_none=True)
         last: list[Tensor] = []
         # What can fail in one process alone comes before the first exchange between them: the last part's backward.
@@ -173,6 +202,11 @@ class Training:
         self.optimizer.step()
         if self.averaged is not None:
             self.averaged.update(self.classifier)
+        self.is_leaving = any(share.asked for share in shares)
+
+    def rate(self, scale: float = 1.0) -> float:
+        """The learning rate of this update for a layer's `scale`."""
+        return self.config.schedule.at(self.config.lr, self.progress, scale)
 
     def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
         """This process's share of a step. The last part's loss goes to `last`, still to be propagated back."""
@@ -187,7 +221,7 @@ class Training:
                     last.append(loss)
                 else:
                     loss.backward()
-        return Share(total.item(), unreadable)
+        return Share(total.item(), unreadable, self.request.asked)
 
     def parts(
         self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
@@ -209,21 +243,21 @@ class Training:
 
     def check(self, loss: float) -> None:
         """ValueError for a loss that is not finite."""
-        rates = self.config.rates
-        epoch = self.step / rates.steps_per_epoch
-        where = f"step {self.step} of {rates.steps} (epoch {epoch:.2f}, learning rate {rates.at(self.step):.3g})"
+        progress = self.progress
+        where = f"step {self.step} of {progress.steps} (epoch {progress.time:.2f}, learning rate {self.rate():.3g})"
         check_finite(loss, "loss", where, self.losses, "lower lr, or use float32 if this was bfloat16")
         self.losses.append(loss)
 
     def save(self) -> None:
         """Save the state; once the training is over, what the evaluations found is all that is kept."""
-        over = self.step == self.config.rates.steps
+        over = self.judged == self.config.steps
         if not self.world.is_rank0 or not (over or self.is_finite()):
             return
         tensors = {} if over else self.state()
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
         facts = {
             "step": self.step,
+            "judged": self.judged,
             "losses": list(self.losses),
             "history": self.train_state.history,
             "skipped": self.train_state.skipped,
@@ -246,11 +280,12 @@ class Training:
         state = load_state(path)
         facts = state.facts
         self.step = facts["step"]
+        self.judged = facts.get("judged", self.step)  # states before signals were heard have none
         self.losses.extend(facts["losses"])
         self.train_state.history = facts["history"]
         self.train_state.skipped = facts["skipped"]
         self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
-        if self.step == self.config.rates.steps:
+        if self.judged == self.config.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:
@@ -259,7 +294,9 @@ class Training:
 
 
 class Share(NamedTuple):
-    """What a process did of a step: its mean loss, and path -> why of the images it could not read."""
+    """What a process did of a step: its mean loss, path -> why of the images it could not read, and whether a signal
+    asked it to stop."""
 
     loss: float
     unreadable: dict[str, str]
+    asked: bool

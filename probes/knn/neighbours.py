@@ -15,6 +15,7 @@ import torch
 
 from engine.core_threads import run_on_core_threads
 from probes.knn.blas_kernel import fitting_kernel
+from probes.slices import row_slices
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more queries are done
@@ -26,7 +27,7 @@ VOTERS = 512  # queries whose votes are counted together: stays in a core's cach
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
 
 
-def normalised(features: np.ndarray) -> np.ndarray:
+def unit_rows(features: np.ndarray) -> np.ndarray:
     """Rows (N, D) of length one, contiguous float32, in new memory. Raises ValueError for NaN or infinite values.
 
     Of a memory-mapped input no page stays resident: the peak is one copy.
@@ -69,16 +70,11 @@ def search(
     find = {"faiss": _faiss, "torch": _torch}[backend](gallery, k, device)
     similarities = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
-    for rows in blocks(len(queries), QUERIES):
+    for rows in row_slices(len(queries), QUERIES):
         similarities[rows], indices[rows] = find(queries[rows])
         advance(rows.stop - rows.start)
     order_ties(similarities, indices)
     return similarities, indices
-
-
-def blocks(count: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` that cover range(count)."""
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 Find = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -102,7 +98,7 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
 
 
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
-    parts = [(rows.start, torch.from_numpy(gallery[rows])) for rows in blocks(len(gallery), GALLERY)]
+    parts = [(rows.start, torch.from_numpy(gallery[rows])) for rows in row_slices(len(gallery), GALLERY)]
 
     def find(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked = torch.from_numpy(queries).to(device)
@@ -159,7 +155,7 @@ def vote(
                 hits[k, temperature].top1[rows] = place < 1
                 hits[k, temperature].top5[rows] = place < 5
 
-    run_on_core_threads(count, list(blocks(len(labels), VOTERS)))
+    run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
     return hits
 
 

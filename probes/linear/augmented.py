@@ -20,7 +20,7 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from imagesets.sets import ImageSet
 from imagesets.transforms import FILTERS, planes
-from probes.features.extraction import Computed, Extractor, Reader, run
+from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
 
@@ -110,7 +110,7 @@ class AugmentedBatches:
     skipped: dict[int, str] = field(default_factory=dict)
     forwards: int = 0
 
-    def run(self, epoch: int, step: Step) -> None:
+    def run(self, epoch: int, step: Step, first: int = 0) -> None:
         order = self.rows[self.plan.order(epoch)]
         images = self.image_set.subset(order, f"epoch-{epoch}")
         transform = TrainTransform(
@@ -123,12 +123,15 @@ class AugmentedBatches:
         )
         kinds = list(dict.fromkeys(kind for kinds in self.readouts.values() for kind in kinds))
         extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
-        batches = chunked(len(order), self.plan.size, self.chunk)
+        batches = chunked(len(order), self.plan.size, self.chunk)[first:]
         spans = dict(enumerate(span for spans in batches for span in spans))
-        joiner = Joiner([len(spans) for spans in batches], spans, images.labels, self.readouts, step, self.device)
-        run(Reader(images, transform, spans), extractor, joiner.take, self.workers)
-        self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
-        self.forwards += len(order)
+        counts = [len(spans) for spans in batches]
+        joiner = Joiner(counts, spans, images.labels, self.readouts, step, first, self.device)
+        try:
+            run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
+        finally:  # a signal may stop it on the way
+            self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
+        self.forwards += len(order) - first * self.plan.size
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +148,7 @@ def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
 
 
 class Joiner:
-    """Takes computed chunks in any order, from any thread, and makes the steps in theirs.
+    """Takes computed chunks in any order, from any thread, and makes the steps in theirs, from batch `first` on.
 
     Images that could not be read are left out of their batch; `unreadable`: their places in the epoch -> why.
     """
@@ -157,9 +160,11 @@ class Joiner:
         labels: np.ndarray,
         readouts: Readouts,
         step: Step,
+        first: int,
         device: torch.device,
     ) -> None:
-        self.spans, self.labels, self.readouts, self.step, self.device = spans, labels, readouts, step, device
+        self.spans, self.labels, self.readouts, self.device = spans, labels, readouts, device
+        self.step, self.first = step, first
         ends = np.cumsum(counts).tolist()
         self._numbers = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.unreadable: dict[int, str] = {}
@@ -174,9 +179,9 @@ class Joiner:
             while self._next < len(self._numbers) and all(n in self._waiting for n in self._numbers[self._next]):
                 chunks = [self._waiting.pop(number) for number in self._numbers[self._next]]
                 self._next += 1
-                self._step(chunks)
+                self._step(self.first + self._next - 1, chunks)
 
-    def _step(self, chunks: Sequence[Computed]) -> None:
+    def _step(self, number: int, chunks: Sequence[Computed]) -> None:
         places = np.concatenate([np.arange(*self._bounds(chunk)) for chunk in chunks])
         bad = {place: reason for chunk in chunks for place, reason in chunk.unreadable.items()}
         self.unreadable |= bad
@@ -186,7 +191,7 @@ class Joiner:
             name: torch.from_numpy(joined(rows, kinds, kept)).to(self.device) for name, kinds in self.readouts.items()
         }
         if kept.any():
-            self.step(features, torch.from_numpy(self.labels[places[kept]]).to(self.device))
+            self.step(number, features, torch.from_numpy(self.labels[places[kept]]).to(self.device))
 
     def _bounds(self, chunk: Computed) -> tuple[int, int]:
         span = self.spans[chunk.number]

@@ -6,6 +6,7 @@ B rows of a batch, n training rows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,8 @@ from probes.features.readouts import joined
 
 BLOCK = 1024  # rows read at once where no step is made
 
-# What is done with a batch: features (B, D) of every readout, and labels (B,).
-Step = Callable[[Mapping[str, Tensor], Tensor], None]
+# What is done with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
+Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]
 
 
@@ -31,7 +32,8 @@ class Batches(Protocol):
     def skipped(self) -> dict[int, str]: ...  # images that could not be read so far, and why
     @property
     def forwards(self) -> int: ...  # images that went through the backbone, so far
-    def run(self, epoch: int, step: Step) -> None: ...  # call `step` with every batch of an epoch, in order
+    # Call `step` with the batches of an epoch in order, from number `first` on.
+    def run(self, epoch: int, step: Step, first: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,6 @@ class CachedBatches:
     skipped: dict[int, str] = field(default_factory=dict)
     forwards: int = 0
 
-    def run(self, epoch: int, step: Step) -> None:
-        for places in self.plan.batches(epoch):
-            step(*self.table.read(self.rows[places]))
+    def run(self, epoch: int, step: Step, first: int = 0) -> None:
+        for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):
+            step(number, *self.table.read(self.rows[places]))

@@ -1,21 +1,23 @@
 """Train heads together for some epochs, judge each one after every epoch, keep the best; go on after a kill.
 
-The state of a training is saved at the end of an epoch (engine/training/states.py). H heads, E epochs, V rows.
+The state of a training is saved at the end of an epoch, and where a signal stops it (engine/training/states.py).
+H heads, E epochs, V rows.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.distributed import World
 from engine.files import locked
 from engine.progress import Progress
-from engine.schedules import Pace, rate
-from engine.training.interruptions import Timer
+from engine.training.interruptions import Stopped, StopRequest, Timer, listening
+from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import State, load_state, newest_whole, save_state, states
 from probes.linear.batches import Batches, Table
 from probes.linear.heads import Head, Heads
@@ -23,22 +25,22 @@ from probes.linear.heads import Head, Heads
 PER = 256  # images that a learning rate is for, in every source
 SAVE_EVERY = 10.0  # seconds of work that a kill may cost at least; the file of 45 heads of 1000 classes is 140 MB
 
+Found = TypeVar("Found")
 CountHits = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set each gets right (H,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """How long a training takes and how its rate falls. warmup: epochs. folder: of the states that it goes on from."""
+    """How long a training takes and how its rates fall. folder: of the states that it goes on from."""
 
     epochs: int
-    warmup: float
-    pace: Pace
+    schedule: Schedule
     folder: Path
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A training under way.
+    """A training under way, after `epoch` epochs and `iteration` batches of the next.
 
     history: (E, H) rows of the selection set that each head got right after each epoch, -1 once it has diverged.
     best: copy of the best head so far, from `best_place` after `best_epoch`; the first of equals.
@@ -50,6 +52,8 @@ class Sweep:
     config: SweepConfig
     history: np.ndarray = field(init=False)
     epoch: int = 0
+    iteration: int = 0
+    request: StopRequest = field(default_factory=StopRequest)
     best: Heads | None = None
     best_place: int = -1
     best_epoch: int = -1
@@ -58,51 +62,58 @@ class Sweep:
         self.history = np.full((self.config.epochs, len(self.heads.heads)), -1, np.int64)
 
     def run(self, label: str) -> None:
-        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge.
+        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge, and
+        Stopped where a signal asks to stop.
 
         While another process does the same training, wait; then there is little left to do.
         """
         with locked(self.config.folder.with_suffix(".lock"), "it trains the same heads"):
             if (path := newest_whole(self.config.folder)) is not None:
                 self.load(path)
-            self.train(label)
+            with listening(self.request.ask):
+                try:
+                    self.train(label)
+                except Stopped:
+                    self.save()
+                    raise
 
     def train(self, label: str) -> None:
         """All epochs that are left."""
         saving = Timer(SAVE_EVERY)
-        steps = self.batches.plan.count
-        with Progress(label, self.config.epochs * steps, "steps") as progress:
-            progress.resume(self.epoch * steps)
+        with Progress(label, self.progress().steps, "steps") as bar:
+            bar.resume(self.progress().step)
             while self.epoch < self.config.epochs:
-                self.train_epoch(progress)
+                self.train_epoch(bar)
                 self.evaluate_epoch()
-                self.epoch += 1
+                self.epoch, self.iteration = self.epoch + 1, 0
                 over = self.epoch == self.config.epochs
                 if saving.is_due() or (over and states(self.config.folder)):
                     with saving:
                         self.save()
+            self.leave_if_asked(label)
 
-    def train_epoch(self, progress: Progress) -> None:
-        """One pass over the training set."""
-        iteration = 0
+    def progress(self) -> TrainProgress:
+        """Where the training stands."""
+        count = self.batches.plan.count
+        step = self.epoch * count + self.iteration
+        return TrainProgress(step=step, steps_per_epoch=count, epochs=self.config.epochs)
 
-        def step(features: Mapping[str, Tensor], labels: Tensor) -> None:
-            nonlocal iteration
-            config = self.config
-            factor = rate(
-                1.0,
-                self.epoch,
-                iteration,
-                self.batches.plan.count,
-                epochs=config.epochs,
-                warmup=config.warmup,
-                pace=config.pace,
-            )
-            self.heads.step(features, labels, factor)
-            iteration += 1
-            progress.advance(1)
+    def leave_if_asked(self, label: str) -> None:
+        if self.request.asked:
+            progress = self.progress()
+            raise Stopped.after(progress.step, progress.steps, label, self.config.folder)
 
-        self.batches.run(self.epoch, step)
+    def train_epoch(self, bar: Progress) -> None:
+        """What is left of a pass over the training set."""
+
+        def step(number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
+            self.leave_if_asked(bar.label)
+            self.iteration = number
+            self.heads.step(features, labels, self.config.schedule.at(1.0, self.progress()))
+            self.iteration = number + 1
+            bar.advance(1)
+
+        self.batches.run(self.epoch, step, self.iteration)
 
     def evaluate_epoch(self) -> None:
         """Note how every head does, and keep the best one."""
@@ -162,24 +173,40 @@ class Sweep:
 
     def save(self) -> None:
         tensors = {f"heads.{name}": value for name, value in self.heads.state().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.state().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.state().items()} if self.best else {}
         tensors["history"] = torch.from_numpy(self.history)
         facts = {
+            "epoch": self.epoch,
+            "iteration": self.iteration,
             "best_place": self.best_place,
             "best_epoch": self.best_epoch,
             "skipped": {str(index): reason for index, reason in self.batches.skipped.items()},
         }
-        save_state(self.config.folder, self.epoch, State(tensors=tensors, facts={"epoch": self.epoch, **facts}))
+        save_state(self.config.folder, self.progress().step, State(tensors=tensors, facts=facts))
 
     def load(self, path: Path) -> None:
         state = load_state(path)
         facts = state.facts
         self.heads.load(state.under("heads."))
         self.epoch, self.best_place, self.best_epoch = facts["epoch"], facts["best_place"], facts["best_epoch"]
+        self.iteration = facts.get("iteration", 0)  # states before signals were heard are of whole epochs
         self.batches.skipped.update({int(index): reason for index, reason in facts["skipped"].items()})
-        self.best = self.heads.alone(self.best_place)
-        self.best.load(state.under("best."))
+        if self.best_place >= 0:
+            self.best = self.heads.alone(self.best_place)
+            self.best.load(state.under("best."))
         self.history = state.tensors["history"].numpy().copy()
+
+
+def trained_by_rank0(world: World, train: Callable[[], Found]) -> Found:
+    """What `train` finds, in every process. Training is not divided: the first process trains, the others wait.
+
+    Their signals wait too: what stops a job goes to all its processes, and the first one stops for all. Raises Stopped
+    in all.
+    """
+    if world.is_rank0:
+        return world.on_rank0(train)
+    with listening(lambda: None):
+        return world.on_rank0(train)
 
 
 def ranked(head: Heads, table: Table) -> tuple[np.ndarray, np.ndarray]:

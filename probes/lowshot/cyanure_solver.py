@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probes.lowshot.logistic import Fit, certified, check
+from probes.lowshot.logistic import Fit, certified, check_solvable
 
 CHECK_EVERY = 10  # epochs between two looks at the gap, MSN's it0
 ROUNDING = 1e-6  # cyanure sums its dual objective in float32: up to 2e-7 too high on the recorded data
 
 
-def fit(
+def fit_cyanure(
     features: Tensor,
     labels: Tensor,
     classes: int,
@@ -41,7 +41,7 @@ def fit(
     `iterations` of the result are epochs. Its gap is the smaller of cyanure's duality gap, which has seen better dual
     variables, and the bound of `certified`. ValueError as in probes.lowshot.logistic, and for a class without a row.
     """
-    check(features, labels, classes, penalty)
+    check_solvable(features, labels, classes, penalty)
     if len(absent := np.setdiff1d(np.arange(classes), labels.cpu().numpy())):
         raise ValueError(f"class {absent[0]} has no training row, which cyanure cannot fit; use solver lbfgs")
     rows, answers = features.cpu().numpy(), labels.cpu().numpy()

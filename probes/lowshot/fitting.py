@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imagesets.selection import drawn, quotas
+from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
 
 Convention = Literal["divided by n", "as is"]
@@ -24,7 +24,7 @@ Preprocess = Literal["centre_and_normalise", "normalise", "none"]
 Solver = Literal["lbfgs", "cyanure"]
 # What minimises, to which certified relative gap, in how many iterations at most. MSN and MOCA give cyanure 1e-3 and
 # 300 epochs (logistic_eval.py:175-187).
-SOLVERS = {"lbfgs": (logistic.fit, 1e-6, 5000), "cyanure": (cyanure_solver.fit, 1e-3, 300)}
+SOLVERS = {"lbfgs": (logistic.fit_lbfgs, 1e-6, 5000), "cyanure": (cyanure_solver.fit_cyanure, 1e-3, 300)}
 UNFITTED = 0.9  # of ln C, the objective at W = 0
 
 
@@ -86,7 +86,7 @@ class Fitter:
                 "nothing to choose by; set holdout=0, or use more images"
             )
         held = np.zeros(len(rows), bool)
-        held[drawn(self.labels[rows], shares, self.seed)] = True
+        held[stratified_sample(self.labels[rows], shares, self.seed)] = True
         sweep, weights = [], None
         for raw in self.lambdas:
             fit = self.minimised(rows[~held], raw, weights)

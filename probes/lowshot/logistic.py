@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from probes.slices import row_slices
+
 HISTORY = 10  # pairs of steps and gradient changes; 20 need as many iterations
 # Geometric means of the variances, added to each in the initial Hessian, which is flatter than the spectrum since rows
 # that are fitted hardly curve it. Of 0 to 3 means or medians, too, this took fewest steps on digits and synthetic sets.
@@ -59,7 +61,7 @@ class Along(NamedTuple):
     curvature: float
 
 
-def fit(
+def fit_lbfgs(
     features: Tensor,
     labels: Tensor,
     classes: int,
@@ -74,7 +76,7 @@ def fit(
     Ends when the certified gap is at most `tolerance`, when `max_iterations` are spent, or when float64 has no more
     digits to give; the caller looks at `gap`. ValueError for features that are not finite and labels out of range.
     """
-    check(features, labels, classes, penalty)
+    check_solvable(features, labels, classes, penalty)
     weights = features.new_zeros(features.shape[1], classes, dtype=torch.float64) if start is None else start
     iterations = 0
     for dtype in (torch.float32, torch.float64):
@@ -95,7 +97,7 @@ def certified(features: Tensor, labels: Tensor, weights: Tensor, penalty: float)
     return point.objective, point.gap
 
 
-def check(features: Tensor, labels: Tensor, classes: int, penalty: float) -> None:
+def check_solvable(features: Tensor, labels: Tensor, classes: int, penalty: float) -> None:
     """ValueError for what has no solution."""
     if classes < 2:
         raise ValueError(f"{classes} classes: a classifier needs two or more")
@@ -122,12 +124,6 @@ def principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
     squares, axes = torch.linalg.eigh(features.T @ features / count)  # ascending
     floor = squares[-1] * torch.finfo(features.dtype).eps
     return axes, squares[:, None].clamp(min=floor.item())
-
-
-def spans(count: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` (but at least one) that cover range(count)."""
-    size = max(1, size)
-    return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,8 @@ class Problem:
         )
 
     def blocks(self, like: Tensor) -> Iterator[slice]:
-        return spans(len(self.labels), BLOCK.get(like.device.type, BLOCK["cpu"]) // like.shape[1])
+        logits = BLOCK.get(like.device.type, BLOCK["cpu"])
+        return row_slices(len(self.labels), max(1, logits // like.shape[1]))
 
 
 def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ def places(images: ImageSet, indices: np.ndarray) -> dict[str, int]:
     return {images.path(index): row for row, index in enumerate(indices)}
 
 
-def rows_of(part: Subset, found: Mapping[str, int]) -> np.ndarray:
+def subset_rows(part: Subset, found: Mapping[str, int]) -> np.ndarray:
     """Rows of a part's images in features with these `places`; images that were skipped as unreadable have none."""
     paths = (part.images.path(index) for index in range(len(part.images)))
     return np.array([found[path] for path in paths if path in found], np.int64)

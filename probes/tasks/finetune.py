@@ -1,7 +1,8 @@
 """End-to-end fine-tuning: all weights and a linear head, with layer-wise rate decay and BEiT's augmentation.
 
-The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls (engine/step_rates.py)
-and in numbers. A recipe is for one size of network; another one is trained all the same, and the result says so.
+The recipes differ in what the head reads (probes/finetune/classifier.py), in how the rate falls
+(engine/training/schedules.py) and in numbers. A recipe is for one size of network; another one is trained all the same,
+and the result says so.
 
 The last epoch is reported unless `select` says val, the best one on the validation images as in most sources, or
 holdout, the best one on images that are then not trained on.
@@ -19,9 +20,9 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
 from engine.files import digest
-from engine.step_rates import Family, StepRates
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
+from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -56,7 +57,7 @@ class Finetune(Task):
     batch: int = 1024  # images in an update, whatever the machine
     epochs: int = 100  # passes over the training images
     warmup_epochs: float = 5.0  # over which the rate rises
-    schedule: Family = "mae"  # whose warm-up and half cosine it is, see engine/step_rates.py
+    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
     floor: float = 1e-6  # rate at the end
     start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
     layer_decay: float = 0.65  # factor on the rate for every block further from the head
@@ -169,7 +170,7 @@ class Finetune(Task):
             groups = MixedGroups(
                 image_set=train,
                 plan=plan,
-                steps=range(training.step, training.config.rates.steps),
+                steps=range(training.step, training.config.steps),
                 groups=training.config.groups,
                 augmentation=self.augmentation,
                 transform=self.augmentation.transform(size, export.mean, export.std),
@@ -184,8 +185,8 @@ class Finetune(Task):
         """What the training consisted of, as JSON values."""
         config, skipped = training.config, training.train_state.skipped
         return {
-            "learning_rate": config.rates.lr,
-            "steps": config.rates.steps,
+            "learning_rate": config.lr,
+            "steps": config.steps,
             "batch": {
                 "images": plan.batch,
                 "at_once": config.part,
@@ -227,19 +228,23 @@ class Finetune(Task):
             interpolation=self.train_interpolation,
         )
 
+    def rates(self) -> LayerSchedule:
+        """The schedule that `schedule` names."""
+        if self.schedule == "mae":
+            return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
+        if self.schedule == "beit":
+            return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
+        told = "update" if self.schedule == "simmim" else "epoch"
+        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
+
     def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
         """The settings of `Training`."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
-            rates=StepRates(
-                family=self.schedule,
-                lr=self.lr * RULES[self.lr_rule](self.batch),
-                epochs=self.epochs,
-                warmup_epochs=self.warmup_epochs,
-                steps_per_epoch=plan.steps_per_epoch,
-                floor=self.floor,
-                start=self.start,
-            ),
+            lr=self.lr * RULES[self.lr_rule](self.batch),
+            schedule=self.rates(),
+            epochs=self.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
             layer_decay=self.layer_decay,
             weight_decay=self.weight_decay,
             decay_tokens=self.decay_tokens,
@@ -330,52 +335,54 @@ IBOT_SOURCE = (
 )
 
 
-def protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
+def _protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
     return Protocol(task=task, version=version, source=source)
 
 
 PROTOCOLS = {
-    "finetune@smoke": protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
-    "finetune@mae": protocol(MAE, MAE_SOURCE),
-    "finetune@mae_L": protocol(replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE),
-    "finetune@mae_H": protocol(
+    "finetune@smoke": _protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
+    "finetune@mae": _protocol(MAE, MAE_SOURCE),
+    "finetune@mae_L": _protocol(
+        replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE
+    ),
+    "finetune@mae_H": _protocol(
         replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, mixed_together=16, size="H"), MAE_SOURCE, 2
     ),
-    "finetune@lut_S": protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
-    "finetune@lut": protocol(LUT, LUT_SOURCE),
-    "finetune@lut_L": protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
-    "finetune@extrema_S": protocol(
+    "finetune@lut_S": _protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
+    "finetune@lut": _protocol(LUT, LUT_SOURCE),
+    "finetune@lut_L": _protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
+    "finetune@extrema_S": _protocol(
         replace(EXTREMA, epochs=200, size="S"), EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"
     ),
-    "finetune@extrema": protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
-    "finetune@extrema_22k": protocol(
+    "finetune@extrema": _protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
+    "finetune@extrema_22k": _protocol(
         replace(EXTREMA, lr=5e-4, layer_decay=0.65, drop_path=0.2),
         EXTREMA_SOURCE + "its README's command, for IN-22k weights; appendix E has drop path 0.1",
     ),
-    "finetune@moca": protocol(
+    "finetune@moca": _protocol(
         Finetune(lr=1e-3, drop_path=0.2, size="B"),
         "valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
     ),
-    "finetune@ibot_S": protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
-    "finetune@ibot": protocol(IBOT, IBOT_SOURCE, 2),
-    "finetune@ibot_L": protocol(
+    "finetune@ibot_S": _protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
+    "finetune@ibot": _protocol(IBOT, IBOT_SOURCE, 2),
+    "finetune@ibot_L": _protocol(
         replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, mixed_together=64, size="L"),
         IBOT_SOURCE,
         2,
     ),
-    "finetune@simmim": protocol(
+    "finetune@simmim": _protocol(
         # Start and floor are 2.5e-7 for 512 images, scaled like the rate (main_finetune.py:322-333).
         replace(BEIT, lr=1.25e-3, lr_rule="batch/512", batch=2048, schedule="simmim", start=1e-6, floor=1e-6, clip=5.0),
         "microsoft/SimMIM configs/vit_base__800ep/simmim_finetune*.yaml, utils.py:98-284, main_finetune.py:322-333; "
         "batch 2048 is that of its README's Swin command, the yaml leaves the number of GPUs open; it reports the best "
         "epoch on val: select=val",
     ),
-    "finetune@beit": protocol(
+    "finetune@beit": _protocol(
         BEIT,
         "microsoft/unilm beit/get_started_for_image_classification.md (ViT-B after self-supervision), "
         "run_class_finetuning.py; best epoch on val",
     ),
-    "finetune@data2vec": protocol(
+    "finetune@data2vec": _protocol(
         replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
         "facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image statistics are "
         "0.5 unless the export says otherwise (--statistics half on import); best epoch on val",

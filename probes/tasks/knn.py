@@ -19,7 +19,7 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import Hits, normalised, search, vote
+from probes.knn.neighbours import Hits, search, unit_rows, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
 
@@ -78,7 +78,7 @@ class Knn(Task):
         gallery = extract(export, train, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
-        ks = usable(self.k, len(gallery))
+        ks = usable_ks(self.k, len(gallery))
         parts = space.world.gather_results(lambda: self.classify(gallery, queries, ks, space))
         hits = {
             pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
@@ -92,7 +92,7 @@ class Knn(Task):
         """(k, T) -> hits of this process's share of the queries."""
         world, count = space.world, len(queries)
         share = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
-        bank, asked = normalised(gallery[self.kind]), normalised(queries[self.kind][share])
+        bank, asked = unit_rows(gallery[self.kind]), unit_rows(queries[self.kind][share])
         with Progress("nearest neighbours", len(asked), quiet=not world.is_rank0) as progress:
             similarities, indices = search(bank, asked, max(ks), self.backend, space.device, progress.advance)
         return vote(similarities, gallery.labels[indices], queries.labels[share], ks, self.temperature)
@@ -126,7 +126,7 @@ class Knn(Task):
         return Outcome(metrics=metrics, facts=facts, cost=spent, random=drawn)
 
 
-def usable(ks: Sequence[int], gallery: int) -> list[int]:
+def usable_ks(ks: Sequence[int], gallery: int) -> list[int]:
     """The k that a gallery of this size has neighbours for; its size where it is too small for all (as in DINOv2's
     eval/knn.py:198-231). The names of the metrics say what was used."""
     return [k for k in ks if k <= gallery] or [gallery]

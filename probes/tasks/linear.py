@@ -19,8 +19,8 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine.files import digest
-from engine.schedules import Pace
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
+from engine.training.schedules import Pace, PacedCosine
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
@@ -30,7 +30,7 @@ from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches, Rule
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
-from probes.linear.sweep import PER, Sweep, SweepConfig, ranked
+from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
@@ -130,8 +130,7 @@ class Linear(Task):
         images = train.subset(held, f"held-out-{self.holdout:g}-seed{space.seed}") if self.augment else train
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
-        # Training is not divided: the first process trains, the others wait for what it finds.
-        found = space.world.on_rank0(lambda: self.fit(export, train, held, gallery, queries, space))
+        found = trained_by_rank0(space.world, lambda: self.fit(export, train, held, gallery, queries, space))
         return self.outcome(found, gallery, queries, len(val))
 
     def fit(
@@ -153,8 +152,7 @@ class Linear(Task):
             count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(evaluated)),
             config=SweepConfig(
                 epochs=self.epochs,
-                warmup=self.warmup_epochs,
-                pace=self.pace,
+                schedule=PacedCosine(warmup=self.warmup_epochs, pace=self.pace),
                 folder=space.cache / "linear" / digest(key)[:32],
             ),
         )

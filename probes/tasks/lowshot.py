@@ -22,7 +22,7 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
-from probes.lowshot.shots import Subset, places, rows_of, subsets, union
+from probes.lowshot.shots import Subset, places, subset_rows, subsets, union
 from probes.scores import cost, spread_out
 from probes.splits import open_splits
 
@@ -116,7 +116,7 @@ class LowShot(Task):
         queries = extract(export, val, [self.kind], space, transform)
         fitter, shapeless = self.prepared(gallery, queries, len(train.classes), space)
         found_at = places(images, gallery.indices)
-        rows = [rows_of(part, found_at) for part in parts]
+        rows = [subset_rows(part, found_at) for part in parts]
         check_classes(parts, rows, gallery.labels, train.classes)
         shares = world.gather_results(lambda: self.fit_share(fitter, parts, rows, world))
         # Process r fitted the parts r, r + size, ...

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from engine.tasks import Metric, Outcome, Protocol, Task
+from engine.training.interruptions import Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Toy(Task):
     k: tuple[int, ...] = (1, 2)
     rate: float = 0.5
     depth: int | None = None
-    mode: Literal["plain", "nan", "none", "odd facts", "wait", "interrupt"] = "plain"
+    mode: Literal["plain", "nan", "none", "odd facts", "wait", "interrupt", "stop"] = "plain"
 
     def run(self, export, space):
         space.cache.mkdir(parents=True, exist_ok=True)
@@ -39,6 +40,8 @@ class Toy(Task):
             time.sleep(60)
         if self.mode == "interrupt":
             raise KeyboardInterrupt
+        if self.mode == "stop":
+            raise Stopped.after(3, 8, "toy training", space.cache)
         value = float("nan") if self.mode == "nan" else 50.0 + space.seed + sum(export.digest.encode()) % 7
         metrics = {{}} if self.mode == "none" else {{f"top1_k{{k}}": Metric(value=value + k) for k in self.k}}
         correct = np.arange(4) % 2 == 0

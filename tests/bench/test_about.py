@@ -83,7 +83,13 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
         ("timm", ["importer timm: bench import timm:PATH", "  branches  model, ema; the first unless"]),
         (
             "mae",
-            ["importer mae: ", "method mae: bench pretrain mae --recipe NAME", " 800 (vit_b, vit_l); 1600 (vit_b"],
+            [
+                "importer mae: ",
+                "method mae: bench pretrain mae --recipe NAME",
+                " 800 (vit_b, vit_l); 1600 (vit_b",
+                "share of patches that are hidden (figure 5)",
+                "[random, block, grid]",
+            ],
         ),
         ("suites", ["frozen: ", "smoke: "]),
     ],

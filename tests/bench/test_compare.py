@@ -17,11 +17,11 @@ from bench.results.record import (
     read_result,
     result_files,
     result_path,
-    stem,
+    result_stem,
     write_result,
 )
 from bench.statistics.compare import Comparison, Comparisons
-from bench.statistics.paired import paired
+from bench.statistics.paired import compare_images
 from bench.statistics.report import to_text
 from engine.files import digest
 from engine.tasks import Workspace
@@ -48,7 +48,7 @@ def save(out, name, top1, **others):
     )
     result = Result(**fields | others)
     space = Workspace(cache=out, data="", seed=result.seed, limit=result.limit, decode=result.decode)
-    path = result_path(out, result.checkpoint, result.data.name, stem(result.protocol, result.settings, space))
+    path = result_path(out, result.checkpoint, result.data.name, result_stem(result.protocol, result.settings, space))
     write_result(path, result, {"top1": values})
     return path
 
@@ -167,7 +167,7 @@ def test_seeds_that_both_have_are_averaged(bench, tmp_path):
 
 
 def test_tables_say_which_test_their_rows_rest_on():
-    test = paired(np.repeat([1.0, 0.0], [60, 40]), np.repeat([1.0, 0.0], [58, 42]), seed=0)
+    test = compare_images(np.repeat([1.0, 0.0], [60, 40]), np.repeat([1.0, 0.0], [58, 42]), seed=0)
     fractions = replace(test, test="paired bootstrap", effect_name="Cohen's d_z", first_only=None, second_only=None)
     place = dict(first="a", second="b", group="digits/lowshot@msn", seeds=(0,), p_holm=1.0)
     rows = [Comparison(**place, metric=name, paired=each) for name, each in (("few", fractions), ("all", test))]

@@ -8,6 +8,8 @@ from bench.leaderboard.files import rewrite
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
 from engine.resampling import MAX_RESAMPLES
 
+pytestmark = pytest.mark.slow
+
 GENERATOR = np.random.default_rng(0)
 IMAGES = GENERATOR.normal(size=MAX_RESAMPLES)  # what the resampled images do to any model
 

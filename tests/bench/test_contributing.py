@@ -11,7 +11,7 @@ import torch
 
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
-from downstream.data.scenes import drawn
+from downstream.data.scenes import tiny_folder
 from engine.extensions import FOLDERS
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
@@ -105,7 +105,7 @@ def test_an_image_set_is_checked_and_evaluated_on(contributed, bench, exports, t
 def test_a_layout_is_checked_and_evaluated_on(contributed, bench, exports, tmp_path):
     code, said, err = bench("data", "check", "tiny-pairs:")
     assert code == 0 and "val: 24 scenes, 5 classes" in said, said + err
-    drawn("pairs", tmp_path)
+    tiny_folder("pairs", tmp_path)
     (scenes,) = tmp_path.glob("tiny-pairs-*")
     words = ("--suite", "patch_means@pairs", "--data", f"mine=pairs:{scenes}", "--out", tmp_path / "out")
     code, said, err = bench("run", "--checkpoint", exports[0], *words)

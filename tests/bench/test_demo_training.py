@@ -20,6 +20,7 @@ def begun(monkeypatch) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_demo_is_trained_once(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_training, "CHANGES", QUICK)
     folder = pretrain(tmp_path, 0)

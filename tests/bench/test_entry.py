@@ -73,6 +73,7 @@ def test_on_pythonpath_the_advice_is_another(folder, tmp_path):
     assert done.returncode == 2 and done.stderr.endswith(f"; rename it, or take '{folder}' off PYTHONPATH\n")
 
 
+@pytest.mark.slow
 def test_the_command_works_there_alone_and_under_torchrun(folder, toy_packages, exports, tmp_path):
     (tmp_path / "bench").write_text(COMMAND)
     (tmp_path / "bench").chmod(0o755)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.leaderboard.files import rewrite, to_csv
-from bench.leaderboard.tables import fitted, to_markdown, to_terminal
+from bench.leaderboard.files import leaderboard_csv, rewrite
+from bench.leaderboard.tables import text_table, to_markdown, to_terminal
 from bench.results.board import best, board_of
 from bench.results.record import (
     CheckpointUsed,
@@ -16,7 +16,7 @@ from bench.results.record import (
     ProtocolUsed,
     Result,
     result_path,
-    stem,
+    result_stem,
     write_result,
 )
 from engine.tasks import Workspace
@@ -53,12 +53,12 @@ def failed(checkpoint=A, **others) -> Result:
 
 
 def rows_of(results) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(to_csv(board_of(results)))))
+    return list(csv.DictReader(io.StringIO(leaderboard_csv(board_of(results)))))
 
 
 def save(out, found: Result) -> None:
     space = Workspace(cache=out, data="", seed=found.seed, limit=found.limit)
-    path = result_path(out, found.checkpoint, found.data.name, stem(found.protocol, found.settings, space))
+    path = result_path(out, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
     write_result(path, found, {})
 
 
@@ -214,7 +214,7 @@ def test_the_terminal_table_fits():
 
 
 def test_a_table_shows_one_number_however_narrow():
-    assert fitted(["name", "x", "y"], [["a", "1", "2"]], 1) == [
+    assert text_table(["name", "x", "y"], [["a", "1", "2"]], 1) == [
         "  name  x",
         "  a     1",
         "  ... 1 more column in leaderboard.csv",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.leaderboard.files import to_csv
+from bench.leaderboard.files import leaderboard_csv
 from bench.leaderboard.tables import to_markdown, to_terminal
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
@@ -127,6 +127,6 @@ def test_the_leaderboards_files():
     assert "| a\\|b | =HYPERLINK() | ![x]\\(http://evil)\\<img> |" in text and "| checkpoint | top1\\| |" in text
     assert "- failed: a\\|b: x/p seed 0: \\\\x1b[2J" in text and "<b>" not in text.replace("\\<b>", "")
     harmless(to_terminal(board, 80))
-    header, row = csv.reader(io.StringIO(harmless(to_csv(board))))
+    header, row = csv.reader(io.StringIO(harmless(leaderboard_csv(board))))
     assert row[:3] == ["a|b", "'=HYPERLINK()", "![x](http://evil)<img>"] and "-1.0" in row
     assert [name.startswith(f"x/{SHOWN}:top1|") for name in header[5:6]] == [True]

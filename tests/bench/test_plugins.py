@@ -169,7 +169,7 @@ def test_results_on_what_a_plugins_method_trained_name_the_plugin(plugins, bench
         (["import", "blind:{}"], "importer 'blind' of others 2.1 does not define recognise"),
         (
             ["import", "clumsy:{}"],
-            "tiny.pth as clumsy: importer 'clumsy' of others 2.1 fails: AttributeError: 'Branch' object has",
+            "tiny.pth as clumsy: importer 'clumsy' of others 2.1 fails: AttributeError: 'BranchTensors' object has",
         ),
         (
             ["pretrain", "simsiam", "--images", "tiny:"],

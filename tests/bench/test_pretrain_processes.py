@@ -13,6 +13,8 @@ import pytest
 from checkpoints.export import ViTExport
 from pretrain.loop.exporting import exports_in
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = ("batch=16", "depth=1", "width=16", "heads=2", "mlp_hidden=32", "decoder_width=16")
 EPOCHS = 60  # enough to be at work when a signal comes

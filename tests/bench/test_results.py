@@ -18,7 +18,7 @@ from bench.results.record import (
     read_arrays,
     read_result,
     result_path,
-    stem,
+    result_stem,
     write_result,
 )
 from engine.tasks import Workspace
@@ -148,12 +148,12 @@ SPACE = Workspace(cache=Path("cache"), data="digits:")
     ],
 )
 def test_the_name_says_what_makes_a_number_another_one(protocol, space, expected):
-    assert stem(replace(RESULT.protocol, **protocol), RESULT.settings, replace(SPACE, **space)) == expected
+    assert result_stem(replace(RESULT.protocol, **protocol), RESULT.settings, replace(SPACE, **space)) == expected
 
 
 def test_changed_settings_have_their_own_names():
     modified = replace(RESULT.protocol, modified=True)
-    names = {stem(modified, settings, SPACE) for settings in ({"k": [20]}, {"k": [10]})}
+    names = {result_stem(modified, settings, SPACE) for settings in ({"k": [20]}, {"k": [10]})}
     assert len(names) == 2
     assert all(len(name) == len("knn@dino-12345678-seed0") for name in names)
 

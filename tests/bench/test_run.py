@@ -134,6 +134,13 @@ def test_an_interrupted_run_keeps_what_it_has(run, out):
     assert board(out)[0]["tiny/toy@one:top1_k1"]
 
 
+def test_a_stopped_training_is_no_failure(run, out):
+    """The tasks after it are left for the same command, which goes on."""
+    code, _, err = run("--suite", "toy@one,dear@one", "--set", "toy.mode=stop")
+    assert code == 75 and err.splitlines()[-1].startswith("stopped by a signal after step 3 of 8 of toy training, ")
+    assert result_paths(out) == [] and runs(out) == ["toy tiny:"] and (out / "leaderboard.md").exists()
+
+
 def test_changed_settings_mark_the_result(run, out):
     assert run("--suite", "toy", "--set", "toy.k=7,8", "toy@two.rate=0.25", "--set", "toy@one.depth=4")[0] == 0
     found = {read_result(path).protocol.name: read_result(path) for path in result_paths(out)}

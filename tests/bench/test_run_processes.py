@@ -13,6 +13,8 @@ import pytest
 
 from bench.results.record import read_result
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from bench.results.record import read_result
-from bench.run.suites import catalogue, choose, with_changes
+from bench.run.suites import catalogue, changed_protocols, choose_protocols
 
 SWEPT = ("linear_sgd@ibot", "linear_sgd@ibot_base_cached", "finetune@mae", "semi@ibot_1percent")
 UNSWEPT = ("knn@dino", "lowshot@bench", "logreg@dinov2")
@@ -13,8 +13,8 @@ UNSWEPT = ("knn@dino", "lowshot@bench", "logreg@dinov2")
 
 def changes(*texts: str, select: str) -> dict[str, dict]:
     """Protocol -> what differs from its recipe."""
-    selected = choose(",".join(SWEPT + UNSWEPT), catalogue())
-    return {chosen.name: dict(chosen.changes) for chosen in with_changes(selected, texts, select)}
+    selected = choose_protocols(",".join(SWEPT + UNSWEPT), catalogue())
+    return {chosen.name: dict(chosen.changes) for chosen in changed_protocols(selected, texts, select)}
 
 
 def test_val_is_a_change_of_every_task_with_a_choice():
@@ -24,7 +24,9 @@ def test_val_is_a_change_of_every_task_with_a_choice():
 
 def test_holdout_changes_no_recipe_but_undoes_val():
     assert not any(changes(select="holdout").values())
-    by_val = [chosen.protocol.task for chosen in with_changes(choose(",".join(SWEPT), catalogue()), [], "val")]
+    by_val = [
+        chosen.protocol.task for chosen in changed_protocols(choose_protocols(",".join(SWEPT), catalogue()), [], "val")
+    ]
     assert {task.select for task in by_val} == {"val"}
 
 

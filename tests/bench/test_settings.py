@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from bench.cli.settings import MAX_LISTED, Change, changed, meant, read_changes, settings_of
-from bench.run.suites import ChosenProtocol, with_changes
+from bench.run.suites import ChosenProtocol, changed_protocols
 from engine.tasks import Protocol, Task
 
 
@@ -107,27 +107,27 @@ CHOSEN = ChosenProtocol(key="toy", name="toy@one", protocol=Protocol(task=Toy(),
 @pytest.mark.parametrize("text", ["k=1", "toy.=1", ".k=1"])
 def test_a_change_of_a_task_names_task_and_field(text):
     with pytest.raises(ValueError, match=r"write TASK\.FIELD=VALUE"):
-        with_changes([CHOSEN], [text])
+        changed_protocols([CHOSEN], [text])
 
 
 @pytest.mark.parametrize("texts", [["toy.layers=9", "toy.label=nine"], ["toy.label=nine", "toy.layers=9"]])
 def test_changes_that_need_each_other_come_in_any_order(texts):
-    (found,) = with_changes([CHOSEN], texts)
+    (found,) = changed_protocols([CHOSEN], texts)
     assert found.changes == {"layers": 9, "label": "nine"}
 
 
 def test_all_changes_of_a_protocol_together_are_checked_and_named():
     with pytest.raises(ValueError, match=r"^--set: toy@one: layers=9 and label=None: label many layers$"):
-        with_changes([CHOSEN], ["toy.rate=1", "toy.layers=9"])
+        changed_protocols([CHOSEN], ["toy.rate=1", "toy.layers=9"])
 
 
 @pytest.mark.parametrize("texts", [["toy.k=1", "toy@one.k=2"], ["toy@one.k=2", "toy.k=1"]])
 def test_a_protocol_goes_before_its_task_in_any_order(texts):
-    assert with_changes([CHOSEN], texts)[0].changes == {"k": [2]}
+    assert changed_protocols([CHOSEN], texts)[0].changes == {"k": [2]}
 
 
 def test_a_name_given_again_has_its_last_value():
-    assert with_changes([CHOSEN], ["toy.k=x", "toy.rate=1", "toy.k=2"])[0].changes == {"k": [2], "rate": 1.0}
+    assert changed_protocols([CHOSEN], ["toy.k=x", "toy.rate=1", "toy.k=2"])[0].changes == {"k": [2], "rate": 1.0}
 
 
 def test_many_choices_are_not_listed_in_a_message():

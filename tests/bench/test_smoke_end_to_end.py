@@ -16,6 +16,8 @@ from checkpoints.vit import ViT
 from imagesets.sets import open_set
 from pretrain.parts.sizes import VIT_SMOKE
 
+pytestmark = pytest.mark.slow
+
 IMAGES = len(open_set("digits:", "train")) + len(open_set("digits:", "val"))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, sem, t
 
-from bench.statistics.intervals import averages_to, effective_images, interval, of_mean, rate_interval
+from bench.statistics.intervals import accuracy_interval, averages_to, effective_images, of_mean, rate_interval
 
 DRAWS = 1000
 
@@ -56,7 +56,7 @@ def test_it_is_close_to_wilson_and_to_drawn_resamples(right, images):
     drawn = np.random.default_rng(0).multinomial(images, [right / images, 1 - right / images], 20000)[:, 0] / images
     one_image = 100 / images
     for found in ((100 * wilson.low, 100 * wilson.high), 100 * np.quantile(drawn, (0.025, 0.975))):
-        assert interval(values) == pytest.approx(found, abs=1.1 * one_image if images < 5000 else 0.02)
+        assert accuracy_interval(values) == pytest.approx(found, abs=1.1 * one_image if images < 5000 else 0.02)
 
 
 def test_exact_binomial_is_a_little_wider():
@@ -68,13 +68,13 @@ def test_exact_binomial_is_a_little_wider():
 
 def test_all_right_is_no_certainty():
     """0.05^(1/n): the rate at which half the chance of n right ones is 2.5 %."""
-    assert interval(np.ones(100)) == pytest.approx((100 * 0.05**0.01, 100))
-    assert interval(np.zeros(100)) == pytest.approx((0, 100 - 100 * 0.05**0.01))
+    assert accuracy_interval(np.ones(100)) == pytest.approx((100 * 0.05**0.01, 100))
+    assert accuracy_interval(np.zeros(100)) == pytest.approx((0, 100 - 100 * 0.05**0.01))
 
 
 def test_skipped_images_do_not_count():
     values = np.array([1, 0, 1, 1, np.nan, np.nan], np.float32)
-    assert interval(values) == interval(np.array([1, 0, 1, 1]))
+    assert accuracy_interval(values) == accuracy_interval(np.array([1, 0, 1, 1]))
 
 
 RIGHT = np.array([1, 1, 1, 0], np.float32)
@@ -112,4 +112,4 @@ def test_the_mean_of_other_values_has_nearly_students_interval():
     student = t.interval(0.95, len(seen) - 1, seen.mean(), sem(seen))
     assert ends == pytest.approx(student, abs=0.1 * (student[1] - student[0])) and "bootstrap" in method
     assert of_mean(seconds[:1], "s") == (None, "")
-    assert of_mean(RIGHT, "%")[0] == interval(RIGHT)
+    assert of_mean(RIGHT, "%")[0] == accuracy_interval(RIGHT)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bench.statistics.paired import bootstrap_test, difference_interval, holm, mcnemar, p_value, paired
+from bench.statistics.paired import bootstrap_test, compare_images, difference_interval, holm, mcnemar, paired_p_value
 
 DRAWS = 1000
 
@@ -22,6 +22,7 @@ def equal_models(images: int, shared: float, seed: int, splits: int = 1) -> np.n
     return np.where(generator.random((splits, 1, DRAWS, images)) < shared, easy, own).mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("images", [100, 500])
 def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
@@ -32,13 +33,14 @@ def test_equal_models_differ_in_at_most_5_of_100_draws(images, shared):
     assert shared > 0.5 or np.mean(p <= 0.05) > 0.02, "a test that never rejects is no test"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.7])
 def test_equal_models_averaged_over_splits(shared):
     """3000 draws: their noise is 0.4 %, and the level is near 4 %."""
     p = []
     for seed in (5, 6, 7):
         pairs = zip(*equal_models(100, shared, seed, splits=3), strict=True)
-        p += [p_value(*values, seed=draw, resamples=300) for draw, values in enumerate(pairs)]
+        p += [paired_p_value(*values, seed=draw, resamples=300) for draw, values in enumerate(pairs)]
     assert 0.01 < np.mean(np.array(p) <= 0.05) <= 0.05
 
 
@@ -84,7 +86,7 @@ def test_bootstrap_and_mcnemar_agree_on_many_discordant_images():
 def test_a_difference_with_its_size():
     first = np.repeat([1, 1, 0, 0], [300, 60, 20, 120]).astype(np.float32)
     second = np.repeat([1, 0, 1, 0], [300, 60, 20, 120]).astype(np.float32)
-    found = paired(first, second, seed=0)
+    found = compare_images(first, second, seed=0)
     assert (found.images, found.first, found.second) == (500, 72.0, 64.0)
     assert (found.first_only, found.second_only, found.test) == (60, 20, "McNemar, exact")
     assert found.difference == pytest.approx(8.0)
@@ -98,7 +100,7 @@ def test_fractions_use_the_bootstrap_alone():
     generator = np.random.default_rng(8)
     first = (generator.random((3, 400)) < 0.8).mean(0).astype(np.float32)
     second = (generator.random((3, 400)) < 0.7).mean(0).astype(np.float32)
-    found = paired(first, second, seed=0)
+    found = compare_images(first, second, seed=0)
     assert found.test == "paired bootstrap" and found.effect_name == "Cohen's d_z"
     assert found.first_only is found.second_only is found.odds_ratio is None
     assert found.low < found.difference < found.high and found.p < 0.001
@@ -106,20 +108,20 @@ def test_fractions_use_the_bootstrap_alone():
 
 def test_the_same_seed_gives_the_same_bits():
     first, second = equal_models(50, 0.0, seed=9, splits=2)[:, 0]
-    assert paired(first, second, seed=3) == paired(first, second, seed=3)
-    assert paired(first, second, seed=3).p != paired(first, second, seed=4).p
+    assert compare_images(first, second, seed=3) == compare_images(first, second, seed=3)
+    assert compare_images(first, second, seed=3).p != compare_images(first, second, seed=4).p
 
 
 def test_no_difference_is_no_certainty():
     same = np.ones(100)
-    found = paired(same, same, seed=0)
+    found = compare_images(same, same, seed=0)
     assert (found.difference, found.p, found.effect, found.odds_ratio) == (0.0, 1.0, None, None)
     assert found.low < -1 and found.high > 1  # points: one image of 100
 
 
 def test_the_same_fractions_do_not_differ():
     thirds = np.full(50, 1 / 3, np.float32)
-    found = paired(thirds, thirds, seed=0)
+    found = compare_images(thirds, thirds, seed=0)
     assert (found.test, found.p, found.effect) == ("paired bootstrap", 1.0, None)
 
 

@@ -5,9 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.statistics.resampled import interval, p_value, paired
+from bench.statistics.intervals import bootstrap_interval, bootstrap_p_value
+from bench.statistics.paired import compare_resamples
 from downstream.metrics import average_precision, scores
 from engine.resampling import resampled
+
+pytestmark = pytest.mark.slow
 
 CLASSES, MOST = 8, 12
 
@@ -62,7 +65,7 @@ KINDS = ("box", "mask")
 def metrics_of(values: list, kind: str) -> tuple:
     """Number and values on resamples of two models in mIoU or box AP."""
     if kind == "mIoU":
-        score, images = [partial(scores.reweighted, [areas]) for areas in values], len(values[0])
+        score, images = [partial(scores.weighted_scores, [areas]) for areas in values], len(values[0])
     else:
         score, images = [partial(of_boxes, arrays) for arrays in values], len(values[0]["classes"])
     now = tuple(float(each(np.ones((1, images)))[kind][0]) for each in score)
@@ -86,7 +89,7 @@ def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.
     monkeypatch.setattr("engine.resampling.MAX_RESAMPLES", 200)
     generator, found = np.random.default_rng(images), []
     for _ in range(draws):
-        found.append(paired(*metrics_of(DRAWN[kind](generator, images, shared), kind)))
+        found.append(compare_resamples(*metrics_of(DRAWN[kind](generator, images, shared), kind)))
         low, high = found[-1].low, found[-1].high
         assert abs(found[-1].p - 0.05) < 0.03 or (low <= 0 <= high) == (found[-1].p > 0.05)
     return float(np.mean([each.p <= 0.05 for each in found]))
@@ -95,11 +98,11 @@ def rejected(kind: str, images: int, draws: int, monkeypatch, shared: float = 0.
 @pytest.mark.parametrize("kind", DRAWN)
 def test_a_real_difference_is_found(kind):
     values = metrics_of(DRAWN[kind](np.random.default_rng(1), 60, shared=0.8, better=1.0), kind)
-    found = paired(*values)
+    found = compare_resamples(*values)
     assert found.difference == pytest.approx(found.first - found.second) and 3 < found.low < found.difference
     assert found.p < 0.01 and found.effect > 0.2 and found.images == 60
     assert found.test == "bootstrap over images" and found.first_only is found.odds_ratio is None
-    turned = paired(values[0][::-1], values[1][::-1], 60)
+    turned = compare_resamples(values[0][::-1], values[1][::-1], 60)
     assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low)) and turned.p == found.p
 
 
@@ -107,10 +110,10 @@ def test_the_same_images_make_the_difference_sharp():
     """Drawn for each alone, the resamples would leave the difference of two alike models as wide as the numbers."""
     _, values, images = metrics_of(drawn_areas(np.random.default_rng(2), 60, shared=0.95, better=0.3), "mIoU")
     alone = np.random.default_rng(0).permutation(values[1])
-    low, high = interval(values[0] - values[1], images)
-    wide = interval(values[0] - alone, images)
+    low, high = bootstrap_interval(values[0] - values[1], images)
+    wide = bootstrap_interval(values[0] - alone, images)
     assert low > 0 > wide[0] and high - low < (wide[1] - wide[0]) / 2
-    assert p_value(values[0] - values[1], images) < 0.05 < p_value(values[0] - alone, images)
+    assert bootstrap_p_value(values[0] - values[1], images) < 0.05 < bootstrap_p_value(values[0] - alone, images)
 
 
 def test_normal_values_have_students_interval():
@@ -118,13 +121,14 @@ def test_normal_values_have_students_interval():
     numbers = np.random.default_rng(3).normal(size=12)
     numbers = (numbers - numbers.mean()) / numbers.std(ddof=1)
     values = resampled(lambda weights: {"mean": weights @ numbers / 12}, 12)["mean"]
-    low, high = interval(values, 12)
+    low, high = bootstrap_interval(values, 12)
     assert (high - low) / 2 == pytest.approx(2.201 / np.sqrt(12), rel=0.05)
 
 
 def test_equal_values_do_not_differ_and_empty_resamples_are_left_out():
     values = np.random.default_rng(4).normal(50, 3, 300)
-    same = paired((50.0, 50.0), (values, values), 24)
+    same = compare_resamples((50.0, 50.0), (values, values), 24)
     assert (same.difference, same.low, same.high, same.p, same.effect) == (0.0, 0.0, 0.0, 1.0, None)
     holes = np.append(values, [np.nan] * 20)
-    assert interval(holes, 24) == interval(values, 24) and p_value(holes, 24) == p_value(values, 24)
+    assert bootstrap_interval(holes, 24) == bootstrap_interval(values, 24)
+    assert bootstrap_p_value(holes, 24) == bootstrap_p_value(values, 24)

@@ -9,7 +9,7 @@ import pytest
 from test_results import RESULT
 
 from bench.leaderboard.files import rewrite
-from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, stem, write_result
+from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, result_stem, write_result
 from engine.tasks import Workspace
 
 FAILED = replace(RESULT, status="failed", message="RuntimeError: no memory", metrics={})
@@ -19,7 +19,7 @@ def keep(out: Path, name: str, protocol: str, result: Result, digest: str = "ab"
     """The result of a checkpoint under a protocol, as a run writes it; a failure with its log."""
     used = replace(result.checkpoint, name=name, digest=digest)
     recipe = ProtocolUsed(name=protocol, version=1)
-    path = result_path(out, used, "digits", stem(recipe, {}, Workspace(cache=out, data="", seed=result.seed)))
+    path = result_path(out, used, "digits", result_stem(recipe, {}, Workspace(cache=out, data="", seed=result.seed)))
     arrays = {"correct": np.arange(2)} if result.status == "ok" else {}
     log = "" if result.status == "ok" else "Traceback"
     write_result(path, replace(result, checkpoint=used, protocol=recipe, task=protocol.partition("@")[0]), arrays, log)

@@ -33,6 +33,9 @@ def test_the_encoders_of_a_stopped_training_are_exported(bench, stopped, tmp_pat
     before = files_in(stopped.run.out)
     code, out, _ = bench("export", stopped.run.out, "--out", tmp_path / "early")
     assert code == 0 and f"{stopped.run.out}: epoch 1.33 of 2, not finished (update 4 of 6)\n" in out
+    assert out.splitlines()[-1].endswith(
+        f"{tmp_path / 'early/export'} --suite frozen --data nowhere=folder:/nowhere --out results"
+    )
     assert files_in(stopped.run.out) == before
     assert {path.name for path in (tmp_path / "early").iterdir()} == {"export", "export-student"}
     for name, now in stopped.exports():

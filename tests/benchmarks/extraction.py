@@ -3,7 +3,7 @@
 
 ViT-S/16 at 224 px with random weights. All rates of one line come from one process, whose bare and extraction rounds
 alternate. The bare rate is that of the same backbone on prepared tensors in memory, at the best of several batch sizes,
-and in two layouts: one pass at a time on all cores, as is usual, and one pass in each core (lanes).
+and in two layouts: one pass at a time on all cores, as is usual, and one pass on each core.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
         print(json.dumps(measure(arguments)))
         return
     print(f"load average before: {os.getloadavg()[0]:.2f} (numbers under load are worthless)")
-    heads = "precision|kept memory|extract|bare, all cores|bare, lanes|with loaders|/ all cores|/ best bare|peak MiB"
+    heads = "precision|kept memory|extract|all cores|each core|with loaders|/ all cores|/ best bare|peak MiB"
     print(COLUMNS.format(*heads.split("|")))
     for precision in arguments.precision:
         for kept in ("1", "0"):
@@ -51,14 +51,14 @@ def main() -> None:
 
 
 def show(precision: str, found: dict) -> None:
-    best = max(found["all cores"], found["lanes"])
+    best = max(found["all cores"], found["each core"])
     print(
         COLUMNS.format(
             precision,
             "yes" if found["kept"] else "no",
             f"{found['extraction']:.1f}/s",
             f"{found['all cores']:.1f}/s at {found['all cores batch']}",
-            f"{found['lanes']:.1f}/s at {found['lanes batch']}",
+            f"{found['each core']:.1f}/s at {found['each core batch']}",
             f"{found['loaders']:.1f}/s",
             f"{found['extraction'] / found['all cores']:.3f}",
             f"{found['extraction'] / best:.3f}",
@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     before = resident()
     subject.extraction()
     found: dict = {"kept": kept, "peak": (peak() - before) >> 20}
-    layouts = {"all cores": subject.on_all_cores, "lanes": subject.in_lanes}
+    layouts = {"all cores": subject.on_all_cores, "each core": subject.on_each_core}
     for name, layout in layouts.items():
         found[f"{name} batch"] = max(BATCHES, key=lambda batch, layout=layout: rate(layout, batch, SCAN))
     rounds: dict[str, list[float]] = {name: [] for name in (*layouts, "extraction", "loaders")}
@@ -132,16 +132,16 @@ class Subject:
             self.encoded(images)
         return passes * batch
 
-    def in_lanes(self, batch: int, count: int) -> int:
+    def on_each_core(self, batch: int, count: int) -> int:
         """As many passes at a time as there are cores."""
         import torch
 
         from engine.core_threads import run_on_core_threads
 
-        lanes = torch.get_num_threads()
-        images = [prepared(batch) for _ in range(lanes)]
-        passes = max(1, count // (batch * lanes)) * lanes
-        run_on_core_threads(lambda item: self.encoded(images[item % lanes]), range(passes), lanes)
+        threads = torch.get_num_threads()
+        images = [prepared(batch) for _ in range(threads)]
+        passes = max(1, count // (batch * threads)) * threads
+        run_on_core_threads(lambda item: self.encoded(images[item % threads]), range(passes), threads)
         return passes * batch
 
     def extraction(self) -> float:

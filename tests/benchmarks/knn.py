@@ -27,7 +27,7 @@ import torch
 
 from engine.memory import keep_memory
 from probes.knn import blas_kernel
-from probes.knn.neighbours import normalised, search, vote
+from probes.knn.neighbours import search, unit_rows, vote
 
 GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000
 KS = (10, 20, 100, 200)
@@ -74,7 +74,7 @@ def whole_evaluation(rounds: int) -> None:
             continue  # warm-up
         whole.append(sum(times))
         parts.append(times)
-        bares.append(bare_search(normalised(gallery), normalised(queries)))
+        bares.append(bare_search(unit_rows(gallery), unit_rows(queries)))
     shares = [statistics.median(column) for column in zip(*parts, strict=True)]
     print(
         "{:>12} {:>12} {:>12} {:>12} {:>12} {:>8}".format(
@@ -151,8 +151,8 @@ def ways_to_search(gallery: int, queries: int, rounds: int) -> None:
     answers: dict[str, list[dict]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         bank, _, asked, _ = data(gallery, queries)
-        np.save(Path(folder) / "gallery.npy", normalised(bank))
-        np.save(Path(folder) / "queries.npy", normalised(asked))
+        np.save(Path(folder) / "gallery.npy", unit_rows(bank))
+        np.save(Path(folder) / "queries.npy", unit_rows(asked))
         del bank, asked
         for _ in range(rounds):
             for name in ways:
@@ -212,7 +212,7 @@ def data(gallery: int, queries: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def evaluation(gallery, gallery_labels, queries, labels) -> tuple[tuple[float, float, float], dict]:
     """Seconds of normalising, searching and voting, and the hits."""
     times = [time.perf_counter()]
-    bank, asked = normalised(gallery), normalised(queries)
+    bank, asked = unit_rows(gallery), unit_rows(queries)
     times.append(time.perf_counter())
     similarities, indices = search(bank, asked, max(KS))
     times.append(time.perf_counter())

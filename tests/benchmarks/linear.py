@@ -104,7 +104,7 @@ def cached(rounds: int) -> None:
                 optimizer.step()
 
     ours, theirs = alternated(
-        lambda: batches.run(0, lambda rows, truth: heads.step(rows, truth, 0.01)), one_after_another, rounds
+        lambda: batches.run(0, lambda number, rows, truth: heads.step(rows, truth, 0.01)), one_after_another, rounds
     )
     print(f"cached: 45 heads {ours:.2f} s an epoch, one after another {theirs:.2f} s: {theirs / ours:.2f} times")
 
@@ -170,7 +170,7 @@ def images(count: int, rounds: int) -> None:
     )
 
     def epoch(heads: Heads) -> None:
-        batches.run(0, lambda rows, truth: heads.step(rows, truth, 0.01))
+        batches.run(0, lambda number, rows, truth: heads.step(rows, truth, 0.01))
 
     many, one = alternated(lambda: epoch(sweep), lambda: epoch(single), rounds)
     print(f"images: 45 heads {count / many:.1f} images/s, one head {count / one:.1f}: {many / one:.2f} times the time")

@@ -43,7 +43,7 @@ def main() -> None:
     features, labels, queries, answers = data(classes, width)
     for lambd in lambdas:
         penalty = lambd / len(labels)
-        best = logistic.fit(features, labels, classes, penalty, tolerance=1e-9)
+        best = logistic.fit_lbfgs(features, labels, classes, penalty, tolerance=1e-9)
         print(f"\n{classes} classes, width {width}, lambd {lambd:g}, optimum {best.objective:.6f}")
         solvers = solvers_of(features, labels, classes, penalty, best.objective, tolerances)
         if asked.recorded_cyanure:
@@ -80,7 +80,7 @@ def solvers_of(
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Name -> what returns weights (D, C)."""
     problem = (features, labels, classes, penalty)
-    reached = max(1e-6, logistic.fit(*problem).objective / optimum - 1)
+    reached = max(1e-6, logistic.fit_lbfgs(*problem).objective / optimum - 1)
     for tolerance in tolerances:
         if tolerance == tolerances[-1]:
             break
@@ -88,9 +88,9 @@ def solvers_of(
         if logistic.certified(features, labels, weights, penalty)[0] / optimum - 1 <= reached:
             break
     return {
-        "ours": lambda: logistic.fit(*problem).weights,
+        "ours": lambda: logistic.fit_lbfgs(*problem).weights,
         f"scikit-learn {tolerance:.0e}": partial(sklearn_weights, features, labels, penalty, tolerance),
-        "cyanure": lambda: cyanure_solver.fit(*problem).weights,
+        "cyanure": lambda: cyanure_solver.fit_cyanure(*problem).weights,
     }
 
 

@@ -4,13 +4,11 @@ The numbers are recorded outputs of the official modules (tests/golden). BYOL, M
 their own: their layouts carry DINO's recorded weights and activations, of which they are supersets.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import isqrt
-from pathlib import Path
-from typing import Any
 
 import torch
+from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetuned
+from recorded_example import Example, Pairs, encode, masked_latent, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
 from torch import Tensor
@@ -18,29 +16,6 @@ from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
 from checkpoints.importing import ImportOptions
-from checkpoints.reading import ForeignFile
-
-Pairs = list[tuple[Tensor, Tensor]]  # ours, recorded
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """tree: dotted official name -> tensor. recorded: our values beside the official ones, in float64."""
-
-    importer: str
-    options: ImportOptions
-    tree: dict[str, Tensor]
-    recorded: Callable[[ViTExport], Pairs]
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def file(self, **changes: Tensor | None) -> ForeignFile:
-        """As the reader would return it; `changes` replace tensors, None removes one."""
-        tree = {name: tensor for name, tensor in (self.tree | changes).items() if tensor is not None}
-        return ForeignFile(path=Path(f"{self.importer}.pth"), sha256="0" * 64, tensors=tree, facts=self.facts)
-
-
-def encode(export: ViTExport, images: Tensor, **how: Any) -> Tensor:
-    return export.build().double()(images.double(), **how)[0]
 
 
 def dino() -> Example:
@@ -170,16 +145,6 @@ def mocov3() -> Example:
     return Example(importer="mocov3", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 
 
-def visible(noise: Tensor, mask_ratio: float) -> Tensor:
-    """MAE's kept patches: the first int(L * (1 - ratio)) of the noise in ascending order."""
-    return noise.argsort(dim=1)[:, : int(noise.shape[1] * (1 - mask_ratio))]
-
-
-def masked_latent(export: ViTExport, images: Tensor, keep: Tensor) -> Tensor:
-    vit = export.build().double()
-    return vit.encode(vit.place(vit.project(images.double()), vit.spec.grid), keep=keep)[0]
-
-
 def mae() -> Example:
     record, config = tensors("mae/mae_step.safetensors"), facts("mae/mae_step.safetensors")
 
@@ -304,6 +269,11 @@ EXAMPLES = {
     "byol": byol,
     "mst": mst,
     "mae": mae,
+    "can": can,
+    "cae": cae,
+    "cae_finetuned": cae_finetuned,
+    "maskfeat": maskfeat,
+    "maskfeat_finetuned": maskfeat_finetuned,
     "lut": lut,
     "moca": moca,
     "extrema": extrema,

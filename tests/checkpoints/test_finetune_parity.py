@@ -18,7 +18,7 @@ from checkpoints.export import ViTExport
 from checkpoints.importing import import_file
 from engine.extensions import load_extension
 from engine.layer_decay import layer_groups
-from engine.step_rates import StepRates
+from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, WarmupCosine
 from probes.finetune.classifier import Classifier, HeadRecipe
 
 TOLERANCE = 1e-6
@@ -199,19 +199,17 @@ def test_rate_scales_and_weight_decays_are_the_official_ones(name, path):
     assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in config["lr_scale_and_wd"].items()}
 
 
+def progress(step: int, steps_per_epoch: int, epochs: int) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=epochs)
+
+
 def test_mae_rates():
     record, config = tensors("mae/mae_step.safetensors"), facts("mae/mae_step.safetensors")
     epochs, recorded = record["sched.epoch"].tolist(), record["sched.lr"].tolist()
     steps = steps_per_epoch(epochs)
-    rates = StepRates(
-        family="mae",
-        lr=config["lr"],
-        epochs=config["epochs"],
-        warmup_epochs=config["warmup"],
-        steps_per_epoch=steps,
-        floor=config["min_lr"],
-    )
-    assert [rates.at(round(epoch * steps)) for epoch in epochs] == pytest.approx(recorded, rel=1e-9)
+    schedule = WarmupCosine(warmup=config["warmup"], floor=config["min_lr"])
+    now = [progress(round(epoch * steps), steps, config["epochs"]) for epoch in epochs]
+    assert [schedule.at(config["lr"], each) for each in now] == pytest.approx(recorded, rel=1e-9)
 
 
 def test_beit_rates():
@@ -220,11 +218,10 @@ def test_beit_rates():
     peak, warmup = max(record), record.index(max(record)) + 1
     left = (1 + cos(pi * (1 - 1 / (len(record) - warmup)))) / 2  # of the way to the floor, at the last step
     floor = (record[-1] - left * peak) / (1 - left)
-    rates = StepRates(
-        family="beit", lr=peak, epochs=len(record), warmup_epochs=warmup, steps_per_epoch=1, floor=floor
-    )  # fmt: skip
+    schedule = TableCosine(warmup=warmup, floor=floor)
     assert record[warmup] == peak and floor > 0
-    assert [rates.at(step) for step in range(rates.steps)] == pytest.approx(record, rel=1e-6)
+    ours = [schedule.at(peak, progress(step, 1, len(record))) for step in range(len(record))]
+    assert ours == pytest.approx(record, rel=1e-6)
 
 
 def test_simmim_rates():
@@ -233,27 +230,22 @@ def test_simmim_rates():
     record = tensors("simmim/simmim_finetune.safetensors")["sched.cosine_groups"]
     names = ["cls_token", *(f"blocks.{block}.gamma_1" for block in range(config["depth"]))]
     scales = [config["lr_scale_and_wd"][name][0] for name in names]
-    rates = StepRates(
-        family="simmim",
-        lr=config["lr"],
-        epochs=config["epochs"],
-        warmup_epochs=config["warmup"],
-        steps_per_epoch=len(record) // config["epochs"],
-        floor=config["min_lr"],
-        start=config["warm_lr"],
-    )
+    lr, start, length = config["lr"], config["warm_lr"], (len(record) // config["epochs"], config["epochs"])
+    schedule = TimmCosine(warmup=config["warmup"], floor=config["min_lr"], start=start, told="update")
     for told in range(len(record)):
-        ours = [rates.at(told + 1, scale) for scale in (*scales, 1.0)]
+        ours = [schedule.at(lr, progress(told + 1, *length), scale) for scale in (*scales, 1.0)]
         assert ours == pytest.approx(record[told, ::2].tolist(), rel=1e-9)
-    assert rates.at(0) == config["warm_lr"]
+    assert schedule.at(lr, progress(0, *length)) == start
 
 
 def test_deit_rates():
     """timm's scheduler told every epoch once it is over, as DeiT and iBOT's semi-supervised training do."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=3e-3)
     scheduler = CosineLRScheduler(optimizer, t_initial=30, lr_min=1e-5, warmup_t=5, warmup_lr_init=1e-6)
-    rates = StepRates(family="deit", lr=3e-3, epochs=30, warmup_epochs=5, steps_per_epoch=4, floor=1e-5, start=1e-6)
-    for epoch in range(rates.epochs):
+    schedule = TimmCosine(warmup=5, floor=1e-5, start=1e-6, told="epoch")
+    for epoch in range(30):
         used = optimizer.param_groups[0]["lr"]
-        assert [rates.at(4 * epoch + step) for step in range(4)] == pytest.approx([used] * 4, rel=1e-12)
+        assert [schedule.at(3e-3, progress(4 * epoch + step, 4, 30)) for step in range(4)] == pytest.approx(
+            [used] * 4, rel=1e-12
+        )
         scheduler.step(epoch)

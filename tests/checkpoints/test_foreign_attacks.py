@@ -75,6 +75,7 @@ def test_calls_are_refused_in_every_pickle_protocol(protocol, container, room):
     assert "wants posix.system " in refusal(room / "a.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", malicious.CONTAINERS)
 @pytest.mark.parametrize("name", malicious.RAW)
 def test_bombs_and_misfits_are_refused(name, container, room):

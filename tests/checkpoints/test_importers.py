@@ -12,7 +12,7 @@ import torch
 from examples import EXAMPLES, Example
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, Branch, ImportOptions, import_file
+from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
 from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
@@ -93,6 +93,7 @@ def redrawn(tensor: torch.Tensor) -> torch.Tensor:
     return torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(1.0).clamp(min=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key):
     example = EXAMPLES[key]()
@@ -114,6 +115,7 @@ def test_a_change_of_any_used_tensor_is_caught(key):
     assert not escaped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_renamed_tensor_that_is_dropped_is_no_longer_known(key):
     example = EXAMPLES[key]()
@@ -177,7 +179,7 @@ def test_a_wrong_convention_is_seen_by_the_fingerprint(key):
     wrong = [change(export) for name, change in CONVENTIONS.items() if name != "other heads"]
     if export.spec.relative_position == "none":
         wrong.append(CONVENTIONS["other heads"](export))
-        others = {"bicubic", "bicubic_antialias", "bicubic_offset"} - {export.spec.position_resize}
+        others = {"bilinear", "bicubic", "bicubic_antialias", "bicubic_offset"} - {export.spec.position_resize}
         wrong += [replace(export, spec=replace(export.spec, position_resize=rule)) for rule in others]
     wrong += [
         replace(export, preparation=replace(export.preparation, **{name: values}))
@@ -186,6 +188,7 @@ def test_a_wrong_convention_is_seen_by_the_fingerprint(key):
     assert all(mutant.verify() for mutant in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_changed_weight_of_an_export_is_seen_by_the_fingerprint(key):
     export = imported(EXAMPLES[key]())
@@ -204,7 +207,7 @@ def test_through_a_real_file_with_wrapped_names(key, tmp_path):
     for name, tensor in example.tree.items():
         top, _, rest = name.partition(".")
         if any(other != name and other.startswith(f"{top}.") for other in example.tree) and top in (
-            *("student", "teacher", "encoder", "target_encoder", "state_dict", "model", "model_ema"),
+            *("student", "teacher", "encoder", "target_encoder", "state_dict", "model", "model_ema", "model_state"),
         ):
             nested.setdefault(top, {})[f"module.{rest}"] = tensor
         else:
@@ -257,6 +260,11 @@ OFFICIAL = {
     "msn": ("learned", "bicubic", "cls", {384: 6, 1024: 16}),
     "mocov3": ("sincos_row_first", "bicubic", "cls", {384: 12, 768: 12}),
     "mae": ("sincos_column_first", "bicubic", "cls", {768: 12, 1280: 16}),
+    "can": ("sincos_column_first", "bicubic", "cls", {768: 12}),
+    "cae": ("sincos_row_first", "bicubic", "cls", {384: 12, 768: 12, 1024: 16}),
+    "cae_finetuned": ("sincos_row_first", "relative_spline", "avg", {}),
+    "maskfeat": ("learned", "bilinear", "avg", {768: 12, 1024: 16}),
+    "maskfeat_finetuned": ("learned", "bilinear", "avg", {}),
     "lut": ("sincos_column_first", "bicubic", "cls", {512: 8, 768: 12}),
     "moca": ("sincos_column_first", "bicubic", "avg", {768: 12, 1024: 16}),
     "extrema": ("sincos_column_first", "bicubic", "cls", {384: 6, 768: 12}),
@@ -277,7 +285,17 @@ def test_conventions_are_those_of_the_source(key):
     assert (export.spec.norm_eps, export.crop, export.interpolation) == (1e-6, 0.875, "bicubic")
 
 
-LAST_EPOCH = ("mae", "moca", "lut", "simmim", "beit", "data2vec")  # their codes store the index of the epoch just done
+LAST_EPOCH = (
+    "mae",
+    "can",
+    "cae",
+    "maskfeat",
+    "moca",
+    "lut",
+    "simmim",
+    "beit",
+    "data2vec",
+)  # their codes store the index of the epoch just done
 ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol")  # these store how many are done
 
 
@@ -297,7 +315,7 @@ def test_epochs_are_counted_as_the_official_code_does(key, epochs):
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
 def test_published_head_counts(key, width):
     importer = load_extension("importers", key)
-    branch = Branch(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
+    branch = BranchTensors(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
     assert branch.heads(width, getattr(importer, "HEADS", HEADS)) == OFFICIAL[key][3][width]
 
 

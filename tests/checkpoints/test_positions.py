@@ -62,6 +62,16 @@ def test_sine_cosine_tables(path, pattern, order, limit):
         assert (ours - table).abs().max() <= limit
 
 
+def test_maskfeats_rule_is_the_trilinear_one_of_one_frame():
+    """SlowFast video_model_builder.py:1118-1141, a table of 1 x h x w places."""
+    table = torch.randn(1, 1 + 12, 4, dtype=torch.float64)
+    body = table[:, 1:].reshape(1, 1, 3, 4, 4).permute(0, 4, 1, 2, 3)
+    expected = torch.nn.functional.interpolate(body, size=(1, 5, 7), mode="trilinear").flatten(2).transpose(1, 2)
+    ours = resize_positions(table, (3, 4), (5, 7), "bilinear", prefix=1)
+    assert torch.equal(ours[:, :1], table[:, :1])
+    torch.testing.assert_close(ours[:, 1:], expected)
+
+
 @pytest.mark.parametrize("side", [61, 115, 122])  # 976, 1840 and 1952 px at patch 16
 def test_the_grid_is_the_one_asked_for(side):
     """Sizes for which DINOv2's scale factor alone gives a grid one short (facebookresearch/dinov2 pull request 378)."""

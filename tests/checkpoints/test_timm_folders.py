@@ -74,6 +74,7 @@ def test_timm_to_export_to_timm(key, tmp_path):
         assert (features.cls - expected[:, 0]).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["vit_small_patch16_224", "vit_base_patch16_224", "beit_base_patch16_224"])
 def test_full_size_models_agree_to_1e_6(architecture, tmp_path):
     torch.manual_seed(0)
@@ -176,6 +177,7 @@ def test_a_folder_whose_weights_do_not_fit_says_which(width, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["", "state_dict.", "state_dict_ema."])
 @pytest.mark.parametrize("key", ["plain", "registers", "beit, fine-tuned head"])
 def test_a_state_dict_with_a_classifier(key, place, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from pycocotools import mask as masks
 
-from downstream.data.scenes import drawn, open_scenes, problems_of
+from downstream.data.scenes import open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import learnable
 from downstream.models.libraries import quiet_libraries
@@ -16,9 +16,14 @@ from downstream.models.libraries import quiet_libraries
 with quiet_libraries():
     from mmdet.datasets import CocoDataset
 
-    from downstream.data.detection_data import CocoScenes, Sizes, training_images, validation_images
+    from downstream.data.detection_data import (
+        CocoScenes,
+        DetectionSizes,
+        detection_training_images,
+        detection_validation_images,
+    )
 
-SIZES = Sizes(
+SIZES = DetectionSizes(
     augment="crops",
     short=(48, 64),
     long=96,
@@ -32,7 +37,7 @@ SIZES = Sizes(
 
 @pytest.fixture
 def coco(tmp_path):
-    return drawn("coco", tmp_path)
+    return tiny_folder("coco", tmp_path)
 
 
 @pytest.fixture
@@ -86,10 +91,11 @@ FILTER = {"filter_empty_gt": True, "min_size": 32}
 
 @pytest.mark.parametrize(("augment", "sides"), [("scales", (48, 96)), ("crops", (48, 96)), ("jitter", (12, 96))])
 def test_augmented_images_stay_in_their_bounds(opened, augment, sides):
-    sizes = Sizes(
-        **{name: getattr(SIZES, name) for name in Sizes.__dataclass_fields__ if name != "augment"}, augment=augment
+    sizes = DetectionSizes(
+        **{name: getattr(SIZES, name) for name in DetectionSizes.__dataclass_fields__ if name != "augment"},
+        augment=augment,
     )
-    images = training_images(learnable(opened["train"], opened["val"]), sizes)
+    images = detection_training_images(learnable(opened["train"], opened["val"]), sizes)
     np.random.seed(0)
     shapes = set()
     for index in range(24):
@@ -112,11 +118,11 @@ def test_an_image_of_another_size_is_named(coco, opened):
     )
     assert [found.startswith(problem) for found in problems_of(opened["train"])] == [True]
     assert len(problems_of(opened["val"])) == 1
-    images = training_images(opened["train"], SIZES)
+    images = detection_training_images(opened["train"], SIZES)
     with pytest.raises(ValueError, match="says 64 x 96"):
         images[2]
     with pytest.raises(ValueError, match=r"val2017/000000000002.jpg: cannot be read \(.*\); replace the file"):
-        validation_images(opened["val"], SIZES)[1]
+        detection_validation_images(opened["val"], SIZES)[1]
 
 
 def first(content: dict) -> dict:

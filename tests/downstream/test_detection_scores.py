@@ -8,7 +8,7 @@ import torch
 from pycocotools import mask as masks
 
 from downstream.data.instances import Instances
-from downstream.metrics.average_precision import average_precisions, detections, reweighted
+from downstream.metrics.average_precision import average_precisions, detections, weighted_ap
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
@@ -143,7 +143,7 @@ def test_perfect_and_missing_detections():
     metrics, arrays = evaluated(instances, right, MOST)
     assert set(metrics.values()) == {100.0}
     weights = np.random.RandomState(0).randint(0, 3, (3, 20)).astype(np.float64)
-    assert all(values == pytest.approx(np.full(3, 100.0)) for values in reweighted(arrays, weights).values())
+    assert all(values == pytest.approx(np.full(3, 100.0)) for values in weighted_ap(arrays, weights).values())
     nothing = [{name: values[:0] for name, values in each.items()} for each in found]
     metrics, arrays = evaluated(instances, nothing, MOST)
     assert set(metrics.values()) == {0.0} and (arrays["classes"] == -1).all()
@@ -154,7 +154,7 @@ def test_resamples_lie_around_the_number_and_closer_with_more_images():
     for images in (40, 160):
         metrics, arrays = evaluated(*drawn(images, 6), MOST)
         weights = np.random.RandomState(0).multinomial(images, np.full(images, 1 / images), size=200)
-        found = reweighted(arrays, weights.astype(np.float64))
+        found = weighted_ap(arrays, weights.astype(np.float64))
         assert set(found) == set(metrics)
         spread.append(found["box_AP"].std())
         assert abs(found["box_AP"].mean() - metrics["box_AP"]) < spread[-1]

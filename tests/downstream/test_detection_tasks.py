@@ -21,6 +21,8 @@ from downstream.tasks.cascade_coco import Cascade
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.maskrcnn_coco import MaskRcnn
 
+pytestmark = pytest.mark.slow
+
 with quiet_libraries():
     import mmdet
     from mmengine.config import Config
@@ -117,7 +119,7 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
             assert outcome.numbers[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
     assert all(metric.resampled is not None for metric in outcome.metrics.values())
     model, config = trained[0]
-    assert (config.rates.steps, config.rates.milestones) == (4, (2,))
+    assert (config.start.steps, config.start.steps_per_epoch, config.schedule.schedule.milestones) == (4, 2, (1,))
     sizes = TASKS[task].sizes(export.spec, {"train": 8, "val": 8})
     assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
     assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])

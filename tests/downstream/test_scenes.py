@@ -12,7 +12,7 @@ from recordings import facts
 
 from downstream.data.listing import IGNORED
 from downstream.data.reading import Reading, check_pixels
-from downstream.data.scenes import check_mask, drawn, open_scenes, problems_of
+from downstream.data.scenes import check_mask, open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
@@ -20,12 +20,12 @@ from imagesets.decoding import decode_rgb
 
 @pytest.fixture
 def ade(tmp_path):
-    return drawn("ade20k", tmp_path)
+    return tiny_folder("ade20k", tmp_path)
 
 
 @pytest.fixture
 def city(tmp_path):
-    return drawn("cityscapes", tmp_path)
+    return tiny_folder("cityscapes", tmp_path)
 
 
 @pytest.mark.parametrize("layout", ["ade20k", "cityscapes"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from downstream.metrics.scores import reweighted, scores
+from downstream.metrics.scores import scores, weighted_scores
 from downstream.models.libraries import quiet_libraries
 from engine.resampling import resampled
 
@@ -42,23 +42,26 @@ def drawn(images: int, seed: int) -> np.ndarray:
 def test_a_weight_is_so_many_copies_of_an_image():
     first, second = drawn(12, 1), drawn(12, 2)
     weights = np.random.RandomState(0).multinomial(12, np.full(12, 1 / 12), size=3)
-    found = reweighted([first, second], weights.astype(np.float64))
+    found = weighted_scores([first, second], weights.astype(np.float64))
     for row, each in enumerate(weights):
         copies = [scores(np.repeat(areas, each, axis=0)) for areas in (first, second)]
         assert all(found[name][row] == pytest.approx(np.mean([each[name] for each in copies])) for name in copies[0])
 
 
+@pytest.mark.slow
 def test_resamples_cover_at_the_stated_rate():
     """Of 100 sets of 80 images each, 95 % +- 3 standard deviations (2.2) hold the accuracy of the whole population."""
     covered = 0
     for seed in range(100):
         areas = drawn(80, seed)
-        low, high = np.quantile(resampled(partial(reweighted, [areas]), 80)["aAcc"], (0.025, 0.975))
+        low, high = np.quantile(resampled(partial(weighted_scores, [areas]), 80)["aAcc"], (0.025, 0.975))
         covered += low <= 80.0 <= high
     assert 86 <= covered <= 100
 
 
 def test_a_mean_over_trainings_varies_less():
     first, second = drawn(60, 1), drawn(60, 2)
-    spread = [resampled(partial(reweighted, each), 60)["mIoU"].std() for each in ([first], [second], [first, second])]
+    spread = [
+        resampled(partial(weighted_scores, each), 60)["mIoU"].std() for each in ([first], [second], [first, second])
+    ]
     assert spread[2] < 0.9 * min(spread[:2])

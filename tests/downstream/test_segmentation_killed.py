@@ -12,9 +12,13 @@ from toy_scenes import export_of, workspace
 from downstream.models.libraries import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.tasks import Outcome
+from engine.training.interruptions import Stopped
+from engine.training.schedules import MultipliedWarmup, Polynomial, TrainProgress
+
+pytestmark = pytest.mark.slow
 
 with quiet_libraries():
-    from downstream.loop import hooks, running
+    from downstream.loop import hooks
 
 TASK = replace(
     PROTOCOLS["upernet@smoke"].task,
@@ -81,15 +85,41 @@ def rates(monkeypatch):
 )
 def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, method, count, resumed):
     killed(tmp_path, getattr(hooks, hook), method, count)
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     again = outcome(tmp_path)
     printed = capfd.readouterr()
     assert printed.out == ""  # mmengine would say what it loads
     assert (f"16 of 16 iterations, {16 - resumed} of them now, in " in printed.err) == (resumed < 16)
     assert sorted(rates) == list(range(resumed, 16))
-    assert all(rate == running.Rates(steps=8, warmup=2).at(i // 2, TASK.lr) for i, rate in rates.items())
+    schedule = MultipliedWarmup(schedule=Polynomial(), updates=TASK.warmup)
+    start = TrainProgress(step=0, steps_per_epoch=1, epochs=TASK.steps)
+    assert all(rate == schedule.at(TASK.lr, replace(start, step=i // 2)) for i, rate in rates.items())
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
     assert np.array_equal(again.arrays["areas"], quiet.arrays["areas"])
+
+
+def test_stopped_by_a_signal_and_continued(tmp_path, quiet, rates, monkeypatch):
+    """Within a step, whose iterations are then all made; before an evaluation; and in the last one."""
+    original, evaluated = hooks.SetRates.before_train_iter, hooks.KeepEvaluations.after_val_epoch
+
+    def signalled(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        if batch_idx in (4, 7):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def signalled_at_the_end(self, runner, metrics=None):
+        evaluated(self, runner, metrics)
+        if runner.iter == 16:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", signalled)
+    monkeypatch.setattr(hooks.KeepEvaluations, "after_val_epoch", signalled_at_the_end)
+    for step in (3, 4, 8):
+        with pytest.raises(Stopped, match=f"stopped by a signal after step {step} of 8 of upernet on tiny-ade20k:"):
+            outcome(tmp_path)
+        assert sorted(rates) == list(range(2 * step))
+    again = outcome(tmp_path)
+    assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
 
 
 def test_a_broken_state_is_passed_over(tmp_path, quiet):

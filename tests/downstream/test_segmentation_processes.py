@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 from segmentation_program import metrics
 
-from downstream.data.scenes import drawn
+from downstream.data.scenes import tiny_folder
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("segmentation_program.py")
 
@@ -51,7 +53,7 @@ def shrink(path: Path) -> None:
 )
 def test_what_one_process_cannot_read_stops_both(tmp_path, file: str, broken: Callable[[Path], None], reason: str):
     """In training and in judging: with one line, the same, and long before anything times out."""
-    ade = drawn("ade20k", tmp_path)
+    ade = tiny_folder("ade20k", tmp_path)
     broken(ade / file)
     first, second = by_two(tmp_path / "run", f"ade20k:{ade}")
     assert first == second and "\n" not in first["error"]

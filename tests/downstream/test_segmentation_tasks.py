@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from toy_scenes import SPECS, export_of, workspace
 
-from downstream.data.scenes import drawn
+from downstream.data.scenes import tiny_folder
 from downstream.loop import hooks
 from downstream.metrics.scores import scores
 from downstream.models.libraries import quiet_libraries
@@ -19,6 +19,8 @@ from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from downstream.tasks.upernet_ade20k import UperNet
+
+pytestmark = pytest.mark.slow
 
 with quiet_libraries():
     from downstream.loop import running
@@ -86,7 +88,7 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     first, second = (config for _, config in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
     sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
-    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.rates.steps, "batch": 4, "evaluations": 1}
+    assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):
@@ -127,12 +129,12 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
     sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
-    assert {sizes["steps of each"]} == {config.rates.steps for _, config in trained}
+    assert {sizes["steps of each"]} == {config.start.steps for _, config in trained}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []
 
 
 def test_label_ids_give_the_same_numbers(tmp_path):
-    task, city = replace(LINEAR, lr=(0.1,), splits=(1,), epochs=1), drawn("cityscapes", tmp_path)
+    task, city = replace(LINEAR, lr=(0.1,), splits=(1,), epochs=1), tiny_folder("cityscapes", tmp_path)
     first = task.run(export_of(), workspace(tmp_path / "a", f"cityscapes:{city}"))
     for path in city.rglob("*_labelTrainIds.png"):
         path.unlink()
@@ -160,7 +162,7 @@ def failing(task, data: str, tmp_path: Path, **settings) -> str:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_mask_that_does_not_fit_is_named(tmp_path, workers):
-    ade = drawn("ade20k", tmp_path)
+    ade = tiny_folder("ade20k", tmp_path)
     for path in (ade / "annotations" / "training").iterdir():
         Image.fromarray(np.full((64, 96), 151, np.uint8)).save(path)
     said = failing(UPERNET, f"ade20k:{ade}", tmp_path, workers=workers)
@@ -193,7 +195,7 @@ def test_one_image_at_once_is_too_few_for_batch_norm(tmp_path):
     "file", ["images/validation/ADE_val_00000000.jpg", "annotations/training/ADE_train_00000000.png"]
 )
 def test_an_unreadable_file_is_named(tmp_path, workers, file):
-    ade = drawn("ade20k", tmp_path)
+    ade = tiny_folder("ade20k", tmp_path)
     (ade / file).write_bytes((ade / file).read_bytes()[:100])
     task = replace(UPERNET, head="linear", steps=2)
     said = failing(task, f"ade20k:{ade}", tmp_path, workers=workers)

@@ -56,6 +56,7 @@ def fail_in_the_second(world: World) -> int:
     return 1
 
 
+@pytest.mark.slow
 def test_two_processes_agree(tmp_path):
     torch.multiprocessing.spawn(member, args=(free_port(), str(tmp_path)), nprocs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
@@ -71,6 +72,7 @@ def failing_member(rank: int, port: int, folder: str) -> None:
         file.write("ended well")
 
 
+@pytest.mark.slow
 def test_a_common_failure_ends_every_process_in_order(tmp_path):
     torch.multiprocessing.spawn(failing_member, args=(free_port(), str(tmp_path)), nprocs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]

@@ -1,4 +1,4 @@
-"""How a batch is cut."""
+"""Splitting a batch."""
 
 import pytest
 

@@ -3,9 +3,13 @@
 import pytest
 from recordings import facts, matches
 
-from engine.schedules import half_cosine, rate
+from engine.training.schedules import PacedCosine, TableCosine, TrainProgress, WarmupCosine
 
 TABLES = facts("lr_sched/lr_sched.json")
+
+
+def progress(step: int, steps_per_epoch: int, epochs: int) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=epochs)
 
 
 def steps_of(table):
@@ -16,43 +20,45 @@ def steps_of(table):
 
 @pytest.mark.parametrize("table", TABLES["mae_adjust_learning_rate"], ids=lambda table: f"{table['epochs']} epochs")
 def test_mae_at_fractional_epochs(table):
-    iterations = table["iters_per_epoch"]
+    """The rates of every column: layer decay scales those of one group."""
+    iterations, schedule = table["iters_per_epoch"], WarmupCosine(warmup=table["warmup_epochs"], floor=table["min_lr"])
     assert table["n_total"] == table["epochs"] * iterations
-    ours = [
-        half_cosine(table["lr"], step / iterations, table["epochs"], table["warmup_epochs"], table["min_lr"])
-        for step in steps_of(table)
-    ]
-    assert ours == pytest.approx([row[0] for row in table["values"]], rel=1e-12, abs=1e-18)
+    scales = [table.get(f"lr_scale_{column}", 1.0) for column in table["columns"]]
+    for step, row in zip(steps_of(table), table["values"], strict=True):
+        now = progress(step, iterations, table["epochs"])
+        ours = [schedule.at(table["lr"], now, scale) for scale in scales]
+        assert ours == pytest.approx(row, rel=1e-12, abs=1e-18)
 
 
 def test_mae_by_epoch_and_iteration():
     table = next(table for table in TABLES["mae_adjust_learning_rate"] if table["min_lr"] == 0)
-    iterations = table["iters_per_epoch"]
+    schedule = PacedCosine(warmup=table["warmup_epochs"])
     for step, row in zip(steps_of(table), table["values"], strict=True):
-        ours = rate(
-            table["lr"],
-            *divmod(step, iterations),
-            iterations,
-            epochs=table["epochs"],
-            warmup=table["warmup_epochs"],
-        )
+        ours = schedule.at(table["lr"], progress(step, table["iters_per_epoch"], table["epochs"]))
         assert ours == pytest.approx(row[0], rel=1e-12, abs=1e-18)
+
+
+@pytest.mark.parametrize("name", ["beit_cosine_scheduler", "dino_cosine_scheduler"])
+def test_tables_of_beit_and_dino(name):
+    values, arguments = TABLES[name]["values"], TABLES[name]["args"]
+    schedule = TableCosine(warmup=arguments["warmup_epochs"], floor=arguments["final_value"])
+    now = [progress(step, arguments["niter_per_ep"], arguments["epochs"]) for step in range(len(values))]
+    ours = [schedule.at(arguments["base_value"], each) for each in now]
+    assert ours == pytest.approx(values, rel=1e-12, abs=1e-18)
 
 
 def test_torch_cosine_once_an_epoch():
     table = TABLES["cosine_annealing_per_epoch"]
+    schedule, epochs = PacedCosine(pace="epoch"), table["epochs"]
     for iteration in (0, 6):
-        ours = [
-            rate(table["lr"], epoch, iteration, 7, epochs=table["epochs"], pace="epoch")
-            for epoch in range(table["epochs"])
-        ]
+        ours = [schedule.at(table["lr"], progress(7 * epoch + iteration, 7, epochs)) for epoch in range(epochs)]
         assert ours == pytest.approx(table["lr_used_in_epoch"], rel=1e-9)  # torch computes it by recursion
 
 
 def test_dinov2_every_iteration_for_all_rates():
     table = TABLES["dinov2_per_iter_cosine"]
     for iteration, row in enumerate(table["values"]):
-        factor = rate(1.0, 0, iteration, table["max_iter"], epochs=1)
+        factor = PacedCosine().at(1.0, progress(iteration, table["max_iter"], 1))
         ours = [lr * table["global_batch"] / 256 * factor for lr in table["base_lrs"]]
         assert ours == pytest.approx(row, rel=1e-9)
 
@@ -63,5 +69,6 @@ def test_msn_every_iteration():
     arguments = table["args"]
     assert arguments["warmup_steps"] == 0
     used = [table["lr_before_first_step_call"], *table["values_after_each_step"][:-1]]
-    ours = [rate(arguments["ref_lr"], 0, i, arguments["T_max"], epochs=1) for i in range(arguments["T_max"])]
+    steps = arguments["T_max"]
+    ours = [PacedCosine().at(arguments["ref_lr"], progress(step, steps, 1)) for step in range(steps)]
     assert ours == pytest.approx(used, rel=1e-12)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
-from engine.training import states as checkpointing
+from engine.files import sha256_of_file
 from engine.training import states as state_files
 from engine.training.states import KEPT, WRITING, State, load_state, newest_state, newest_whole, save_state, states
 
@@ -98,7 +99,7 @@ def test_the_newest_state_is_read_while_another_process_replaces_it(tmp_path, mo
     """Both states of the first look are gone before they are read."""
     for step in (1, 2):
         save_state(tmp_path, step, STATE)
-    looked, is_whole = [], checkpointing.is_whole
+    looked, is_whole = [], state_files.is_whole
 
     def slow(path):
         looked.append(path)
@@ -107,10 +108,20 @@ def test_the_newest_state_is_read_while_another_process_replaces_it(tmp_path, mo
                 save_state(tmp_path, step, replace(STATE, facts={"step": step}))
         return is_whole(path)
 
-    monkeypatch.setattr(checkpointing, "is_whole", slow)
+    monkeypatch.setattr(state_files, "is_whole", slow)
     found = newest_state(tmp_path, "a.")
     assert found.facts == {"step": 4} and found.tensors.keys() == {"weight", "count"} and len(looked) == 3
     assert newest_state(tmp_path / "nowhere", "") is None
+
+
+@pytest.mark.parametrize("metadata", [None, {"step": "3"}, {"facts": "[1]"}, {"facts": "{"}])
+def test_a_file_that_is_no_state_is_told_in_one_line(metadata, tmp_path):
+    """Under the name that its content gives it."""
+    save_file({"a": torch.ones(2)}, tmp_path / "made", metadata=metadata)
+    name = f"step-000000003-{sha256_of_file(tmp_path / 'made')[:16]}.safetensors"
+    (tmp_path / "made").rename(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} is no state of a training \(\w+\)$"):
+        newest_state(tmp_path, "")
 
 
 def test_reading_deletes_no_broken_state(tmp_path):

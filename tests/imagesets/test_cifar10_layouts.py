@@ -8,7 +8,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from imagesets.schemes.cifar10 import CLASSES, load
+from imagesets.schemes.cifar10 import CLASSES, load_cifar_pickle
 from imagesets.sets import open_set
 
 PER_BATCH = 4
@@ -140,7 +140,7 @@ def test_hand_written_opcodes_are_refused(tmp_path, opcodes):
     witness = tmp_path / "w"
     (tmp_path / "attack").write_bytes(opcodes.replace(b"WITNESS", str(witness).encode()))
     with pytest.raises(ValueError, match="attack is refused") as error:
-        load("cifar10:x", tmp_path / "attack")
+        load_cifar_pickle("cifar10:x", tmp_path / "attack")
     assert "\n" not in str(error.value) and not witness.exists()
 
 
@@ -149,16 +149,16 @@ def test_nesting_that_crashes_python_is_refused(tmp_path):
     levels = 300_000
     (tmp_path / "attack").write_bytes(b"\x80\x02})" + b"\x85" * levels + b"Ns.")
     with pytest.raises(ValueError, match=r"attack is refused .*more than 100 levels deep"):
-        load("cifar10:x", tmp_path / "attack")
+        load_cifar_pickle("cifar10:x", tmp_path / "attack")
 
 
 def test_a_file_cannot_alter_what_the_next_one_meets(tmp_path):
     """The opcode BUILD sets attributes, also of a function that the file may name."""
     opcodes = b"cnumpy.core.multiarray\n_reconstruct\n(N}S'mark'\nNstb."
     (tmp_path / "attack").write_bytes(opcodes)
-    assert hasattr(load("cifar10:x", tmp_path / "attack"), "mark")
+    assert hasattr(load_cifar_pickle("cifar10:x", tmp_path / "attack"), "mark")
     (tmp_path / "next").write_bytes(b"cnumpy.core.multiarray\n_reconstruct\n.")
-    assert not hasattr(load("cifar10:x", tmp_path / "next"), "mark")
+    assert not hasattr(load_cifar_pickle("cifar10:x", tmp_path / "next"), "mark")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from imagesets.check import check, render
+from imagesets.check import check_image_set, render
 
 NAMES = (*(f"train/ant/{number}.jpg" for number in range(7)), *(f"train/bee/{number}.jpg" for number in range(300)))
 VAL = ("val/ant/v.jpg", "val/bee/vv.jpg")
@@ -18,7 +18,7 @@ def pets(tree, tmp_path):
 def test_a_sound_set_is_counted(pets, encode):
     (pets / "val/ant/v.jpg").write_bytes(encode(width=70, height=90))
     totals, steps = [], []
-    report = check(f"folder:{pets}", workers=2, start=totals.append, advance=steps.append)
+    report = check_image_set(f"folder:{pets}", workers=2, start=totals.append, advance=steps.append)
     assert report.ok and report.in_both_splits == ()
     assert totals == [309] and sum(steps) == 309 and len(steps) > 2
     train, val = report.splits
@@ -34,7 +34,7 @@ def test_every_unreadable_file_is_listed(pets):
     (pets / "train/ant/3.jpg").write_bytes(b"")
     (pets / "train/bee/7.jpg").write_bytes((pets / "train/bee/7.jpg").read_bytes()[:-20])
     (pets / "val/bee/vv.jpg").write_text("<html>")
-    report = check(f"folder:{pets}")
+    report = check_image_set(f"folder:{pets}")
     found = [path for split in report.splits for path, _ in split.unreadable]
     assert found == [str(pets / name) for name in ("train/ant/3.jpg", "train/bee/7.jpg", "val/bee/vv.jpg")]
     text = render(report)
@@ -44,7 +44,7 @@ def test_every_unreadable_file_is_listed(pets):
 
 def test_a_val_image_that_is_also_in_train_is_named(pets):
     shutil.copy(pets / "train/bee/5.jpg", pets / "val/bee/copy.jpg")
-    report = check(f"folder:{pets}")
+    report = check_image_set(f"folder:{pets}")
     assert report.in_both_splits == ((str(pets / "train/bee/5.jpg"), str(pets / "val/bee/copy.jpg")),)
     assert "FIX: 1 image of val also in train" in render(report)
 
@@ -52,36 +52,36 @@ def test_a_val_image_that_is_also_in_train_is_named(pets):
 def test_two_unreadable_files_are_no_twins(pets):
     for name in ("train/ant/3.jpg", "val/ant/v.jpg"):
         (pets / name).write_bytes(b"")
-    assert check(f"folder:{pets}").in_both_splits == ()
+    assert check_image_set(f"folder:{pets}").in_both_splits == ()
 
 
 def test_one_split_and_listing_alone(pets):
     (pets / "val/ant/v.jpg").write_bytes(b"")
-    report = check(f"folder:{pets}", "val", read_all=False)
+    report = check_image_set(f"folder:{pets}", "val", read_all=False)
     assert report.ok and [split.split for split in report.splits] == ["val"]
     assert report.splits[0].widths is None and "listed, not decoded" in render(report)
 
 
 @pytest.mark.parametrize("url", ["digits:", "tiny:"])
 def test_embedded_sets_are_sound(url):
-    report = check(url)
+    report = check_image_set(url)
     assert report.ok and report.splits[0].file_bytes is None and "in memory" in render(report)
 
 
 def test_one_class_is_too_few_to_evaluate_on(tree, tmp_path):
     root = tree(tmp_path, "train/ant/1.jpg", "val/ant/2.jpg")
-    for report in (check(f"folder:{root}"), check(f"folder:{root}", read_all=False)):
+    for report in (check_image_set(f"folder:{root}"), check_image_set(f"folder:{root}", read_all=False)):
         assert len(report.problems) == 1 and report.problems[0].startswith(
             "only one class, 'ant', where accuracy needs"
         )
-    assert check(f"images:{root}").ok
+    assert check_image_set(f"images:{root}").ok
 
 
 def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
     shutil.rmtree(pets / "val")
-    report = check(f"folder:{pets}")
+    report = check_image_set(f"folder:{pets}")
     assert len(report.splits) == 1 and len(report.problems) == 1 and "no val or test folder" in report.problems[0]
-    assert len(check(f"folder:{tmp_path}/gone").problems) == 1
-    assert "did you mean folder:" in render(check("fodler:x"))
+    assert len(check_image_set(f"folder:{tmp_path}/gone").problems) == 1
+    assert "did you mean folder:" in render(check_image_set("fodler:x"))
     root = tree(tmp_path / "other", "train/a/1.jpg", "val/b/1.jpg")
-    assert check(f"folder:{root}").problems[0].endswith("make them the same")
+    assert check_image_set(f"folder:{root}").problems[0].endswith("make them the same")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from imagesets.selection import drawn, evenly, quotas, spread
+from imagesets.selection import balanced_indices, evenly, quotas, stratified_sample
 from imagesets.sets import open_set
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
@@ -83,8 +83,8 @@ def test_evenly_covers_the_range():
 
 def test_spread_and_drawn_by_hand():
     labels = np.array([0, 1, 0, 1, 0, 1, 0, 1])
-    assert spread(labels, 2, 2).tolist() == [4, 5]
-    chosen = drawn(labels, np.array([0, 3]), seed=0)
+    assert balanced_indices(labels, 2, 2).tolist() == [4, 5]
+    chosen = stratified_sample(labels, np.array([0, 3]), seed=0)
     assert len(chosen) == 3 and set(labels[chosen]) == {1} and (np.diff(chosen) > 0).all()
 
 

@@ -7,7 +7,7 @@ import pytest
 from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 
-from imagesets.check import check, render
+from imagesets.check import check_image_set, render
 from imagesets.decoding import EIGHT_BITS, UnreadableImage, as_rgb, decode_rgb
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
@@ -57,7 +57,7 @@ def test_every_mode_of_pillow_is_converted_or_refused(mode):
 
 
 def test_a_check_says_what_is_read_of_more_bits(tmp_path):
-    report = check(folder(tmp_path, SCALED["png"]), workers=1)
+    report = check_image_set(folder(tmp_path, SCALED["png"]), workers=1)
     assert "note: 2 images of 16-bit grey, of which the upper 8 bits are read" in render(report)
     assert not any("16-bit" in problem for problem in report.problems)
 
@@ -65,13 +65,13 @@ def test_a_check_says_what_is_read_of_more_bits(tmp_path):
 def test_a_check_finds_12_bits_in_files_of_16(tmp_path):
     low = Image.fromarray((GREY.astype(np.uint16) << 4) + 15)
     low.save(tmp_path / "low.png")
-    report = check(folder(tmp_path / "set", (tmp_path / "low.png").read_bytes()), workers=1)
+    report = check_image_set(folder(tmp_path / "set", (tmp_path / "low.png").read_bytes()), workers=1)
     found = [problem for problem in report.problems if "16-bit grey" in problem]
     assert len(found) == 2 and found[0].startswith("none of the 2 images of 16-bit grey in train reaches a quarter")
     assert "scale them up to 16" in found[0] and not report.ok
 
 
 def test_a_check_lists_pixels_without_a_white(tmp_path):
-    report = check(folder(tmp_path, WITHOUT_WHITE["float.tif"]), workers=1)
+    report = check_image_set(folder(tmp_path, WITHOUT_WHITE["float.tif"]), workers=1)
     assert [len(split.unreadable) for split in report.splits] == [2, 2]
     assert "floating-point pixels, Pillow's mode F" in render(report)

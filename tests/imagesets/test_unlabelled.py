@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from imagesets.check import check, render
+from imagesets.check import check_image_set, render
 from imagesets.sets import open_set
 
 NAMES = ("b.jpg", "a.PNG", "deep/er/z.webp", "deep/y.jpeg", "other one/x.bmp")
@@ -57,10 +57,10 @@ def test_what_cannot_be_is_one_line(pile, tmp_path):
 
 
 def test_a_check_looks_at_the_images_and_asks_for_no_labels(pile):
-    report = check(f"images:{pile}")
+    report = check_image_set(f"images:{pile}")
     assert report.ok and [split.split for split in report.splits] == ["train"]
     assert "train: 5 images, no labels, " in render(report)
     (pile / "deep/y.jpeg").write_bytes(b"")
-    report = check(f"images:{pile}")
+    report = check_image_set(f"images:{pile}")
     assert [path for path, _ in report.splits[0].unreadable] == [str(pile / "deep/y.jpeg")]
     assert "FIX: 1 unreadable image" in render(report)

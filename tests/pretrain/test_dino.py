@@ -95,6 +95,7 @@ def work(world: World, folder: Path) -> None:
     torch.save(trained(updates, share, parts=2), folder / f"{world.rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     in_two_processes(work, tmp_path)
     alone = trained(prepared(METHOD, recipe(Settings)), random_views())

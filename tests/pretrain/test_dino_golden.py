@@ -6,20 +6,7 @@ The first step is in the epoch that freezes the prototypes, the second after it.
 import pytest
 import torch
 from recorded import EXACT, close, close_norm, fill
-from recorded_dino import (
-    CONFIG,
-    DATA,
-    FLOAT64,
-    ROUNDING,
-    STEPS,
-    Watched,
-    close_weights,
-    now,
-    prepared,
-    recipe,
-    run_recorded,
-    views,
-)
+from recorded_distillation import DINO, FLOAT64, ROUNDING, Watched
 from recordings import matches, under
 from torch import Tensor
 
@@ -30,12 +17,13 @@ from pretrain.parts.self_distillation import DistillationSettings as Settings
 from pretrain.parts.teachers import Temperature
 from pretrain.schedules import TableCosine, cosine
 
+DATA, CONFIG = DINO.data, DINO.config
 FLOAT32 = 1e-5
 
 
 @pytest.fixture
 def updates() -> Watched:
-    return prepared(METHOD, recipe(Settings))
+    return DINO.prepared(METHOD, DINO.recipe(Settings))
 
 
 def crop_major(logits: Tensor) -> Tensor:
@@ -44,12 +32,12 @@ def crop_major(logits: Tensor) -> Tensor:
 
 
 def test_recorded_updates(updates):
-    run_recorded(updates, FLOAT64)
-    close_weights(updates.method, FLOAT64)
+    DINO.run(updates, FLOAT64)
+    DINO.close_weights(updates.method, FLOAT64)
 
 
 def test_forward_pass(updates):
-    method, crops = updates.method, views(0)
+    method, crops = updates.method, DINO.views(0)
     student, teacher = method.student(crops), method.teacher({"global": crops["global"]})
     close(torch.cat([crop_major(logits) for logits in student.values()]), DATA["step0/student_out"], FLOAT64)
     close(crop_major(teacher["global"]), DATA["step0/teacher_out"], FLOAT64)
@@ -63,35 +51,35 @@ def test_forward_pass(updates):
 
 def test_float32():
     """The README's own float32 run differs by up to 2e-5 of a tensor's largest value; ours was within 3e-6."""
-    updates = prepared(METHOD, recipe(Settings), torch.float32)
-    for step in range(STEPS):
-        logs = updates.run([views(step, torch.float32)], now(step))
+    updates = DINO.prepared(METHOD, DINO.recipe(Settings), torch.float32)
+    for step in range(DINO.steps):
+        logs = updates.run([DINO.views(step, torch.float32)], DINO.now(step))
         close(logs["loss"], DATA[f"step{step}/loss"], FLOAT32, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], FLOAT32, f"centre {step}")
-    close_weights(updates.method, FLOAT32)
+    DINO.close_weights(updates.method, FLOAT32)
 
 
 def test_frozen_prototypes_do_not_count_in_the_optimiser(updates):
     prototypes, frozen = updates.method.student.head.last_layer.weight_v, updates.method.settings.freeze_prototypes
     before = prototypes.detach().clone()
-    for step in range(STEPS):
-        updates.run([views(step)], now(step))
-        if now(step).epoch < frozen:
+    for step in range(DINO.steps):
+        updates.run([DINO.views(step)], DINO.now(step))
+        if DINO.now(step).epoch < frozen:
             assert torch.equal(prototypes, before) and prototypes not in updates.optimizer.state
-    counted = sum(now(step).epoch >= frozen for step in range(STEPS))
+    counted = sum(DINO.now(step).epoch >= frozen for step in range(DINO.steps))
     assert updates.optimizer.state[prototypes].get("step", 0) == counted
 
 
 def test_schedules():
     wanted = TableCosine(warmup=CONFIG["warm"], floor=1e-6)
-    chosen = recipe(Settings)
+    chosen = DINO.recipe(Settings)
     temperature = Temperature(
         start=chosen.settings.teacher_temperature_start,
         end=chosen.settings.teacher_temperature,
         warmup=chosen.settings.teacher_warmup,
     )
     for step, rate in enumerate(DATA["sched/lr"]):
-        at = now(step)
+        at = DINO.now(step)
         close(max(wanted.at(chosen.peak, at), CONFIG["lr0"]), rate, EXACT, f"rate {step}")
         decay = chosen.weight_decay_schedule.at(chosen.weight_decay, at)
         close(decay, DATA["sched/wd"][step], EXACT, f"weight decay {step}")

@@ -280,6 +280,7 @@ def share(name: str, world: World, folder: Path) -> None:
     one_pass(name, world, views_of_ranks(name, slice(world.rank, world.rank + 1)), folder / str(world.rank))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANKED)
 def test_processes_share_their_keys(name, tmp_path):
     data = under(DATA, f"{name}/")

@@ -15,7 +15,15 @@ from PIL import Image
 from checkpoints.spec import Preparation
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, open_set
-from pretrain.loop.images import PIECE, BatchPlan, MicroBatches, batch_plan, default_workers, piece_of, stream
+from pretrain.loop.images import (
+    PIECE,
+    BatchPlan,
+    MicroBatches,
+    batch_plan,
+    default_workers,
+    load_micro_batches,
+    piece_of,
+)
 from pretrain.parts.views import Colours, crop, view
 
 SIZE = 32
@@ -86,7 +94,7 @@ def test_what_cannot_be_cut(batch, world, told):
 def test_loaders_work_ahead_and_in_order(tmp_path):
     """Two loaders: while one batch is trained on, each makes two of the next."""
     images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
-    loading = stream(parts_of(images, range(12), plan, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    loading = load_micro_batches(parts_of(images, range(12), plan, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
     found, end = [next(loading)], time.monotonic() + 60
     while (tmp_path / "made").stat().st_size < (1 + 2 * 2) * 16:
         assert time.monotonic() < end, "the loaders wait to be asked"
@@ -104,7 +112,7 @@ def test_loaders_work_ahead_and_in_order(tmp_path):
 @pytest.mark.parametrize("size", [1, 5, 24])
 def test_a_part_is_the_same_in_any_pieces(size, workers):
     images, plan = open_set("tiny:", "train"), batch_plan(64, 24, 1, None, seed=0)
-    found = list(stream(parts_of(images, range(1, 3), plan, size), workers, "cpu", skip_bad=False))
+    found = list(load_micro_batches(parts_of(images, range(1, 3), plan, size), workers, "cpu", skip_bad=False))
     whole = parts_of(images, range(1, 3), plan, size=64)
     assert [len(part.views["loader"]) for part in found] == [24, 24]
     assert all(torch.equal(part.views["image"], whole[number].views["image"]) for number, part in enumerate(found))
@@ -113,7 +121,9 @@ def test_a_part_is_the_same_in_any_pieces(size, workers):
 def test_loaders_work_two_parts_ahead_and_no_more(tmp_path):
     """Of large parts, that is; together, however many they are."""
     images, plan = open_set("tiny:", "train"), batch_plan(64, 32, 1, None, seed=0)
-    loading = stream(parts_of(images, range(12), plan, size=4, made=tmp_path / "made"), 2, "cpu", skip_bad=False)
+    loading = load_micro_batches(
+        parts_of(images, range(12), plan, size=4, made=tmp_path / "made"), 2, "cpu", skip_bad=False
+    )
     next(loading)
     made, end = tmp_path / "made", time.monotonic() + 60
     while made.stat().st_size < 3 * 32:
@@ -126,7 +136,7 @@ def test_loaders_work_two_parts_ahead_and_no_more(tmp_path):
 
 def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
     images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
-    loading = stream(parts_of(images, range(40), plan), 1, "cpu", skip_bad=False)
+    loading = load_micro_batches(parts_of(images, range(40), plan), 1, "cpu", skip_bad=False)
     loader = next(loading).views["loader"][0].item()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         os.kill(loader, number)
@@ -140,7 +150,9 @@ def test_loaders_are_deaf_to_a_schedulers_signals_and_end_with_the_stream():
 def test_an_unreadable_image_is_named(workers, tmp_path):
     images = saved(tmp_path, *[Image.new("RGB", (8, 8))] * 3, b"no image")
     with pytest.raises(UnreadableImage, match=r"03[.]png: cannot be read as an image"):
-        list(stream(parts_of(images, range(1), batch_plan(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False))
+        list(
+            load_micro_batches(parts_of(images, range(1), batch_plan(4, 4, 1, None, 0)), workers, "cpu", skip_bad=False)
+        )
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -149,7 +161,7 @@ def test_an_unreadable_image_may_be_skipped(size, tmp_path):
     colours = [Image.new("RGB", (8, 8), (60 * number, 0, 0)) for number in range(3)]
     images = saved(tmp_path, colours[0], b"", b"no image", colours[2])
     plan = batch_plan(4, 4, 1, None, 0)
-    (part,) = stream(parts_of(images, range(1), plan, size), 0, "cpu", skip_bad=True)
+    (part,) = load_micro_batches(parts_of(images, range(1), plan, size), 0, "cpu", skip_bad=True)
     assert part.unreadable == {1: "empty file, 0 bytes", 2: "not an image that Pillow knows"}
     assert part.views["image"].shape == (4, 3, SIZE, SIZE)
 
@@ -158,7 +170,9 @@ def test_an_unreadable_image_may_be_skipped(size, tmp_path):
 def test_no_image_can_be_read(workers, tmp_path):
     images = saved(tmp_path, b"", b"")
     with pytest.raises(ValueError, match="none of the 2 images of train can be read") as refused:
-        list(stream(parts_of(images, range(1), batch_plan(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True))
+        list(
+            load_micro_batches(parts_of(images, range(1), batch_plan(2, 2, 1, None, 0)), workers, "cpu", skip_bad=True)
+        )
     assert "\n" not in str(refused.value)
 
 
@@ -166,7 +180,7 @@ def test_no_image_can_be_read(workers, tmp_path):
 def test_an_error_in_a_loader_arrives_as_it_was_raised(error):
     images, plan = open_set("tiny:", "train"), batch_plan(64, 16, 1, None, seed=0)
     with pytest.raises(type(error)) as raised:
-        list(stream(parts_of(images, range(1), plan, error=error), 1, "cpu", skip_bad=False))
+        list(load_micro_batches(parts_of(images, range(1), plan, error=error), 1, "cpu", skip_bad=False))
     assert str(raised.value) == str(error)
 
 
@@ -174,7 +188,7 @@ def test_an_error_in_a_loader_arrives_as_it_was_raised(error):
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (1, 400), (400, 1), (100, 60)])
 def test_any_mode_and_any_size(mode, size, tmp_path):
     images = saved(tmp_path, Image.new(mode, size))
-    (part,) = stream(parts_of(images, range(1), batch_plan(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
+    (part,) = load_micro_batches(parts_of(images, range(1), batch_plan(1, 1, 1, None, 0)), 0, "cpu", skip_bad=False)
     assert part.views["image"].shape == (1, 3, SIZE, SIZE) and part.views["image"].isfinite().all()
 
 

@@ -15,16 +15,18 @@ from pretrain.parts import trivial
 from pretrain.parts.losses import byol_loss
 from pretrain.schedules import WarmupCosine
 
+pytestmark = pytest.mark.slow
+
 LR = 3e-3
-FEWEST = 80  # updates: so small a network needs no more for a verdict
+MIN_UPDATES = 80  # enough to assess so small a network
 
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """A training of so many updates of 16 images, judged at its end."""
+    """A training of so many updates of 16 images, assessed at its end."""
 
-    def train(name: str, lr: float, updates: int = FEWEST):
-        monkeypatch.setattr("pretrain.loop.learning.FEWEST", updates)
+    def train(name: str, lr: float, updates: int = MIN_UPDATES):
+        monkeypatch.setattr("pretrain.loop.learning.MIN_UPDATES", updates)
         recipe = {"batch": 16, "epochs": updates // 2, "lr": lr}
         training = trainer(name, tmp_path, images=digits(32), recipe=recipe)
         assert training.train() == "finished"
@@ -45,7 +47,9 @@ def test_a_training_that_learns_gives_no_warning(trained, tmp_path, capsys):
     assert "warnings" not in training.first_export().facts
 
 
-@pytest.mark.parametrize(("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, FEWEST), ("dino", 1e-9, 50)])
+@pytest.mark.parametrize(
+    ("name", "lr", "updates"), [("mae", 1e-9, 10), ("mae", 100 * LR, MIN_UPDATES), ("dino", 1e-9, 50)]
+)
 def test_a_broken_rate_is_told_once_and_recorded(name, lr, updates, trained, tmp_path, capsys):
     """None to speak of, or a hundred times what the network learns by."""
     training = trained(name, lr, updates)
@@ -136,7 +140,7 @@ def test_no_constant_predicts_pixels_better(loss):
     losses = {"l1": torch.nn.L1Loss(), "l2": torch.nn.MSELoss(), "smooth_l1": torch.nn.SmoothL1Loss()}
     grid = torch.cartesian_prod(*[torch.linspace(0, 1, 201)] * 2)
     best = min(losses[loss](guess.expand_as(targets), targets).item() for guess in grid)
-    assert trivial.of_pixels(targets, loss).item() == pytest.approx(best, rel=1e-3)
+    assert trivial.of_patches(targets, loss).item() == pytest.approx(best, rel=1e-3)
 
 
 def test_no_constant_predicts_directions_better():

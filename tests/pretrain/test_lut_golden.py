@@ -268,6 +268,7 @@ def share_of_the_recorded_updates(world: World, folder: Path) -> None:
     (folder / str(world.rank)).write_text("equal")
 
 
+@pytest.mark.slow
 def test_processes_on_a_share_of_the_batch_each(tmp_path):
     """Batch norms share their statistics, so the recorded updates come out of parts of the batch too."""
     in_processes(PROCESSES, share_of_the_recorded_updates, tmp_path)

@@ -6,24 +6,48 @@ import pytest
 import torch
 from recordings import facts, matches, tensors
 
-from pretrain.parts.mask_shapes import MaskNoise, blocks
+from pretrain.parts import mask_shapes
+from pretrain.parts.mask_shapes import BlockMask, MaskNoise, blocks
 from pretrain.parts.masking import mask_at
 
-DATA, CONFIG = tensors("beit/beit_step.safetensors"), facts("beit/beit_step.safetensors")
-# Side of the grid, hidden patches, min_batch and most in a block; as many as there are is as good as no limit.
-MASKS = [found for found in matches(r"maskgen\.\w+?_(\d+)_(\d+)_(\d+)_(\d+|none)", DATA)
-         if found[4] in ("none", str(int(found[1]) ** 2))]  # fmt: skip
+FILES = ("beit/beit_step.safetensors", "data2vec/data2vec_step.safetensors")
+# Side of the grid, hidden patches, least and most in a block.
+MASKS = [(file, found) for file in FILES
+         for found in matches(r"maskgen\.\w+?_(\d+)_(\d+)_(\d+)_(\d+|none)", tensors(file))]  # fmt: skip
 
 
-@pytest.mark.parametrize("recorded", MASKS, ids=lambda found: found[0])
-def test_blocks_are_the_recorded_ones(recorded):
+@pytest.mark.parametrize(("file", "recorded"), MASKS)
+def test_blocks_are_the_recorded_ones(file, recorded):
     """Masks in a row from Python's generator (unilm beit/masking_generator.py)."""
     side, hidden, least = (int(recorded[number]) for number in (1, 2, 3))
-    random.seed(CONFIG["mask_seed"])
-    for mask in DATA[recorded[0]]:
-        ours = blocks((side, side), hidden, least)
-        assert torch.equal(ours, mask.bool())
+    draw = BlockMask((side, side), hidden, least, None if recorded[4] == "none" else int(recorded[4]))
+    random.seed(facts(file)["mask_seed"])
+    for mask in tensors(file)[recorded[0]]:
+        ours = draw()
+        assert torch.equal(ours.reshape(side, side), mask.bool())
         assert int(ours.sum()) <= hidden
+
+
+def test_no_rectangle_hides_more_than_asked(monkeypatch):
+    added = []
+    monkeypatch.setattr(mask_shapes, "_block", lambda mask, least, most: added.append(most) or min(most, 3))
+    blocks((14, 14), 20, least=4, most=6)
+    assert added == [6, 6, 6, 6, 6, 5, 2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (((4, 4), 16, 2), "num_mask_patches=16: must be above 0 and below 4 x 4 patches"),
+        (((4, 4), 0, 2), "num_mask_patches=0"),
+        (((4, 4), 8, 5), "min_mask_patches_per_block=5: must be above 0 and at most half of 3 x 3 patches"),
+        (((4, 4), 8, 0), "min_mask_patches_per_block=0"),
+    ],
+)
+def test_block_masks_that_cannot_be(sizes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        BlockMask(*sizes)
+    assert "\n" not in str(error.value)
 
 
 def hidden_by(noise: MaskNoise) -> torch.Tensor:

@@ -255,6 +255,7 @@ def member(name: str, world: World, folder: Path) -> None:
     follow(updates, runs, under(recorded(f"train_{name}"), f"rank{world.rank}."), world.rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
 def test_recorded_processes(name, tmp_path):
     in_processes(len(matches(rf"{name}_rank\d+", TRAIN)), partial(member, name), tmp_path)

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import recorded_dino as recorded
 import torch
 from processes import in_two_processes
+from recorded_distillation import DINO, FLOAT64
 from small_trainings import forward_pass
 from test_dino import assert_same, progress, random_views, trained
 from torch import Tensor, nn
@@ -27,22 +27,20 @@ def mst(**changes) -> Mst:
     return METHOD(chosen.spec, chosen.settings).double()
 
 
-def recorded_views(step: int) -> dict[str, Tensor]:
-    """DINO's recorded crops, and noise for their masks."""
-    sizes, generator = recorded.CONFIG, torch.Generator().manual_seed(step)
-    noise = torch.rand(sizes["B"], 2, 3, (sizes["img"] // sizes["patch"]) ** 2, generator=generator)
-    return {**recorded.views(step), "noise": noise}
+def noise_for_masks(step: int) -> dict[str, Tensor]:
+    """What MST takes beside DINO's recorded crops."""
+    sizes, generator = DINO.config, torch.Generator().manual_seed(step)
+    return {"noise": torch.rand(sizes["B"], 2, 3, (sizes["img"] // sizes["patch"]) ** 2, generator=generator)}
 
 
 NO_MASKS = [{"mask_chance": 0.0}, {"sampling": "none"}, {"sampling": "random", "mask_chance": 0.0}]
 
 
-@pytest.mark.parametrize("changes", NO_MASKS[recorded.CONFIG["depth"] < 2 :])  # attention is that of a second block
+@pytest.mark.parametrize("changes", NO_MASKS[DINO.config["depth"] < 2 :])  # attention is that of a second block
 def test_without_masks_and_restoration_it_is_dino(changes):
-    chosen = recorded.recipe(Settings, restore_weight=0.0, low_fraction=0.5, **changes)
-    updates = recorded.prepared(METHOD, chosen)
-    recorded.run_recorded(updates, recorded.FLOAT64, recorded_views)
-    recorded.close_weights(updates.method, recorded.FLOAT64)
+    updates = DINO.prepared(METHOD, DINO.recipe(Settings, restore_weight=0.0, low_fraction=0.5, **changes))
+    DINO.run(updates, FLOAT64, noise_for_masks)
+    DINO.close_weights(updates.method, FLOAT64)
 
 
 class TestMasks:
@@ -239,6 +237,7 @@ def work(world: World, folder: Path) -> None:
     torch.save({name: trained_mst(case, world=world) for name, case in CASES.items()}, folder / f"{world.rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     in_two_processes(work, tmp_path)
     for rank in range(2):

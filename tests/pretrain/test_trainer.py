@@ -45,6 +45,7 @@ def refusal(name="mae", out=None, **settings) -> str:
     return str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_schedulers_signal_saves_and_leaves(number, tmp_path):
     """It goes to the loader processes too, as a scheduler's does."""

@@ -15,6 +15,8 @@ from small_trainings import BATCH, IMAGES, same, trainer
 from engine.training import interruptions
 from engine.training.states import WRITING, states
 
+pytestmark = pytest.mark.slow
+
 KILLS = {"mae": 20, "moca": 4}  # MOCA has a codebook, its mu and a teacher beside the weights
 EPOCHS = {"mae": 45, "moca": 12}
 

@@ -20,6 +20,8 @@ from engine.training.states import states
 from imagesets.sets import open_set
 from pretrain.loop.images import MicroBatch, batch_plan
 
+pytestmark = pytest.mark.slow
+
 METHODS = list(source_files("methods"))
 STEPS = EPOCHS * IMAGES // BATCH
 BROKEN = batch_plan(IMAGES, BATCH, 2, None, seed=0).places(step=1, rank=1, micro_batch=0)[
@@ -43,7 +45,7 @@ def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict
     torch.set_default_dtype(torch.float64)
     training = trainer(name, out, world=world)
     parts = training.micro_batches
-    training.micro_batches = lambda steps: (in_double(part) for part in parts(steps))
+    training.micro_batches = lambda *given: (in_double(part) for part in parts(*given))
     assert training.train() == "finished"
     method = training.method
     parameters = {where: parameter.detach() for where, parameter in method.named_parameters()}

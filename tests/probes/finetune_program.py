@@ -1,6 +1,7 @@
 """Run as a program: fine-tune a toy export on digits, and print the outcome.
 
 finetune_program.py FOLDER           once
+finetune_program.py FOLDER stop      undisturbed, and stopped by a signal to one process and continued; JSON
 finetune_program.py FOLDER STEP ...  start it and kill it at some moment after each STEP; prints the steps then saved
 """
 
@@ -19,6 +20,7 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
+from engine.training.interruptions import Stopped
 from probes.finetune import trainer
 from probes.tasks.finetune import Finetune
 
@@ -67,9 +69,32 @@ def steps_done(folder: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in folder.rglob("step-*.safetensors")), default=0)
 
 
+def stopped_and_continued(folder: Path) -> dict:
+    """The last process is sent SIGUSR1 within its sixth update, before it tells the others what it was asked."""
+    undisturbed, update = described(outcome(folder / "undisturbed")), trainer.Training.update
+
+    def signalled(self, batches):
+        if self.step == 5 and self.world.rank == self.world.size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        update(self, batches)
+
+    trainer.Training.update = signalled
+    try:
+        outcome(folder)
+        said = "nothing stopped it"
+    except Stopped as stopped:
+        said = str(stopped)
+    trainer.Training.update = update
+    return {"undisturbed": undisturbed, "stopped": said, "continued": described(outcome(folder))}
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["stop"]:
+        with start_world("cpu"):  # one connection for all runs
+            line = json.dumps(stopped_and_continued(folder)) + "\n"
+        os.write(1, line.encode())  # whole, beside the other process's
+    elif len(sys.argv) > 2:
         trainer.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
         for step in map(int, sys.argv[2:]):
             killed_once(folder, step)

@@ -2,6 +2,7 @@
 
 linear_program.py FOLDER PROTOCOL         once; prints the metrics and the chosen head as JSON
 linear_program.py FOLDER PROTOCOL KILLS   start it KILLS times and kill each at a random moment after it saved
+linear_program.py FOLDER PROTOCOL stop    signal this process at the third step, print what it says, and go on
 """
 
 import json
@@ -19,7 +20,9 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
+from engine.training.interruptions import Stopped
 from probes.linear import sweep
+from probes.linear.heads import Heads
 from probes.tasks.linear import PROTOCOLS
 
 EPOCHS = 24
@@ -60,10 +63,40 @@ def killed_once(folder: Path, protocol: str) -> None:
     os.waitpid(child, 0)
 
 
+def stopped_once(folder: Path, protocol: str) -> str:
+    """What a run says whose processes are all sent SIGUSR1 when the first of them has made three steps."""
+    step, steps = Heads.step, []
+
+    def signalled(self, *batch):
+        steps.append(step(self, *batch))
+        if len(steps) == 3:
+            for process in (os.getpid(), *waiting(folder)):
+                os.kill(process, signal.SIGUSR1)
+        return steps[-1]
+
+    Heads.step = signalled
+    (folder / f"{os.getpid()}.pid").touch()
+    try:
+        evaluated(folder, protocol)
+    except Stopped as stopped:
+        Heads.step = step
+        return str(stopped)
+    return "nothing stopped it"
+
+
+def waiting(folder: Path) -> list[int]:
+    """The other processes of this run."""
+    return [int(path.stem) for path in folder.glob("*.pid") if int(path.stem) != os.getpid()]
+
+
 if __name__ == "__main__":
     sweep.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
     place, name = Path(sys.argv[1]), sys.argv[2]
-    if len(sys.argv) > 3:
+    if sys.argv[3:] == ["stop"]:
+        with start_world("cpu"):  # one connection for both runs
+            lines = [stopped_once(place, name), numbers(evaluated(place, name))]
+        os.write(1, "".join(f"{line}\n" for line in lines).encode())  # whole, beside the other process's
+    elif len(sys.argv) > 3:
         for _ in range(int(sys.argv[3])):
             killed_once(place, name)
     else:

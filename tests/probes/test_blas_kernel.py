@@ -151,10 +151,10 @@ def test_faiss_alone_gets_the_kernel_that_fits(fitting):
 SEARCH = """
 import numpy as np
 from probes.knn import blas_kernel
-from probes.knn.neighbours import normalised, search
+from probes.knn.neighbours import search, unit_rows
 blas_kernel.own_choice = lambda: "Prescott"
 random = np.random.default_rng(0)
-gallery, queries = (normalised(random.standard_normal((count, 384))) for count in (3000, 100))
+gallery, queries = (unit_rows(random.standard_normal((count, 384))) for count in (3000, 100))
 similarities, indices = search(gallery, queries, 50)
 product = queries.astype(np.float64) @ gallery.T.astype(np.float64)
 print(blas_kernel.in_use(), end=", ")

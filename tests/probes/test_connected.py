@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from connected_program import evaluated
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("connected_program.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

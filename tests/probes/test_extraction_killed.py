@@ -11,6 +11,8 @@ from extraction_program import IMAGES, KINDS, prepared
 
 from probes.features.extract import extract
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("extraction_program.py")
 
 
@@ -45,7 +47,7 @@ def test_killed_at_random_moments_and_continued(tmp_path, quiet, monkeypatch, ca
     assert done, "every run was killed before it had done anything: the test shows nothing"
     with open(journal, "a") as file:
         file.write('{"batch": 5, "unre')  # a line that a crash of the machine cut off
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     last = extract(*prepared(tmp_path))
     assert 0 < last.forwards < IMAGES
     assert f"train: {IMAGES} of {IMAGES} images, {last.forwards} of them now, in " in capsys.readouterr().err

@@ -99,10 +99,10 @@ def test_any_change_misses_the_cache(export, digits, tmp_path):
     assert extract(export, digits, [CLS], replace(space, workers=3, seed=7)).forwards == 0
 
 
-def test_the_number_of_lanes_does_not_change_a_bit(export, digits, tmp_path):
+def test_the_number_of_threads_does_not_change_a_bit(export, digits, tmp_path):
     arrays = [
-        extract(export, digits, [CLS], workspace(tmp_path / str(lanes), "digits:", workers=lanes))[CLS]
-        for lanes in (1, 2, 5)
+        extract(export, digits, [CLS], workspace(tmp_path / str(threads), "digits:", workers=threads))[CLS]
+        for threads in (1, 2, 5)
     ]
     for array in arrays[1:]:
         np.testing.assert_array_equal(array, arrays[0])

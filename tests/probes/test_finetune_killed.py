@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 import torch
 from finetune_program import described, outcome
 
+from engine.training.interruptions import Stopped
 from probes.finetune.trainer import Training
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 
@@ -34,18 +38,38 @@ def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch, capsys):
     saved = int(output_of(tmp_path, 2, 5, 10))
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert described(outcome(tmp_path)) == quiet
     steps = quiet["facts"]["steps"]
     assert f"{steps} of {steps} steps, {steps - saved} of them now, in " in capsys.readouterr().err
     assert saved >= 10 and updates == list(range(saved, steps))
 
 
+def test_stopped_by_a_signal_and_continued(tmp_path, quiet, monkeypatch):
+    """Within an epoch, at its end before the evaluation, and after the last step: every step is made once."""
+    updates, update, stops = [], Training.update, (2, 8, 16)
+
+    def signalled(self, batches):
+        if self.step + 1 in stops and len(updates) == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        updates.append(self.step)
+        update(self, batches)
+
+    monkeypatch.setattr(Training, "update", signalled)
+    for step in stops:
+        with pytest.raises(Stopped, match=f"after step {step} of 16 of fine-tuning on digits:"):
+            outcome(tmp_path)
+    assert described(outcome(tmp_path)) == quiet and updates == list(range(16))
+
+
 def test_two_processes_of_torchrun_do_the_same_training(tmp_path, quiet):
-    """The same groups of images and the same draws of drop path, so that only rounding differs."""
+    """The same groups of images and the same draws of drop path, so that only rounding differs. A signal to one stops
+    both after the same step, and they go on to the same bits."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    first, second = (json.loads(line) for line in sorted(output_of(tmp_path, launcher=torchrun).split("\n"))[-2:])
-    assert first == second
+    first, second = map(json.loads, output_of(tmp_path, "stop", launcher=torchrun).splitlines())
+    assert first == second and "stopped by a signal after step 6 of 16 of fine-tuning" in first["stopped"]
+    assert first["continued"] == first["undisturbed"]
+    first = first["continued"]
     found, alone = first["facts"], quiet["facts"]
     assert found["batch"]["processes"] == 2 and found["batch"]["accumulated"] * 2 == alone["batch"]["accumulated"]
     losses = [[entry["loss"] for entry in facts["history"]] for facts in (found, alone)]

@@ -150,6 +150,7 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
     assert again.metrics == first.metrics and again.facts == first.facts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "holdout", "val"])
 def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
     task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
@@ -168,6 +169,7 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
         assert outcome.numbers["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_what_is_judged(export, tmp_path):
     """With a decay of nearly one they stay where they began, whatever the training learns."""
     task, space = replace(PROTOCOLS["finetune@smoke"].task, epochs=3), workspace(tmp_path, "digits:", limit=400)
@@ -193,7 +195,7 @@ def test_rates_decay_by_layer(export):
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.config.rates.at(3)
+    peak = training.config.schedule.at(training.config.lr, training.config.progress(3))
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recordings import facts, tensors
 
-from probes.knn.neighbours import normalised, search, vote
+from probes.knn.neighbours import search, unit_rows, vote
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}
 RECORDED = facts("knn/results.json")
@@ -22,7 +22,7 @@ def votes(backend: str, rows: str = ""):
     entries = [entry for name in (*WHOLE, "dinov2") for entry in RECORDED[name]]
     ks = sorted({entry["k"] for entry in entries if entry["k"] <= len(chosen)})
     temperatures = sorted({entry["T"] for entry in entries})
-    gallery, queries = normalised(DATA["train_features"][chosen]), normalised(DATA["test_features"])
+    gallery, queries = unit_rows(DATA["train_features"][chosen]), unit_rows(DATA["test_features"])
     similarities, indices = search(gallery, queries, max(ks), backend)
     labels = DATA["train_labels"][chosen]
     return vote(similarities, labels[indices], DATA["test_labels"], ks, temperatures), labels[indices]

@@ -96,7 +96,7 @@ def batches_of(export, images, rows, workers=1, skip_bad=False, seed=0):
 
 def seen(batches, epoch=0):
     found = []
-    batches.run(epoch, lambda features, labels: found.append((features, labels)))
+    batches.run(epoch, lambda number, *batch: found.append(batch))
     return found
 
 

@@ -10,7 +10,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
-from probes.features.kinds import rows_of
+from probes.features.kinds import feature_rows
 from probes.features.readouts import joined, kinds_of
 from probes.linear.heads import Head, Heads, HeadSettings
 
@@ -79,6 +79,6 @@ def test_moca_readouts(readout):
     options = ImportOptions(heads=facts("moca/cases.json")["tiny_config"]["num_heads"])
     export = import_file(load_extension("importers", "moca"), file, options)
     kinds = kinds_of(FORMS[mode].format(blocks), norm=True)
-    ours = joined(rows_of(Backbone(export), images.float(), kinds), kinds, slice(None))
+    ours = joined(feature_rows(Backbone(export), images.float(), kinds), kinds, slice(None))
     recorded = FEATURES[f"linear.n{blocks}.avgpool{mode}"]
     torch.testing.assert_close(torch.from_numpy(ours), recorded, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 from linear_program import EPOCHS, evaluated, numbers
 
+from engine.training.interruptions import Stopped
 from engine.training.states import load_state, states
+from probes.linear.heads import Heads
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
@@ -35,13 +40,39 @@ def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monke
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
     epoch = load_state(states(folder)[0]).facts["epoch"]
     assert 0 < epoch < EPOCHS, "no run was killed in the middle: the test shows nothing"
-    monkeypatch.setattr("engine.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
     shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
     done, whole, now = map(int, shown.groups())
     assert done == whole and now * EPOCHS == whole * (EPOCHS - epoch)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_stopped_by_a_signal_and_continued(protocol, number, tmp_path, quiet, monkeypatch):
+    """In the middle of an epoch, before anything was evaluated, and after the last step."""
+    steps, step = [], Heads.step
+
+    def signalled(self, *batch):
+        steps.append(step(self, *batch))
+        if len(steps) in (1, 4, 2 * EPOCHS):
+            os.kill(os.getpid(), number)
+        return steps[-1]
+
+    monkeypatch.setattr(Heads, "step", signalled)
+    for earliest in (1, 4, 2 * EPOCHS):
+        with pytest.raises(Stopped) as stopped:
+            evaluated(tmp_path, protocol)
+        done = len(steps)
+        assert earliest <= done <= earliest + 1, "the handler runs in the main thread, soon"
+        assert str(stopped.value).startswith(
+            f"stopped by a signal after step {done} of {2 * EPOCHS} of linear heads on"
+        )
+    assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol] and len(steps) == 2 * EPOCHS
+
+
 def test_two_processes_of_torchrun_agree(tmp_path, quiet):
+    """Stopped by a signal to both, and continued."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    assert ended(tmp_path, PROTOCOLS[0], launcher=torchrun).splitlines() == [quiet[PROTOCOLS[0]]] * 2
+    first, second = sorted(ended(tmp_path, PROTOCOLS[0], "stop", launcher=torchrun).splitlines(), key=len)[::2]
+    assert "stopped by a signal after step 3 of" in first and second == quiet[PROTOCOLS[0]]

@@ -58,7 +58,7 @@ def test_blocks_change_nothing(monkeypatch):
     split = logistic.Problem(features, labels, 0.1).at(weights)
     assert split.objective == pytest.approx(whole.objective, rel=1e-13)
     torch.testing.assert_close(split.gradient, whole.gradient)
-    assert logistic.fit(features, labels, 4, 1e-3).gap <= 1e-6
+    assert logistic.fit_lbfgs(features, labels, 4, 1e-3).gap <= 1e-6
 
 
 def test_derivatives_along_a_line():
@@ -83,7 +83,7 @@ def test_the_optimum_is_scipys(penalty, skew):
     features, labels = problem(skew=skew)
     best = best_of_scipy(features, labels, 4, penalty)
     for tolerance in (1e-2, 1e-6, 1e-10):
-        fit = logistic.fit(features, labels, 4, penalty, tolerance=tolerance)
+        fit = logistic.fit_lbfgs(features, labels, 4, penalty, tolerance=tolerance)
         assert fit.gap <= tolerance
         assert -1e-9 < fit.objective / best - 1 <= fit.gap + 1e-9
         assert fit.objective == pytest.approx(objective(features, labels, fit.weights, penalty).item(), rel=1e-12)
@@ -92,7 +92,7 @@ def test_the_optimum_is_scipys(penalty, skew):
 def test_two_classes_in_one_dimension_have_a_closed_form():
     """x = +-1 with labels 0, 1: by symmetry W = (w, -w), and 2 sigmoid(-2w) = 2 lambda w at the optimum."""
     features, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
-    fit = logistic.fit(features, labels, 2, 0.1, tolerance=1e-14)
+    fit = logistic.fit_lbfgs(features, labels, 2, 0.1, tolerance=1e-14)
     w = fit.weights[0, 0].item()
     assert fit.weights[0, 1].item() == pytest.approx(-w)
     assert 1 / (1 + math.exp(2 * w)) == pytest.approx(0.1 * w, rel=1e-6)
@@ -100,26 +100,26 @@ def test_two_classes_in_one_dimension_have_a_closed_form():
 
 def test_an_impossible_tolerance_ends_near_machine_precision():
     features, labels = problem(skew=1.0)
-    fit = logistic.fit(features, labels, 4, 1e-4, tolerance=0.0, max_iterations=100_000)
+    fit = logistic.fit_lbfgs(features, labels, 4, 1e-4, tolerance=0.0, max_iterations=100_000)
     assert fit.iterations < 1000 and 0 < fit.gap < 1e-14
 
 
 def test_too_few_iterations_show_in_the_gap():
     features, labels = problem()
-    fit = logistic.fit(features, labels, 4, 1e-6, max_iterations=3)
-    best = logistic.fit(features, labels, 4, 1e-6).objective
+    fit = logistic.fit_lbfgs(features, labels, 4, 1e-6, max_iterations=3)
+    best = logistic.fit_lbfgs(features, labels, 4, 1e-6).objective
     assert fit.iterations == 3
     assert 1e-3 < 1 - best / fit.objective <= fit.gap
 
 
 def test_a_start_saves_iterations_and_changes_nothing_else():
     features, labels = problem(skew=1.0)
-    cold = logistic.fit(features, labels, 4, 1e-3)
-    near = logistic.fit(features, labels, 4, 2e-3).weights
-    warm = logistic.fit(features, labels, 4, 1e-3, start=near)
+    cold = logistic.fit_lbfgs(features, labels, 4, 1e-3)
+    near = logistic.fit_lbfgs(features, labels, 4, 2e-3).weights
+    warm = logistic.fit_lbfgs(features, labels, 4, 1e-3, start=near)
     assert warm.iterations < cold.iterations
     assert warm.objective == pytest.approx(cold.objective, rel=2e-6)
-    assert logistic.fit(features, labels, 4, 1e-3, start=cold.weights).iterations == 0
+    assert logistic.fit_lbfgs(features, labels, 4, 1e-3, start=cold.weights).iterations == 0
 
 
 def test_fewer_rows_than_width(monkeypatch):
@@ -132,12 +132,12 @@ def test_fewer_rows_than_width(monkeypatch):
     assert sizes == [6] and axes.shape == (40, 6) and spectrum.shape == (6, 1)
     torch.testing.assert_close(axes.T @ axes, torch.eye(6, dtype=axes.dtype))
     torch.testing.assert_close(features @ axes @ axes.T, features)
-    fit = logistic.fit(features, labels, 3, 1e-2)
+    fit = logistic.fit_lbfgs(features, labels, 3, 1e-2)
     assert fit.objective == pytest.approx(best_of_scipy(features, labels, 3, 1e-2), rel=1e-6)
 
 
 def test_constant_features_leave_the_weights_at_zero():
-    fit = logistic.fit(torch.zeros(6, 5), torch.arange(6) % 3, 3, 0.1)
+    fit = logistic.fit_lbfgs(torch.zeros(6, 5), torch.arange(6) % 3, 3, 0.1)
     assert fit.objective == pytest.approx(math.log(3)) and fit.gap == 0 and not fit.weights.any()
 
 
@@ -149,7 +149,7 @@ def test_confident_rows_keep_their_digits():
     assert others[0].tolist() == pytest.approx([0, math.exp(-60), math.exp(-70)], rel=1e-12)
 
 
-@pytest.mark.parametrize("solve", [logistic.fit, cyanure_solver.fit])
+@pytest.mark.parametrize("solve", [logistic.fit_lbfgs, cyanure_solver.fit_cyanure])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -170,10 +170,10 @@ def test_what_has_no_solution(solve, change, message):
 
 def test_cyanure_says_nothing_and_agrees(capfd):
     features, labels = problem()
-    fit = cyanure_solver.fit(features, labels, 4, 1e-3)
-    ours = logistic.fit(features, labels, 4, 1e-3)
+    fit = cyanure_solver.fit_cyanure(features, labels, 4, 1e-3)
+    ours = logistic.fit_lbfgs(features, labels, 4, 1e-3)
     assert 1 - 1e-6 <= fit.objective / ours.objective <= 1 + 1e-3
-    too_short = cyanure_solver.fit(features, labels, 4, 1e-9, max_iterations=1)
+    too_short = cyanure_solver.fit_cyanure(features, labels, 4, 1e-9, max_iterations=1)
     assert too_short.gap > 1e-3
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
@@ -188,10 +188,10 @@ def test_cyanure_goes_on_in_float64_where_float32_stalls(capfd):
     rows = 100 * np.eye(16)[0] + random.standard_normal((10, 16))[labels] + 0.5 * random.standard_normal((20, 16))
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     posed = (torch.from_numpy(rows), torch.from_numpy(labels), 10, 1e-6)
-    best = logistic.fit(*posed).objective
+    best = logistic.fit_lbfgs(*posed).objective
     _, dual, epochs = cyanure_solver.solved(rows, labels, 1e-6, 1e-3, 300, "auto")
     assert 1 - dual / best > 1e-3 and epochs < 300
-    fit = cyanure_solver.fit(*posed)
+    fit = cyanure_solver.fit_cyanure(*posed)
     assert fit.gap <= 1e-3 and fit.objective == pytest.approx(best, rel=1e-3)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")  # it warns of "numerical instability" here
@@ -200,5 +200,5 @@ def test_cyanure_goes_on_in_float64_where_float32_stalls(capfd):
 def test_cyanure_cannot_fit_a_class_without_rows():
     features, labels = problem()
     with pytest.raises(ValueError, match="class 4 has no training row"):
-        cyanure_solver.fit(features, labels, 5, 1e-3)
-    assert logistic.fit(features, labels, 5, 1e-3).gap <= 1e-6
+        cyanure_solver.fit_cyanure(features, labels, 5, 1e-3)
+    assert logistic.fit_lbfgs(features, labels, 5, 1e-3).gap <= 1e-6

@@ -29,8 +29,8 @@ def fitted(name, solver):
     labels = torch.from_numpy(DATA["pool_labels"][rows])
     problem = (features, labels, RECORDED["n_classes"], case["lambda_effective"])
     if solver == "cyanure":
-        return cyanure_solver.fit(*problem, algorithm=case["solver"])
-    return logistic.fit(*problem)
+        return cyanure_solver.fit_cyanure(*problem, algorithm=case["solver"])
+    return logistic.fit_lbfgs(*problem)
 
 
 def predicted(name, solver):

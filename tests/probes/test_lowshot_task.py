@@ -12,7 +12,7 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import World
 from imagesets.sets import open_set
 from probes.lowshot.fitting import preprocessed
-from probes.lowshot.shots import places, rows_of, subsets, union
+from probes.lowshot.shots import places, subset_rows, subsets, union
 from probes.tasks import lowshot
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
@@ -114,7 +114,7 @@ def test_rows_are_found_whatever_was_extracted():
         found = places(images, kept)
         for part in parts:
             wanted = [path for path in paths(part.images) if path != images.path(0)]
-            assert [images.path(kept[row]) for row in rows_of(part, found)] == wanted
+            assert [images.path(kept[row]) for row in subset_rows(part, found)] == wanted
 
 
 def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from probes.knn import neighbours
-from probes.knn.neighbours import normalised, search, vote
+from probes.knn.neighbours import search, unit_rows, vote
 
 BACKENDS = ("faiss", "torch")
 
 
 def points(count, width=16, seed=0):
-    return normalised(np.random.default_rng(seed).standard_normal((count, width)))
+    return unit_rows(np.random.default_rng(seed).standard_normal((count, width)))
 
 
 def sorted_product(gallery, queries, k):
@@ -86,7 +86,7 @@ def test_normalised_is_torchs_normalize(monkeypatch):
     features = np.random.default_rng(3).standard_normal((23, 8)).astype(np.float32)
     features[4] = 0
     expected = torch.nn.functional.normalize(torch.from_numpy(features), dim=1)
-    np.testing.assert_allclose(normalised(features), expected.numpy(), atol=1e-7)
+    np.testing.assert_allclose(unit_rows(features), expected.numpy(), atol=1e-7)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -95,7 +95,7 @@ def test_broken_features_are_refused_with_their_row(value, monkeypatch):
     features = np.ones((20, 4), np.float32)
     features[13, 2] = value
     with pytest.raises(ValueError, match="row 13 "):
-        normalised(features)
+        unit_rows(features)
 
 
 def scores(similarities, labels, k, temperature):

@@ -58,7 +58,7 @@ def config_of(task, images: int) -> FinetuneConfig:
 def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, judged):
     task = FINETUNE[f"finetune@{name}"].task
     config = config_of(task, IMAGENET)
-    assert config.rates.lr == pytest.approx(lr) and config.group == mixed
+    assert config.lr == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
     assert task.augmentation == BEITS and task.interpolation == judged
     assert task.batch == (2048 if name == "simmim" else 1024)
@@ -83,8 +83,8 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     classifier = Classifier(replace(export, extra=layer), 1000, recipe, task.drop_path, seed=0)
     training = Training(classifier, config_of(task, TENTH), World())
     config = training.config
-    assert config.rates.steps_per_epoch == 125 and config.rates.steps == 125_000
-    found = [config.rates.at(125 * epoch) for epoch in range(7)]
+    assert config.steps_per_epoch == 125 and config.steps == 125_000
+    found = [config.schedule.at(config.lr, config.progress(125 * epoch)) for epoch in range(7)]
     assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
     assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}

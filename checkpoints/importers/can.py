@@ -1,0 +1,24 @@
+"""CAN (Mishra et al. 2022) in its first author's PyTorch version: MAE's layout, with two networks more.
+
+The weights behind the published numbers were never released. Without the two networks, as in a fine-tuned file, the
+layout is MAE's; say `can:PATH`.
+"""
+
+from checkpoints.importers import mae
+from checkpoints.importing import Branch, Conversion
+from checkpoints.reading import ForeignFile
+
+SOURCE = "shlokk/mae-contrastive 12d2ba5, models_mae.py, util/misc.py"
+BRANCHES = mae.BRANCHES
+DROPPED = mae.DROPPED | {
+    r"model\.projection_head\.[02]\.(weight|bias)": "projection head",
+    r"model\.noise_pe_mlp\.[02]\.(weight|bias)": "embedding of the noise level",
+}
+
+
+def recognise(file: ForeignFile) -> bool:
+    return {"model.pos_embed", "model.decoder_pos_embed", "model.projection_head.0.weight"} <= {*file.tensors}
+
+
+def convert(branch: Branch) -> Conversion:
+    return mae.convert(branch)

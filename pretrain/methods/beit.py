@@ -1,0 +1,134 @@
+"""BEiT (Bao et al. 2022): mask tokens in place of blocks of patches, the encoder says the visual tokens they hide.
+
+Figure 1 and section 2 of the paper; microsoft/unilm 768a3c8, beit/modeling_pretrain.py, engine_for_pretraining.py.
+B batch, L patches, M hidden patches of the batch, D width, K codes of the tokenizer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import to_float32
+from pretrain.method import Encoder, Group, Step, decay_groups
+from pretrain.parts.mask_shapes import BlockMask
+from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.token_prediction import TokenPrediction
+from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.recipe import Recipe
+from pretrain.schedules import TableCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are those of ViT-B (beit/README.md), but for the tokenizer."""
+
+    tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
+    codes: int = 8192  # of k-means
+    num_mask_patches: int = 75  # hidden at most
+    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
+    max_mask_patches_per_block: int = 196  # that one rectangle hides
+    layer_scale_start: float = 0.1  # before training
+    drop_path: float = 0.1  # of the last block
+    colour_jitter: float = 0.4  # strength, of brightness, contrast and saturation
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the crop
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.counts(self, "codes", least=2)
+        checks.counts(self, "max_mask_patches_per_block")
+        checks.positive(self, "layer_scale_start")
+        checks.below_one(self, "drop_path")
+        checks.amounts(self, "colour_jitter")
+        checks.scales(self, "crop_scale")
+
+
+class BeitPretraining(TokenPrediction):
+    """Encoder, mask token and token head."""
+
+    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        if spec.relative_position != "shared":
+            raise ValueError(f"relative_position={spec.relative_position!r}: BEiT's encoder has a shared one")
+        draw_mask = BlockMask(
+            spec.grid,
+            settings.num_mask_patches,
+            settings.min_mask_patches_per_block,
+            settings.max_mask_patches_per_block,
+        )
+        super().__init__(spec, settings, draw_mask)
+        self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
+        self.mask_token = beit_token(spec.width)
+        self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, limit=TOKEN_STD)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        mask = views["mask"].bool()
+        tokens = self.tokenizer(views["picture"])[mask]  # (M,)
+        logits = self.predict(views["image"], mask)
+        hits = (logits.detach().argmax(dim=1) == tokens).to(logits.dtype)
+        return Step(F.cross_entropy(logits, tokens), {"token_accuracy": hits.mean()})
+
+    def predict(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Images, mask tokens for the hidden patches -> logits (M, K)."""
+        patches = with_mask_tokens(self.vit.project(images), mask, self.mask_token)
+        latent = self.vit.encode(self.vit.place(patches, self.spec.grid))[0]
+        return to_float32(self.lm_head(latent[:, 1:][mask]))
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.trivial_tokens(views)}
+
+    def groups(self) -> list[Group]:
+        undecayed = ["vit.trunk.cls_token", "vit.trunk.pos_embed"]  # modeling_pretrain.py:97; the mask token is decayed
+        return decay_groups(self.named_parameters(), undecayed)
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.vit)}
+
+
+METHOD = BeitPretraining
+
+_VIT_B = Recipe(
+    source="Bao et al. 2022, section 3 and table 8; unilm 768a3c8, beit/README.md (16 x 128 images); its tokenizer is "
+    "DALL-E's, --set tokenizer=encoder.pkl",
+    spec=replace(VIT_B, **RELATIVE),
+    settings=Settings(),
+    epochs=800,
+    batch=2048,
+    lr=1.5e-3,
+    lr_batch=0,
+    schedule=TableCosine(warmup=10, floor=1e-5),
+    weight_decay=0.05,
+    clip=3.0,
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **RELATIVE), settings=Settings(layer_scale_start=1e-5)),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **RELATIVE),
+        settings=Settings(codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0,
+                          crop_scale=(0.4, 1.0)),
+        epochs=12,
+        batch=128,
+        lr=2e-3,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **RELATIVE),
+        settings=Settings(codes=64, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0,
+                          crop_scale=(0.6, 1.0)),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+}  # fmt: skip

@@ -1,0 +1,213 @@
+"""CAE (Chen et al. 2022): a regressor says the latents of hidden patches, a decoder says their visual tokens.
+
+Figure 2 and section 3 of the paper; lxtGH/CAE d725971, models/modeling_cae.py, furnace/engine_for_pretraining.py.
+B batch, L patches, V visible and M hidden ones of an image, D width, d width of regressor and decoder, K codes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.positions import sincos_positions
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import to_float32
+from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.parts.context_regressor import NORM_EPS, HiddenDecoder, LatentRegressor, cae_
+from pretrain.parts.mask_shapes import BlockMask
+from pretrain.parts.masking import take
+from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.token_prediction import TokenPrediction
+from pretrain.parts.weights import cae_vit, truncated_, xavier_
+from pretrain.recipe import Recipe
+from pretrain.schedules import TableCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but for the tokenizer."""
+
+    tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
+    codes: int = 8192  # of k-means
+    num_mask_patches: int = 98  # hidden in every image
+    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
+    decoder_width: int = 768  # of regressor and decoder
+    decoder_heads: int = 12  # of their attention
+    regressor_depth: int = 4  # blocks
+    decoder_depth: int = 4  # blocks
+    align_weight: float = 2.0  # of the latents' error, beside the tokens' cross-entropy
+    # The encoder that gives target latents: of the update before (lxtGH/CAE) or as it is (Atten4Vis/CAE a7fd162).
+    target: Literal["previous", "current"] = "previous"
+    target_momentum: float = 0.0  # share of the target encoder that each update leaves as it was
+    layer_scale_start: float = 0.1  # of the encoder, before training
+    decoder_layer_scale_start: float = 0.1  # of regressor and decoder, 0 for no layer scale
+    rescaled: bool = False  # initial weights of BEiT's kind (fix_init_weight)
+    drop_path: float = 0.1  # of the last block of encoder, regressor and decoder
+    colour_jitter: float = 0.0  # strength, of brightness, contrast and saturation
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the crop
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.counts(self, "codes", least=2)
+        checks.counts(self, "decoder_width", "decoder_heads", "regressor_depth", "decoder_depth")
+        checks.amounts(self, "align_weight", "decoder_layer_scale_start", "colour_jitter")
+        checks.positive(self, "layer_scale_start")
+        checks.shares(self, "target_momentum")
+        checks.below_one(self, "drop_path")
+        checks.scales(self, "crop_scale")
+        if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
+            raise ValueError(
+                f"decoder_width={self.decoder_width} with decoder_heads={self.decoder_heads}: must be a multiple of 4, "
+                "for sine-cosine positions, and of the heads"
+            )
+
+
+class ContextAutoencoder(TokenPrediction):
+    """Encoder, target encoder, regressor and decoder. Every image hides as many patches."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        if spec.position != "sincos_row_first" or spec.prefix != 1:
+            raise ValueError(
+                f"position={spec.position!r} with {spec.prefix} prefix tokens is no encoder of CAE: it needs "
+                "position='sincos_row_first', class_token=True, registers=0"
+            )
+        s, width = settings, settings.decoder_width
+        draw_mask = BlockMask(spec.grid, s.num_mask_patches, s.min_mask_patches_per_block, exact=True)
+        super().__init__(spec, settings, draw_mask)
+        self.vit = cae_vit(ViT(spec, s.drop_path), s.layer_scale_start, s.rescaled)
+        self.teacher = frozen_copy(self.vit, drop_path=True)
+        self.embed = embedding(spec.width, width, s.rescaled)
+        shape = (s.decoder_heads, s.decoder_layer_scale_start, s.drop_path)
+        self.regressor = LatentRegressor(width, s.regressor_depth, *shape)
+        self.decoder = HiddenDecoder(width, s.decoder_depth, *shape, self.tokenizer.codes)
+        for part in (self.regressor, self.decoder):
+            cae_(part, s.rescaled)
+        self.register_buffer("positions", sincos_positions(spec.grid, width, "row"), persistent=False)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        visible, hidden = self.split(views["mask"])
+        tokens = self.tokenizer(views["picture"]).gather(1, hidden)  # (B, M)
+        target = self.target(views["image"], hidden)
+        latent = self.regress(views["image"], visible, hidden)
+        logits = to_float32(self.decoder(latent, self.places(hidden)))
+        main = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        align = self.settings.align_weight * F.mse_loss(to_float32(latent), to_float32(target))
+        hits = (logits.detach().argmax(dim=2) == tokens).to(logits.dtype)
+        logs = {"loss_main": main.detach(), "loss_align": align.detach(), "token_accuracy": hits.mean()}
+        return Step(main + align, logs)
+
+    def split(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Mask (B, L) -> ids of the visible (B, V) and of the hidden patches (B, M), each row by row."""
+        order = mask.to(torch.uint8).argsort(dim=1, stable=True)
+        return order.tensor_split([order.shape[1] - self.settings.num_mask_patches], dim=1)
+
+    def places(self, ids: Tensor) -> Tensor:
+        """Ids (B, l) -> positions (B, l, d)."""
+        return take(self.positions.expand(len(ids), -1, -1), ids)
+
+    def encode(self, vit: ViT, images: Tensor, ids: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> the latents (B, l, d) of the patches `ids`, which alone the encoder sees beside the
+        class token."""
+        patches = vit.place(vit.project(images), self.spec.grid)
+        return self.embed(vit.encode(patches, keep=ids)[0][:, 1:])
+
+    @torch.no_grad()
+    def target(self, images: Tensor, hidden: Tensor) -> Tensor:
+        """The latents (B, M, d) that the target encoder gives the hidden patches, without the others."""
+        return self.encode(self.teacher, images, hidden)
+
+    def regress(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
+        """The latents (B, M, d) of the hidden patches, from what the encoder says of the visible ones."""
+        latent = self.encode(self.vit, images, visible)
+        return self.regressor(latent, self.places(visible), self.places(hidden))
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss_main": self.trivial_tokens(views)}
+
+    def before_update(self, progress: TrainProgress) -> None:
+        if self.settings.target == "previous":
+            move(self.teacher, self.vit, self.settings.target_momentum)
+
+    def after_update(self, progress: TrainProgress) -> None:
+        if self.settings.target == "current":
+            move(self.teacher, self.vit, self.settings.target_momentum)
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.vit)}
+
+
+def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
+    """From the encoder's width to the regressor's, with a norm; nothing where they are the same."""
+    if inside == outside:
+        return nn.Identity()
+    layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
+    return truncated_(layer, 0.02, limit=0.02) if rescaled else xavier_(layer)
+
+
+METHOD = ContextAutoencoder
+
+SCALED = SINCOS_ROWS | dict(layer_scale=True)
+_VIT_B = Recipe(
+    source="lxtGH/CAE d725971, scripts/cae_base_800e.sh (32 x 64 images); its tokenizer is DALL-E's, --set "
+    "tokenizer=encoder.pkl",
+    spec=replace(VIT_B, **SCALED),
+    settings=Settings(),
+    epochs=800,
+    batch=2048,
+    lr=1.5e-3,
+    lr_batch=0,
+    schedule=TableCosine(warmup=20, floor=1e-5),
+    weight_decay=0.05,
+    clip=3.0,
+)
+_SMALL = dict(drop_path=0.0, regressor_depth=2, decoder_depth=2)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_b_300": replace(_VIT_B, epochs=300, schedule=TableCosine(warmup=10, floor=1e-5)),
+    "vit_b_1600": replace(_VIT_B, epochs=1600, schedule=TableCosine(warmup=40, floor=1e-5)),
+    "vit_s": replace(
+        _VIT_B,
+        source="lxtGH/CAE d725971, models/modeling_cae.py (12 heads), tools/run_pretraining.py; its README gives no "
+        "command for it: ours are the 300 epochs of the base model's",
+        spec=replace(VIT_S, heads=12, **SCALED),
+        epochs=300,
+        schedule=TableCosine(warmup=10, floor=1e-5),
+    ),
+    "vit_l": replace(
+        _VIT_B,
+        source="lxtGH/CAE d725971, scripts/cae_large_1600e.sh with its last three lines, which a line break cuts off",
+        spec=replace(VIT_L, **SCALED),
+        settings=Settings(decoder_width=1024, decoder_heads=16, layer_scale_start=1e-5,
+                          decoder_layer_scale_start=1e-5, rescaled=True),
+        epochs=1600,
+        schedule=TableCosine(warmup=40, floor=1e-5),
+    ),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **SCALED),
+        settings=Settings(codes=512, num_mask_patches=32, min_mask_patches_per_block=5, decoder_width=128,
+                          decoder_heads=4, crop_scale=(0.4, 1.0), **_SMALL),
+        epochs=8,
+        batch=128,
+        lr=2e-3,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **SCALED),
+        settings=Settings(codes=64, num_mask_patches=8, min_mask_patches_per_block=2, decoder_width=32,
+                          decoder_heads=2, crop_scale=(0.6, 1.0), **_SMALL),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+}  # fmt: skip

@@ -1,0 +1,214 @@
+"""CAN (Mishra et al. 2022): two noisy, masked views agree; a decoder says hidden pixels and the noise of visible ones.
+
+Reimplemented: the published numbers come from JAX code that was never released. The arithmetic is that of the first
+author's later PyTorch version, shlokk/mae-contrastive 12d2ba5, models_mae.py and loss_contrastive.py, against whose
+steps it is compared; no parity is claimed with the paper. Where the defaults differ from that code, the reason is with
+the setting.
+B images, 2B views (all first ones, then all second ones), L patches, k visible ones, p patch side, D width.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import log
+from typing import Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from checkpoints.spec import ViTSpec
+from engine import checks
+from engine.distributed import current_world
+from pretrain.method import Encoder, Method, Step, Views
+from pretrain.methods import mae
+from pretrain.parts.heads import Norm, mlp
+from pretrain.parts.losses import nt_xent
+from pretrain.parts.masking import order_of, patchify, take
+from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_SMOKE
+from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.weights import xavier_
+from pretrain.recipe import Recipe
+from pretrain.schedules import WarmupCosine
+
+VIEWS = 2
+LONGEST = 10_000.0  # wave of the noise embedding
+COLOURS = Colours(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)  # main_pretrain.py, for both views
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are the paper's where its abstract says them; else the author's code, as it was meant to run, or
+    what SimCLR and MAE do."""
+
+    mask_ratio: float = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
+    noise_std: float = 0.05  # largest noise level, in normalised pixels (the code's option, which it never passes on)
+    noise_dims: int = 128  # of the sinusoids of a noise level
+    norm_pixels: bool = True  # hidden pixels normalised patch by patch, as MAE's (the code's option, off)
+    noisy_target: bool = False  # whether hidden pixels are to be said with their noise (the code does)
+    pooled: Literal["patches", "all"] = "patches"  # what is averaged to compare views; all: class token too (the code)
+    projector_layers: int = 3  # linear ones (the code: 2)
+    projector_hidden: int = 4096  # width between them, 0 for the encoder's (the code's)
+    projector_width: int = 128  # of what it gives
+    projector_norm: Norm = "bn"  # after each but the last of them (the code: none)
+    temperature: float = 0.1  # of the similarities of views
+    contrast_weight: float = 0.03  # of the loss by which views agree
+    pixel_weight: float = 0.67  # of the hidden pixels' loss (the code: 0.97 * 0.7)
+    noise_weight: float = 0.3  # of the noise's loss (the code: 0.97 * 0.3)
+    decoder_width: int = 512  # of the decoder's tokens
+    decoder_depth: int = 8  # blocks of the decoder
+    decoder_heads: int = 16  # of the decoder's attention
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the area, of the crops
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.amounts(self, "noise_std", "contrast_weight", "pixel_weight", "noise_weight")
+        checks.counts(self, "projector_layers", "projector_width")
+        checks.counts(self, "projector_hidden", least=0)
+        checks.positive(self, "temperature")
+        checks.scales(self, "crop_scale")
+        if self.noise_dims < 4 or self.noise_dims % 2:
+            raise ValueError(f"noise_dims={self.noise_dims}: must be an even number, 4 or more")
+
+    def autoencoder(self) -> mae.Settings:
+        """Of the part that is MAE's."""
+        return mae.Settings(
+            mask_ratio=self.mask_ratio, norm_pixels=self.norm_pixels, decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth, decoder_heads=self.decoder_heads,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NoisyViews:
+    """RGB image -> "image" (2, 3, H, W), "noise" (2, L) for masks, "level" (2,) in [0, 1), "gauss" (2, 3, H, W)."""
+
+    make: Callable[[Image.Image], Tensor]
+    patches: int
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        images = torch.stack([self.make(image) for _ in range(VIEWS)])
+        drawn = {"noise": noise(VIEWS, self.patches), "level": noise(VIEWS), "gauss": torch.randn_like(images)}
+        return {"image": images, **drawn}
+
+
+class Can(Method):
+    """Views: those of NoisyViews, (B, 2, ...)."""
+
+    batch_statistics = True  # its negatives; processes share them
+    sync_batch_norm = True  # ours, as in SimCLR
+    remedy = ", or contrast_weight higher"  # ours
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.autoencoder = mae.MaskedAutoencoder(spec, settings.autoencoder())
+        if settings.projector_norm == "bn":
+            self.min_batch, self.min_batch_setting = 2, "projector_norm=bn"
+        hidden = [settings.projector_hidden or spec.width] * (settings.projector_layers - 1)
+        dims = [spec.width, *hidden, settings.projector_width]
+        self.projector = xavier_(mlp(dims, norm=settings.projector_norm, activation="relu"))
+        self.noise_mlp = xavier_(mlp([settings.noise_dims, spec.width, spec.width], activation="relu"))
+
+    def views(self) -> Views:
+        steps = [*crop(self.spec.image_size, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
+        return NoisyViews(view(steps, self.preparation), self.autoencoder.patches)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        drawn = {name: both.transpose(0, 1).flatten(0, 1) for name, both in views.items()}  # (2B, ...)
+        level, ids = self.settings.noise_std * drawn["level"], order_of(drawn["noise"])
+        added = level.view(-1, 1, 1, 1) * drawn["gauss"]
+        seen = drawn["image"] + added
+        latent = self.autoencoder.encode(seen, ids)  # (2B, 1+k, D)
+        decoded = self.decode(latent, level, ids)
+        asked = seen if self.settings.noisy_target else drawn["image"]
+        pixels, residue = self.errors(decoded, asked, added, ids)
+        contrast = self.contrast(latent)
+        s = self.settings
+        loss = s.contrast_weight * contrast + s.pixel_weight * pixels + s.noise_weight * residue
+        return Step(loss, {"contrast": contrast.detach(), "pixels": pixels.detach(), "noise": residue.detach()})
+
+    def contrast(self, latent: Tensor) -> Tensor:
+        """Loss of the views' mean tokens, projected: each finds the other one of its image."""
+        tokens = latent if self.settings.pooled == "all" else latent[:, 1:]
+        return nt_xent(self.projector(tokens.mean(dim=1)), self.settings.temperature)
+
+    def decode(self, latent: Tensor, level: Tensor, ids: Tensor) -> Tensor:
+        """Encoded tokens, all of which are told the noise level, -> (2B, L, 3pp) in the order of `ids`."""
+        told = latent + self.noise_mlp(sinusoids(level, self.settings.noise_dims)).unsqueeze(1)
+        return self.autoencoder.pixels(self.autoencoder.decoder(told, ids))
+
+    def errors(self, decoded: Tensor, images: Tensor, added: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean squared errors of the hidden patches' pixels, and of the visible ones' noise."""
+        visible = self.autoencoder.visible
+        pixels = self.autoencoder.target(take(patchify(images, self.spec.patch_size), ids[:, visible:]))
+        residue = take(patchify(added, self.spec.patch_size), ids[:, :visible])
+        return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - residue).square().mean()
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+        """Without the noise: a decoder learns late that there is more to say of it than zero."""
+        candidates = VIEWS * len(views["image"]) * current_world().size - 1
+        return {"contrast": log(candidates), "pixels": self.autoencoder.trivial(views["image"].flatten(0, 1))}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.autoencoder.vit)}
+
+
+def sinusoids(level: Tensor, dims: int) -> Tensor:
+    """Noise levels (B,) -> (B, dims): sines, then cosines, of waves from 1 to LONGEST (models_mae.py)."""
+    half = dims // 2
+    steps = torch.arange(half, dtype=level.dtype, device=level.device)
+    angles = level.unsqueeze(1) * torch.exp(-log(LONGEST) / (half - 1) * steps)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+METHOD = Can
+
+_VIT_B = Recipe(
+    source="ours after MAE's recipe; batch and rate are those of shlokk/mae-contrastive's README (64 x 4, four times "
+    "accumulated); how the published ViT-B was trained is not known, but for its 800 epochs",
+    spec=replace(VIT_B, **SINCOS),
+    settings=Settings(),
+    epochs=800,
+    batch=1024,
+    lr=2.5e-4,
+    schedule=WarmupCosine(warmup=40),
+    weight_decay=0.05,
+    betas=(0.9, 0.95),
+)
+_SMALL = dict(projector_hidden=256, projector_width=64, noise_dims=32)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_b_author": replace(
+        _VIT_B,
+        source="shlokk/mae-contrastive 12d2ba5, README.md and main_pretrain.py, with the options without which it does "
+        "not run (noise_loss) or is no CAN (half of the patches hidden); its noise is twice that of its option",
+        settings=Settings(
+            noise_std=0.1, norm_pixels=False, noisy_target=True, pooled="all", projector_layers=2, projector_hidden=0,
+            projector_norm="none", pixel_weight=0.679, noise_weight=0.291,
+        ),
+        epochs=50,
+    ),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **SINCOS),
+        settings=Settings(decoder_width=96, decoder_depth=2, decoder_heads=3, **_SMALL),
+        epochs=3,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **SINCOS),
+        settings=Settings(
+            decoder_width=32, decoder_depth=1, decoder_heads=2, crop_scale=(0.6, 1.0),
+            **_SMALL | dict(projector_hidden=64, projector_width=32),
+        ),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+    ),
+}  # fmt: skip

@@ -1,0 +1,203 @@
+"""data2vec (Baevski et al. 2022): at hidden patches, say what an EMA teacher's top blocks make of the whole image.
+
+Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
+beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), batch and instance norms
+of targets, the variance penalty and masks that are thinned out are not here.
+B batch, L patches, M hidden patches of the batch, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import to_float32
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.parts import trivial
+from pretrain.parts.mask_shapes import BlockMask, MaskedView
+from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move
+from pretrain.parts.views import Colours, crop, view
+from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.recipe import Recipe
+from pretrain.schedules import TableCosine
+
+JITTER = Colours(jitter=(0.4, 0.4, 0.4, 0.0), jitter_chance=1.0, grey=0.0)  # datasets.py:66-74; before the crop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are those of ViT-B (beit/README.md)."""
+
+    target_layers: tuple[int, ...] = (6, 7, 8, 9, 10, 11)  # blocks, from 0, whose outputs are averaged
+    post_target_layer_norm: bool = True  # a LayerNorm of the average, beside those of the blocks' outputs
+    l1_beta: float = 2.0  # below this difference the loss is quadratic
+    ema_decay: float = 0.9998  # of the teacher, after the ramp
+    ema_decay_init: float = 0.999  # where the ramp begins
+    ema_start_at: int = 0  # updates that the ramp takes, 0 for none
+    num_mask_patches: int = 120  # hidden at most
+    min_mask_patches_per_block: int = 16  # least in a rectangle
+    max_mask_patches_per_block: int = 196  # new ones in a rectangle, at most
+    layer_scale_start: float = 1e-4  # before training
+    drop_path: float = 0.25  # of the student's last block
+    attn_drop: float = 0.05  # share of the student's attention weights
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # least and largest share of the area, of the crop
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.positive(self, "l1_beta", "layer_scale_start")
+        checks.shares(self, "ema_decay", "ema_decay_init")
+        checks.counts(self, "ema_start_at", "target_layers", least=0)
+        checks.counts(self, "max_mask_patches_per_block")
+        checks.below_one(self, "drop_path", "attn_drop")
+        checks.scales(self, "crop_scale")
+
+
+class Data2Vec(Method):
+    """Views: "image" (B, 3, H, W) and "mask" (B, L), True where hidden.
+
+    In half precision the teacher is too; the official one always runs in float32.
+    """
+
+    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+    remedy = ", or ema_decay higher"  # section 5 of the paper names both, and the warm-up
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        if spec.relative_position != "shared" or not spec.layer_scale:
+            raise ValueError("data2vec's encoder is BEiT's: it needs relative_position='shared' and layer_scale=True")
+        if not settings.target_layers or max(settings.target_layers) >= spec.depth:
+            raise ValueError(
+                f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"
+            )
+        self.draw_mask = BlockMask(
+            spec.grid,
+            settings.num_mask_patches,
+            settings.min_mask_patches_per_block,
+            settings.max_mask_patches_per_block,
+        )
+        self.student = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
+        for block in self.student.trunk.blocks:
+            block.attn.attn_drop.p = settings.attn_drop
+        self.mask_token = beit_token(spec.width)
+        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, limit=TOKEN_STD)
+        self.teacher = frozen_copy(self.student)
+
+    def views(self) -> Views:
+        steps = [*JITTER.transforms(), *crop(self.spec.image_size, self.settings.crop_scale)]
+        return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        mask = views["mask"].bool()
+        targets = self.targets(views["image"], mask)
+        prediction = self.predict(views["image"], mask)
+        return Step(F.smooth_l1_loss(prediction, targets, beta=self.settings.l1_beta), {})
+
+    @torch.no_grad()
+    def targets(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
+        outputs = self.teacher(images, layers=self.settings.target_layers, norm=False)
+        patches = [layer_normalised(tokens[:, 1:][mask]) for tokens in outputs]
+        mean = sum(patches) / len(patches)
+        return layer_normalised(mean) if self.settings.post_target_layer_norm else mean
+
+    def predict(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Images, mask tokens for the hidden patches -> (M, D)."""
+        patches = with_mask_tokens(self.student.project(images), mask, self.mask_token)
+        tokens = self.student.encode(self.student.place(patches, self.spec.grid))[0]
+        return to_float32(self.lm_head(tokens[:, 1:][mask]))
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        targets = self.targets(views["image"], views["mask"].bool())
+        return {"loss": trivial.of_patches(targets.unsqueeze(0), "smooth_l1", self.settings.l1_beta)}
+
+    def groups(self) -> list[Group]:
+        return decay_groups(self.named_parameters(), ["student.trunk.cls_token"])  # modeling_cyclical.py, as BEiT
+
+    def momentum(self, progress: TrainProgress) -> float:
+        """The teacher's decay after this update (engine_for_cyclical.py:42, 53-54).
+
+        The ramp's last value stays until the epoch in which it ends is over.
+        """
+        s = self.settings
+        ramp = progress.step
+        if ramp >= s.ema_start_at:
+            if progress.epoch * progress.steps_per_epoch >= s.ema_start_at:
+                return s.ema_decay
+            ramp = s.ema_start_at - 1
+        return s.ema_decay_init + ramp * (s.ema_decay - s.ema_decay_init) / s.ema_start_at
+
+    def after_update(self, progress: TrainProgress) -> None:
+        move(self.teacher, self.student, self.momentum(progress))
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"student": Encoder(vit=self.student), "teacher": Encoder(vit=self.teacher)}
+
+
+def layer_normalised(features: Tensor) -> Tensor:
+    """Each row (..., D) less its mean, over its standard deviation: torch's layer_norm without gain and bias, in
+    float32 at least."""
+    return F.layer_norm(to_float32(features), features.shape[-1:])
+
+
+METHOD = Data2Vec
+
+_VIT_B = Recipe(
+    source="data2vec_vision af9a363, beit/README.md (16 x 128 images), run_cyclical.py",
+    spec=replace(VIT_B, **RELATIVE),
+    settings=Settings(),
+    epochs=800,
+    batch=2048,
+    lr=2e-3,
+    lr_batch=0,
+    schedule=TableCosine(warmup=10, floor=1e-5),
+    weight_decay=0.05,
+    clip=3.0,
+)
+_SMALL = dict(ema_decay=0.99, layer_scale_start=0.1, drop_path=0.0, attn_drop=0.0, target_layers=(2, 3))
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_l": replace(
+        _VIT_B,
+        source="data2vec_vision af9a363, beit/README.md (64 x 64 images), the first of its two runs of 800 epochs",
+        spec=replace(VIT_L, **RELATIVE),
+        settings=Settings(
+            target_layers=(18, 19, 20, 21, 22, 23), layer_scale_start=1e-5, drop_path=0.2, attn_drop=0.15
+        ),
+        batch=4096,
+        lr=1e-3,
+        schedule=TableCosine(warmup=80, floor=1e-5),
+    ),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
+        spec=replace(VIT_32PX, **RELATIVE),
+        settings=Settings(
+            num_mask_patches=39, min_mask_patches_per_block=5, max_mask_patches_per_block=64, crop_scale=(0.4, 1.0),
+            **_SMALL,
+        ),
+        epochs=12,
+        batch=128,
+        lr_batch=0,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **RELATIVE),
+        settings=Settings(
+            num_mask_patches=10, min_mask_patches_per_block=2, max_mask_patches_per_block=16, crop_scale=(0.6, 1.0),
+            **_SMALL,
+        ),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=TableCosine(warmup=0.5, floor=1e-5),
+    ),
+}  # fmt: skip

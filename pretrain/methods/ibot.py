@@ -1,0 +1,212 @@
+"""iBOT (Zhou et al. 2022): DINO on masked crops, and each masked patch predicts what the teacher says of it unmasked.
+
+Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py. One head serves class tokens and patches, as in all
+released models; heads of their own (table 9), norms in the head and Swin are not here.
+B images, G = 2 global and N local crops, L patches, m masked ones of all crops, D width, d bottleneck, K prototypes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from engine import checks
+from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.parts.losses import dino_loss, masked_patch_loss
+from pretrain.parts.mask_shapes import MaskShape, VaryingMask
+from pretrain.parts.self_distillation import (
+    GLOBAL_CROPS,
+    POSITIONS,
+    SMALL,
+    SMOKE,
+    Branch,
+    DistillationSettings,
+    SelfDistillation,
+    small_recipes,
+)
+from pretrain.parts.sizes import VIT_B, VIT_L, VIT_S
+from pretrain.parts.teachers import Centre, Temperature, mean_output
+from pretrain.parts.views import MultiCrop
+from pretrain.recipe import Recipe
+from pretrain.schedules import CosineTo, TableCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(DistillationSettings):
+    """What is not in main_ibot.py's defaults (28-170) is of README.md's command for the ViT-S."""
+
+    prototypes: int = 8192
+    teacher_temperature: float = 0.07
+    teacher_warmup: int = 30  # epochs, of both temperatures
+    patch_temperature: float = 0.07  # the teacher's for patches, after the warm-up
+    patch_temperature_start: float = 0.04  # of the warm-up
+    mask_shape: MaskShape = "block"  # pred_shape
+    mask_ratios: tuple[float, ...] = (0.0, 0.3)  # of which each crop draws one: half of the crops stay unmasked
+    mask_spreads: tuple[float, ...] = (0.0, 0.2)  # pred_ratio_var: each ratio is uniform in give or take so much
+    mask_start: int = 0  # epochs before crops are masked (pred_start_epoch)
+    cls_weight: float = 1.0  # lambda 1
+    patch_weight: float = 1.0  # lambda 2
+    global_scale: tuple[float, float] = (0.25, 1.0)
+    local_scale: tuple[float, float] = (0.05, 0.25)
+    local_crops: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive(self, "patch_temperature", "patch_temperature_start")
+        checks.counts(self, "mask_start", least=0)
+        checks.shares(self, "mask_ratios", "mask_spreads")
+        checks.amounts(self, "cls_weight", "patch_weight")
+        if self.head_norm != "none":
+            raise ValueError(f"head_norm={self.head_norm}: iBOT's head is without norms here; use none")
+        if not self.mask_ratios or len(self.mask_ratios) != len(self.mask_spreads):
+            raise ValueError(f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give as many of both")
+        for ratio, spread in zip(self.mask_ratios, self.mask_spreads, strict=True):
+            if not spread <= ratio <= 1 - spread:
+                raise ValueError(f"mask_spreads={self.mask_spreads}: {ratio} +- {spread} leaves 0 to 1; lower it")
+        if self.cls_weight == self.patch_weight == 0:
+            raise ValueError("cls_weight=0 with patch_weight=0: nothing is left to learn")
+
+
+class Ibot(SelfDistillation):
+    """Views: DINO's, and "mask" (B, G, L) bool, True where the student does not see a patch."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))  # models/vision_transformer.py:170-172
+        self.patch_centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
+        self.patch_temperatures = Temperature(
+            start=settings.patch_temperature_start,
+            end=settings.patch_temperature,
+            warmup=settings.teacher_warmup,
+            delay=settings.mask_start,
+        )
+        self.patch_temperature, self.is_masking = self.patch_temperatures.at(0), settings.mask_start == 0
+
+    def views(self) -> "IbotViews":
+        s = self.settings
+        mask = VaryingMask(shape=s.mask_shape, ratios=s.mask_ratios, spreads=s.mask_spreads)
+        return IbotViews(super().views(), mask, self.spec.grid)
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        super().before_forward(progress)
+        self.patch_temperature = self.patch_temperatures.at(progress.epoch)
+        self.is_masking = progress.epoch >= self.settings.mask_start
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        crops, masks, head = views["global"], views["mask"] & self.is_masking, self.student.head
+        cls_targets, patch_targets, observed = self.teacher_targets(crops, masks)
+        tokens = self.encode_masked(crops, masks)
+        local = head(self.student.class_tokens(views["local"])) if "local" in views else None
+        temperature = self.settings.student_temperature
+        cls_loss = dino_loss(head(tokens[:, :, 0]), local, cls_targets, temperature)  # Eq. 2
+        patches = head(tokens[:, :, self.spec.prefix :][masks])  # (m, K)
+        patch_loss = masked_patch_loss(patches, patch_targets, masks, temperature)  # Eq. 3
+        loss = self.settings.cls_weight * cls_loss + self.settings.patch_weight * patch_loss
+        return Step(loss, {"cls": cls_loss.detach(), "patch": patch_loss.detach()}, observed)
+
+    @torch.no_grad()
+    def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
+        patches (m, K), and what the centres follow."""
+        head = self.teacher.head
+        vectors = head.embed(self.teacher.vit(crops.flatten(0, 1))[0]).unflatten(0, crops.shape[:2])
+        patches = vectors[:, :, self.spec.prefix :]  # (B, G, L, d)
+        outputs = head.last_layer(vectors[:, :, 0])
+        # The mean over all patches' logits is the logits of their mean: only masked patches need theirs.
+        with torch.autocast(crops.device.type, enabled=False):
+            observed = {"center": mean_output(outputs), "patch_center": head.last_layer(mean_output(patches))}
+        patch_targets = self.patch_centre.soften(head.last_layer(patches[masks]), self.patch_temperature)
+        return self.targets(outputs), patch_targets, observed
+
+    def encode_masked(self, crops: Tensor, masks: Tensor) -> Tensor:
+        """The student's normalised tokens (B, G, P+L, D) of global crops; the mask token takes masked patches' places
+        before they get their positions (models/vision_transformer.py:205-222)."""
+        vit, flat = self.student.vit, crops.flatten(0, 1)
+        patches = vit.project(flat)
+        patches = torch.where(masks.flatten(0, 1).unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+        return vit.encode(vit.place(patches, self.spec.grid))[0].unflatten(0, crops.shape[:2])
+
+    def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
+        super().observe(observed, progress)
+        self.patch_centre.add(observed["patch_center"], progress.micro_batch, progress.micro_batches)
+
+    def after_update(self, progress: TrainProgress) -> None:
+        super().after_update(progress)
+        self.patch_centre.update()
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """As DINO's; the patches' loss counts crops without a mask as 0."""
+        ratios = self.settings.mask_ratios
+        masked = sum(ratio > 0 for ratio in ratios) / len(ratios)
+        found = {"cls": 1.0, "patch": masked if self.is_masking else 0.0}
+        return {name: share * log(self.settings.prototypes) for name, share in found.items() if share}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
+
+
+def encoder_of(branch: Branch) -> Encoder:
+    """For the export; the head's layers under the importer's names, as the semi-supervised recipe reads the first of
+    them (evaluation/semi_supervised/eval_cls.py:207-256)."""
+    return Encoder(vit=branch.vit, extra=branch.head.mlp.state_dict(prefix="projector.mlp."))
+
+
+@dataclass(frozen=True)
+class IbotViews:
+    """MultiCrop, and a mask for each global crop."""
+
+    crops: MultiCrop
+    mask: VaryingMask
+    grid: tuple[int, int]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        views = self.crops(image)
+        return {**views, "mask": torch.stack([self.mask(self.grid).flatten() for _ in range(GLOBAL_CROPS)])}
+
+
+METHOD = Ibot
+
+_VIT_S = Recipe(
+    source="Zhou et al. 2022, section 3.2; ibot README.md (ViT-S, 16 x 64 images), main_ibot.py:28-170",
+    spec=replace(VIT_S, **POSITIONS),
+    settings=Settings(fixed_prototypes=False),
+    epochs=800,
+    batch=1024,
+    lr=5e-4,
+    schedule=TableCosine(warmup=10, floor=1e-6),
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4),
+    clip=3.0,
+    clip_each=True,
+)
+_LARGER = (
+    "Zhou et al. 2022, section 3.2 (epochs, batch, rate, masks), appendix B (crops); fixed_prototypes: main_ibot.py's "
+    "help; else as ViT-S: the files of arguments that the README links could not be had"
+)
+_VIT_B = replace(
+    _VIT_S,
+    source=_LARGER,
+    spec=replace(VIT_B, **POSITIONS),
+    settings=Settings(global_scale=(0.32, 1.0), local_scale=(0.05, 0.32)),
+    epochs=400,
+)
+_VIT_L = replace(_VIT_B, spec=replace(VIT_L, **POSITIONS), epochs=250)
+RECIPES = {
+    "vit_s": _VIT_S,
+    "vit_s_two_crops": replace(
+        _VIT_S,
+        source="Zhou et al. 2022, table 10, left; main_ibot.py's defaults for two crops, which are all masked",
+        settings=Settings(
+            fixed_prototypes=False, local_crops=0, global_scale=(0.14, 1.0), mask_ratios=(0.3,), mask_spreads=(0.0,)
+        ),
+    ),
+    "vit_b": _VIT_B,
+    "vit_b_22k": replace(_VIT_B, source=f"{_LARGER}; ImageNet-22k", epochs=80),
+    "vit_l": _VIT_L,
+    "vit_l_22k": replace(_VIT_L, source=f"{_LARGER}; ImageNet-22k", epochs=50),
+    **small_recipes(_VIT_S, Settings(**SMALL), Settings(**SMOKE)),
+}

@@ -1,0 +1,170 @@
+"""MaskFeat (Wei et al. 2022): mask tokens in place of blocks of patches, one linear layer says their HOG features.
+
+Figure 2 and section 3 of the paper, on images; facebookresearch/SlowFast 287ec00, slowfast/models/masked.py. Of its
+ablations pixels and the features of networks as targets are not here.
+B batch, L patches, M hidden patches of the batch, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import to_float32
+from pretrain.method import Encoder, Method, Step, Views
+from pretrain.parts import trivial
+from pretrain.parts.hog import COLOURS, by_patch, hog
+from pretrain.parts.mask_shapes import BlockMask, MaskedView
+from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.views import crop, view
+from pretrain.parts.weights import TOKEN_STD, truncated_
+from pretrain.recipe import Recipe
+from pretrain.schedules import WarmupCosine
+
+BLOCKS = 5  # a rectangle hides a fifth of all that are hidden, or more (slowfast/datasets/imagenet.py:173-192)
+BIAS = 0.02  # of the trunk's linear layers and norms before training (video_model_builder.py:1085-1092)
+TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are those of configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml."""
+
+    mask_ratio: float = 0.4  # share of the patches that are hidden, at most
+    hog_bins: int = 9  # directions
+    hog_cell: int = 8  # side of a histogram's cell, in pixels
+    hog_window: int = 0  # side of the Gaussian that weights gradients, in pixels; 16 in mmpretrain, 0 for none
+    crop_scale: tuple[float, float] = (0.5, 1.0)  # least and largest share of the area, of the crop
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.shares(self, "mask_ratio")
+        checks.counts(self, "hog_bins", "hog_cell")
+        checks.counts(self, "hog_window", least=0)
+        checks.scales(self, "crop_scale")
+
+
+class MaskFeat(Method):
+    """Views: "image" (B, 3, H, W) and "mask" (B, L), True where hidden."""
+
+    batch_statistics = True  # the mean is over all hidden patches, of which images have different numbers
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        check_maskfeat(spec, settings)
+        hidden = round(spec.grid[0] * spec.grid[1] * settings.mask_ratio)
+        self.draw_mask = BlockMask(spec.grid, hidden, hidden // BLOCKS)
+        self.cells = spec.patch_size // settings.hog_cell
+        self.vit = maskfeat_vit(ViT(spec))
+        self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
+        nn.init.trunc_normal_(self.mask_token, std=TOKEN_STD)
+        self.projection = truncated_(nn.Linear(spec.width, COLOURS * settings.hog_bins * self.cells**2))
+
+    def views(self) -> Views:
+        steps = crop(self.spec.image_size, self.settings.crop_scale)
+        return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        mask = views["mask"].bool()
+        prediction = self.predict(views["image"], mask)
+        return Step((prediction - self.targets(views["image"])[mask]).square().mean(), {})
+
+    def targets(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W), normalised as the network gets them -> HOG features (B, L, 3*bins*cells*cells) float32."""
+        s = self.settings
+        return by_patch(hog(images, s.hog_bins, s.hog_cell, s.hog_window), self.cells)
+
+    def predict(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Images, mask tokens for the hidden patches -> features of these (M, 3*bins*cells*cells)."""
+        patches = with_mask_tokens(self.vit.project(images), mask, self.mask_token)
+        tokens = self.vit.encode(self.vit.place(patches, self.spec.grid))[0]
+        return to_float32(self.projection(tokens[:, 1:][mask]))
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": trivial.of_patches(self.targets(views["image"]))}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.vit)}
+
+
+def check_maskfeat(spec: ViTSpec, settings: Settings) -> None:
+    """ValueError where settings and encoder do not fit."""
+    if spec.position != "learned" or spec.prefix != 1 or spec.final_norm != "all":
+        raise ValueError(
+            "MaskFeat's encoder needs position='learned', class_token=True, registers=0 and final_norm='all'"
+        )
+    patches = spec.grid[0] * spec.grid[1]
+    hidden = round(patches * settings.mask_ratio)
+    if not BLOCKS <= hidden < patches:
+        raise ValueError(
+            f"mask_ratio={settings.mask_ratio} hides {hidden} of {patches} patches: must be {BLOCKS} or more, not all"
+        )
+    if spec.patch_size % settings.hog_cell:
+        raise ValueError(f"hog_cell={settings.hog_cell}: must divide patch_size={spec.patch_size}")
+    if settings.hog_window == 1 or (settings.hog_window and spec.image_size % settings.hog_window):
+        raise ValueError(
+            f"hog_window={settings.hog_window}: must be 0, or 2 or more and divide image_size={spec.image_size}"
+        )
+
+
+def maskfeat_vit(vit: ViT) -> ViT:
+    """Truncated normal 0.02 for linear layers, patch embedding, class token and positions; biases in the blocks 0.02,
+    that of the patch embedding torch's own."""
+    trunk = truncated_(vit).trunk
+    for tensor in (trunk.patch_embed.proj.weight, trunk.cls_token, trunk.pos_embed):
+        nn.init.trunc_normal_(tensor, std=TOKEN_STD)
+    for name, parameter in trunk.blocks.named_parameters():
+        if name.endswith(".bias"):
+            nn.init.constant_(parameter, BIAS)
+    return vit
+
+
+METHOD = MaskFeat
+
+_VIT_B = Recipe(
+    source="SlowFast 287ec00, configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml (published weights: 1600 epochs); a batch "
+    "of 2048 is mmpretrain's, with which the rates agree",
+    spec=replace(VIT_B, **TRUNK),
+    settings=Settings(),
+    epochs=300,
+    batch=2048,
+    lr=2e-4,
+    schedule=WarmupCosine(warmup=30, start=0.005, floor=8e-6),  # from and to 1e-6 for each 256 images of a batch
+    weight_decay=0.05,
+    clip=0.02,
+)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_b_1600": replace(_VIT_B, epochs=1600),
+    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **TRUNK)),
+    "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **TRUNK), epochs=1600),
+    "32px": replace(
+        _VIT_B,
+        source="ours: the ViT-B recipe on 8 x 8 patches with a cell each, for two cores",
+        spec=replace(VIT_32PX, **TRUNK),
+        settings=Settings(hog_cell=4),
+        epochs=12,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+        clip=1.0,
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **TRUNK),
+        settings=Settings(hog_cell=4),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=WarmupCosine(warmup=0.5),
+        clip=1.0,
+    ),
+}

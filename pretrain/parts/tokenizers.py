@@ -1,0 +1,193 @@
+"""Tokenizers: which of K codes each patch of a picture is, the visual tokens that BEiT and CAE predict.
+
+`DalleEncoder` is that of the two papers; its weights are a file that users have. `PatchCodebook` stands in without it.
+B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from math import ceil
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from checkpoints.reading import ForeignFile, read_foreign
+from engine.precision import to_float32
+from pretrain.parts.masking import normalised, patchify
+
+SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
+LAPLACE_EPS = 0.1  # openai/DALL-E dall_e/utils.py:6, map_pixels
+PER_CODE = 40  # patches that k-means is fitted to, for each code; FAISS warns below 39
+ROUNDS = 10  # of k-means
+AT_ONCE = 4096  # patches whose distances to all codes are in memory
+# The classes of OpenAI's encoder.pkl, a pickled module; its tensors are read and none of them is built.
+MODULES = ("dall_e.encoder.Encoder", "dall_e.encoder.EncoderBlock", "dall_e.utils.Conv2d",
+           "torch.nn.modules.container.Sequential", "torch.nn.modules.activation.ReLU",
+           "torch.nn.modules.pooling.MaxPool2d", "torch.nn.modules.linear.Identity")  # fmt: skip
+
+
+class Tokenizer(nn.Module):
+    """Nothing in it is trained. codes: K."""
+
+    codes: int
+    fitted_on = 0  # pictures that `fit` needs, 0 for none
+
+    @torch.no_grad()
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pictures (B, 3, 8 h, 8 w) in [0, 1] -> tokens (B, L), row by row; in single precision at least."""
+        with torch.autocast(pictures.device.type, enabled=False):
+            return self.tokens(to_float32(pictures))
+
+    def tokens(self, pictures: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """What exports say of it."""
+        raise NotImplementedError
+
+    def fit(self, pictures: Iterable[Tensor]) -> None:
+        """Fit to batches of pictures."""
+
+
+def tokenizer_of(file: str, codes: int, grid: tuple[int, int]) -> Tokenizer:
+    """DALL-E's encoder where `file` names one, else a codebook of `codes` for a grid of tokens."""
+    return read_dalle(Path(file)) if file else PatchCodebook(codes, grid)
+
+
+class PatchCodebook(Tokenizer):
+    """Ours: the nearest of K centres of k-means among normalised patches. Random centres until it is fitted."""
+
+    def __init__(self, codes: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.codes = codes
+        self.fitted_on = ceil(codes * PER_CODE / (grid[0] * grid[1]))
+        self.register_buffer("centres", torch.randn(codes, 3 * SIDE**2))
+
+    @property
+    def label(self) -> str:
+        return f"k-means of {self.codes} codes among patches of the training images; not the paper's"
+
+    def tokens(self, pictures: Tensor) -> Tensor:
+        patches = normalised(patchify(pictures, SIDE))
+        return nearest(patches.flatten(0, 1), self.centres)[0].unflatten(0, patches.shape[:2])
+
+    def fit(self, pictures: Iterable[Tensor]) -> None:
+        """On the CPU, where the same patches give the same bits."""
+        patches = torch.cat([normalised(patchify(batch.cpu(), SIDE)).flatten(0, 1) for batch in pictures])
+        self.centres.copy_(k_means(patches[: self.codes * PER_CODE], self.codes))
+
+
+def k_means(points: Tensor, count: int) -> Tensor:
+    """Points (N, d) -> (count, d) centres by Lloyd's rounds from evenly spaced points. A centre that none is nearest
+    to moves to a point that is far from its own."""
+    centres = points[torch.arange(count) * len(points) // count]
+    for _ in range(ROUNDS):
+        ids, distances = nearest(points, centres)
+        sizes = torch.bincount(ids, minlength=count)
+        sums = torch.zeros_like(centres).index_add_(0, ids, points)
+        centres = sums / sizes.clamp(min=1).unsqueeze(1)
+        empty = sizes == 0
+        centres[empty] = points[distances.topk(min(int(empty.sum()), len(points))).indices]
+    return centres
+
+
+def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (N, d), centres (K, d) -> the number of each one's nearest centre (N,), and its squared distance, less
+    what all centres share."""
+    halves = centres.square().sum(1) / 2
+    found = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
+    closeness = torch.cat([part.values for part in found])
+    return torch.cat([part.indices for part in found]), points.square().sum(1) - 2 * closeness
+
+
+class DalleEncoder(Tokenizer):
+    """The encoder of DALL-E's discrete VAE (Ramesh et al. 2021; openai/DALL-E dall_e/encoder.py): a convolution,
+    groups of residual blocks with a pool between them, logits of the codes. The side is halved three times.
+
+    width: channels of the first group; each of the others has twice as many.
+    """
+
+    def __init__(self, width: int, codes: int, groups: int, blocks: int, source: str = "") -> None:
+        super().__init__()
+        self.codes, self.source = codes, source
+        layers: dict[str, nn.Module] = {"input": nn.Conv2d(3, width, 7, padding=3)}
+        inside = width
+        for group in range(groups):
+            outside = width << group
+            inner = {f"block_{n + 1}": DalleBlock(outside if n else inside, outside, groups * blocks)
+                     for n in range(blocks)}  # fmt: skip
+            pool = {"pool": nn.MaxPool2d(2)} if group < groups - 1 else {}
+            layers[f"group_{group + 1}"], inside = named({**inner, **pool}), outside
+        layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(inside, codes, 1)})
+        self.blocks = named(layers)
+        self.requires_grad_(False)
+
+    @property
+    def label(self) -> str:
+        return f"DALL-E's encoder, {self.source}"
+
+    def logits(self, pictures: Tensor) -> Tensor:
+        """(B, 3, 8 h, 8 w) -> (B, K, h, w)"""
+        return self.blocks(map_pixels(pictures))
+
+    def tokens(self, pictures: Tensor) -> Tensor:
+        return self.logits(pictures).argmax(dim=1).flatten(1)
+
+
+class DalleBlock(nn.Module):
+    """x + (1 / blocks^2) f(x), f four convolutions with a ReLU before each (dall_e/encoder.py:12-37)."""
+
+    def __init__(self, inside: int, outside: int, blocks: int) -> None:
+        super().__init__()
+        hidden, path = outside // 4, {}
+        sizes = ((inside, hidden, 3), (hidden, hidden, 3), (hidden, hidden, 3), (hidden, outside, 1))
+        for number, (before, after, side) in enumerate(sizes, start=1):
+            path[f"relu_{number}"] = nn.ReLU()
+            path[f"conv_{number}"] = nn.Conv2d(before, after, side, padding=side // 2)
+        self.gain = 1 / blocks**2
+        self.id_path = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
+        self.res_path = named(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.id_path(x) + self.gain * self.res_path(x)
+
+
+def named(layers: Mapping[str, nn.Module]) -> nn.Sequential:
+    """Layers one after the other, under their names."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def map_pixels(pictures: Tensor) -> Tensor:
+    """[0, 1] -> [0.1, 0.9], as DALL-E's encoder has it."""
+    return (1 - 2 * LAPLACE_EPS) * pictures + LAPLACE_EPS
+
+
+def read_dalle(path: Path) -> DalleEncoder:
+    """The encoder in OpenAI's encoder.pkl, or in a file of its state dict such as OpenMMLab's dalle_encoder.pth.
+
+    Runs no code of the file. ValueError for another file.
+    """
+    return dalle_from(read_foreign(path, MODULES))
+
+
+def dalle_from(file: ForeignFile) -> DalleEncoder:
+    """The encoder whose tensors a file holds. ValueError where they are not all of one."""
+    tensors = {}
+    for name, tensor in file.tensors.items():
+        plain = re.sub(r"(^|\.)_(modules|parameters)(?=\.)", "", name).lstrip(".")
+        if found := re.search(r"(blocks\..*)\.([wb])$", plain):
+            tensors[f"{found[1]}.{'weight' if found[2] == 'w' else 'bias'}"] = tensor.float()
+    try:
+        groups, blocks = (max(int(found[1]) for name in tensors for found in re.finditer(rf"{part}_(\d+)", name))
+                          for part in ("group", "block"))  # fmt: skip
+        width, codes = len(tensors["blocks.input.weight"]), len(tensors["blocks.output.conv.weight"])
+        source = f"{file.path.name} sha256 {file.sha256[:12]}"
+        encoder = DalleEncoder(width, codes, groups, blocks, source)
+        encoder.load_state_dict(tensors)
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"tokenizer={file.path}: not DALL-E's encoder ({reason}); name its encoder.pkl") from error
+    return encoder

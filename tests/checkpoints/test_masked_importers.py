@@ -1,0 +1,127 @@
+"""Files of CAE, MaskFeat and CAN beside their examples: the other official layouts, other sizes, whose they are."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from examples import EXAMPLES
+from torch import Tensor
+
+from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.resolve import detect, load
+from engine.extensions import load_extension
+
+NECK = (
+    (r"pretext_neck\.regressor_blocks\.", "regresser.regressor_blocks."),
+    (r"pretext_neck\.norm\.", "regresser.norm."),
+    (r"pretext_neck\.norm2\.", "decoder.norm."),
+    (r"pretext_neck\.", "decoder."),
+)
+
+
+def imported(key: str, tree: dict[str, Tensor] | None = None, **options) -> ViTExport:
+    example = EXAMPLES[key]()
+    example = replace(example, tree=tree or example.tree, options=replace(example.options, **options))
+    return import_file(load_extension("importers", example.importer), example.file(), example.options)
+
+
+def same_network(first: ViTExport, second: ViTExport) -> bool:
+    same = (torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
+    return first.spec == second.spec and first.tensors.keys() == second.tensors.keys() and all(same)
+
+
+def in_the_newer_repository(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    """CAE's names in Atten4Vis/CAE a7fd162 (tests/golden/cae/README.md): its copy of the encoder stays in the file."""
+    found = {}
+    for name, tensor in tree.items():
+        for old, new in NECK:
+            name = re.sub(rf"^model\.{old}", f"model.{new}", name)
+        found[name] = tensor
+    copies = {name: tensor for name, tensor in tree.items() if name.startswith("model.encoder.")}
+    found |= {name.replace("model.encoder.", "model.alignment_encoder."): tensor + 1 for name, tensor in copies.items()}
+    return found | {"model.rd_pos_embed": torch.zeros(1, 4, 8)}
+
+
+def test_both_repositories_of_cae_are_read():
+    tree = in_the_newer_repository(EXAMPLES["cae"]().tree)
+    assert "model.regresser.norm.weight" in tree and "model.decoder.norm.weight" in tree
+    assert detect(replace(EXAMPLES["cae"](), tree=tree).file()) == "cae"
+    assert same_network(imported("cae", tree), imported("cae"))
+
+
+def test_cae_with_a_projection_and_without_layer_scale():
+    """As with another width of the decoder and init_values=0."""
+    tree = {name: tensor for name, tensor in EXAMPLES["cae"]().tree.items() if "gamma" not in name}
+    width = len(tree["model.encoder.norm.bias"])
+    for name in ("encoder_to_decoder", "encoder_to_decoder_norm"):
+        tree |= {f"model.{name}.weight": torch.zeros(8, width), f"model.{name}.bias": torch.zeros(8)}
+    spec = imported("cae", tree).spec
+    assert not spec.layer_scale and imported("cae").spec == replace(spec, layer_scale=True)
+
+
+def test_caes_keys_have_no_bias():
+    export = imported("cae")
+    tree = EXAMPLES["cae"]().tree
+    for number in range(export.spec.depth):
+        queries, keys, values = export.tensors[f"blocks.{number}.attn.qkv.bias"].chunk(3)
+        assert (keys == 0).all() and torch.equal(queries, tree[f"model.encoder.blocks.{number}.attn.q_bias"])
+        assert torch.equal(values, tree[f"model.encoder.blocks.{number}.attn.v_bias"])
+
+
+@pytest.mark.parametrize("change", ["missing", "shorter"])
+def test_a_bias_of_values_that_does_not_fit_is_refused(change):
+    tree, name = dict(EXAMPLES["cae"]().tree), "model.encoder.blocks.0.attn.v_bias"
+    tree = {n: t for n, t in tree.items() if n != name} | ({name: tree[name][1:]} if change == "shorter" else {})
+    with pytest.raises(
+        ValueError, match=r"^cae.pth as cae: blocks.0.attn.q_bias and its v_bias do not fit each other$"
+    ):
+        imported("cae", tree)
+
+
+@pytest.mark.parametrize("key", ["cae", "cae_finetuned", "maskfeat", "can"])
+def test_import_at_another_size(key):
+    """Both of the tables of a fine-tuned CAE."""
+    export = imported(key)
+    larger = imported(key, image_size=2 * export.spec.image_size)
+    assert larger.spec.grid == (2 * export.spec.grid[0],) * 2
+    images = torch.randn(1, 3, larger.spec.image_size, larger.spec.image_size)
+    assert larger.build()(images)[0].isfinite().all()
+
+
+def test_a_released_encoder_of_can_looks_like_maes():
+    """Without its two networks nothing tells it from MAE's; its name does."""
+    own = ("model.mask_token", "model.projection_head", "model.noise_pe_mlp", "model.decoder")
+    tree = {name: tensor for name, tensor in EXAMPLES["can"]().tree.items() if not name.startswith(own)}
+    assert same_network(imported("can", tree), imported("can"))
+    with pytest.raises(ValueError, match="mae or moca"):
+        detect(replace(EXAMPLES["can"](), tree=tree).file())
+
+
+def test_a_slowfast_file_with_its_optimiser(tmp_path):
+    """As utils/checkpoint.py:113-145 writes it, with mixed precision: the file's suffix is .pyth."""
+    example = EXAMPLES["maskfeat"]()
+    state = {name.removeprefix("model_state."): tensor for name, tensor in example.tree.items()}
+    optimizer = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 0.1}]}
+    saved = {"epoch": 299, "model_state": state, "optimizer_state": optimizer, "cfg": "TASK: ssl\n",
+             "scaler_state": {"scale": 1024.0, "_growth_tracker": torch.tensor(2)}}  # fmt: skip
+    torch.save(saved, tmp_path / "ssl_checkpoint_epoch_00300.pyth")
+    export = load(tmp_path / "ssl_checkpoint_epoch_00300.pyth", example.options)
+    assert same_network(export, imported("maskfeat")) and export.facts["epochs"] == 300
+
+
+@pytest.mark.parametrize("name", ["decoder_embed.weight", "blocks.0.attn.pool_q.weight", "pos_embed_spatial"])
+def test_other_networks_of_slowfast_are_refused(name):
+    """MAE and video models of the same code."""
+    tree = EXAMPLES["maskfeat"]().tree | {f"model_state.{name}": torch.zeros(2, 2)}
+    with pytest.raises(ValueError, match="neither used nor known to be dropped"):
+        imported("maskfeat", tree)
+
+
+def test_options_are_kept():
+    assert imported("maskfeat", statistics="half").mean == (0.5, 0.5, 0.5)
+    assert imported("cae_finetuned").spec.heads == EXAMPLES["cae"]().options.heads
+    with pytest.raises(ValueError, match="heads"):
+        imported("cae_finetuned", heads=1000)
+    assert EXAMPLES["cae_finetuned"]().options == ImportOptions()

@@ -1,0 +1,60 @@
+"""What a training does at a signal: one flag is set, loader processes hear nothing, all processes stop together."""
+
+import os
+import pickle
+import signal
+import threading
+
+import pytest
+from torch.utils.data import DataLoader
+
+from engine.training.interruptions import SIGNALS, Stopped, StopRequest, deafen, listening
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_and_ends_nothing(number):
+    before, request = signal.getsignal(number), StopRequest()
+    with listening(request.ask):
+        assert not request.asked
+        signal.raise_signal(number)
+        assert request.asked
+    assert signal.getsignal(number) is before
+
+
+def test_a_thread_beside_the_main_one_trains_without_listening():
+    """Python would refuse it a handler."""
+    request, heard = StopRequest(), []
+
+    def work():
+        with listening(request.ask):
+            heard.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert heard == [signal.getsignal(signal.SIGTERM)]
+
+
+class Signalled:
+    """Numbers, in whose making the process is sent every signal that is meant for the training."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, place):
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+        return place
+
+
+def test_loader_processes_go_on():
+    loader = DataLoader(Signalled(), batch_size=None, num_workers=1, worker_init_fn=deafen)
+    assert [int(place) for place in loader] == [0, 1]
+
+
+def test_the_line_that_says_how_to_go_on(tmp_path):
+    stopped = pickle.loads(pickle.dumps(Stopped.after(3, 8, "fine-tuning", tmp_path)))
+    assert stopped.told_by == 0 and str(stopped) == (
+        f"stopped by a signal after step 3 of 8 of fine-tuning, state saved in {tmp_path}; to go on, run the "
+        "same command again"
+    )

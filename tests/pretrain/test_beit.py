@@ -1,0 +1,97 @@
+"""BEiT beside its recordings: what the encoder sees, initial weights, the export, settings that cannot be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import forward_pass
+from toys import SMALL, exported, progress, views_of
+
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from pretrain.method import Method
+from pretrain.methods.beit import METHOD, Settings
+from pretrain.parts.masking import patchify
+from pretrain.parts.sizes import RELATIVE, SINCOS
+
+SPEC = replace(SMALL, **RELATIVE)
+SETTINGS = Settings(codes=16, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0)
+
+
+def method_of(**changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(SPEC, replace(SETTINGS, **changes)).double()
+
+
+def test_the_encoder_sees_no_hidden_pixel():
+    method = method_of()
+    views = views_of(method)
+    mask, images = views["mask"].bool(), views["image"].requires_grad_()
+    (seen,) = torch.autograd.grad(method.predict(images, mask).square().sum(), images)
+    assert torch.equal(patchify(seen, 4).abs().sum(-1) == 0, mask) and 0 < int(mask.sum()) <= 36
+
+
+def test_the_loss_is_a_mean_over_all_hidden_patches():
+    method = method_of()
+    views = views_of(method)
+    mask, tokens = views["mask"].bool(), method.tokenizer(views["picture"])
+    chances = method.predict(views["image"], mask).softmax(1).gather(1, tokens[mask].unsqueeze(1))
+    step = forward_pass(method, views, progress())
+    torch.testing.assert_close(step.loss, -chances.log().mean())
+    assert step.logs["token_accuracy"] * len(chances) == pytest.approx(
+        float((method.predict(views["image"], mask).argmax(1) == tokens[mask]).sum())
+    )
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    method = METHOD(replace(SPEC, width=64, mlp_hidden=256), replace(SETTINGS, layer_scale_start=0.3))
+    for tensor in (method.lm_head.weight, method.mask_token):
+        assert 0.01 < tensor.abs().max() <= 0.02
+    assert (method.lm_head.bias == 0).all() and (method.vit.trunk.blocks[1].gamma_2 == 0.3).all()
+    without = METHOD(replace(SPEC, layer_scale=False), SETTINGS)
+    assert without.vit.trunk.blocks[0].gamma_1 is None
+
+
+def test_colours_are_jittered_unless_the_strength_is_zero():
+    jittered, plain = views_of(method_of(), 2)["image"], views_of(method_of(colour_jitter=0.0), 2)["image"]
+    assert not torch.equal(jittered, plain)
+
+
+def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
+    method = method_of().float()
+    tensors = {f"model.{name}": tensor for name, tensor in method.vit.trunk.state_dict().items()}
+    tensors |= {f"model.{name}": method.state_dict()[name] for name in ("mask_token", "lm_head.weight", "lm_head.bias")}
+    facts = {"args.imagenet_default_mean_and_std": True}
+    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts=facts)
+    imported = import_file(load_extension("importers", "beit"), file, ImportOptions())
+    ours = exported(method, method.encoders()["encoder"])
+    assert imported.spec == ours.spec and imported.preparation == ours.preparation
+    assert imported.tensors.keys() == ours.tensors.keys()
+    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codes": 1}, "codes=1"),
+        ({"tokenizer": "nowhere.pkl"}, "nowhere.pkl"),
+        ({"num_mask_patches": 16}, "num_mask_patches=16"),
+        ({"min_mask_patches_per_block": 0}, "min_mask_patches_per_block=0"),
+        ({"max_mask_patches_per_block": 0}, "max_mask_patches_per_block=0"),
+        ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
+        ({"drop_path": 1.0}, "drop_path=1.0"),
+        ({"colour_jitter": -0.1}, "colour_jitter=-0.1"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale=\\(0.0, 1.0\\)"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_encoders_that_cannot_be():
+    with pytest.raises(ValueError, match="relative_position='none': BEiT's encoder has a shared one"):
+        METHOD(replace(SMALL, **SINCOS), SETTINGS)

@@ -1,0 +1,143 @@
+"""CAE beside its recordings: the target encoder, losses, initial weights, the export, settings that cannot be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import forward_pass
+from timm.layers import DropPath
+from toys import SMALL, exported, progress, views_of
+
+from checkpoints.spec import Preparation
+from pretrain.loop.updates import Updates
+from pretrain.method import Method
+from pretrain.methods.cae import METHOD, RECIPES, SCALED, Settings
+from pretrain.parts.sizes import SINCOS
+
+SPEC = replace(SMALL, **SCALED)
+SETTINGS = Settings(codes=16, num_mask_patches=8, min_mask_patches_per_block=2, decoder_width=16, decoder_heads=2,
+                    regressor_depth=2, decoder_depth=2, drop_path=0.0)  # fmt: skip
+
+
+def method_of(spec=SPEC, **changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(spec, replace(SETTINGS, **changes)).double()
+
+
+def test_the_loss_is_the_tokens_cross_entropy_and_the_latents_error():
+    method = method_of(align_weight=3.0)
+    views = views_of(method)
+    visible, hidden = method.split(views["mask"])
+    target, latent = method.target(views["image"], hidden), method.regress(views["image"], visible, hidden)
+    chances = method.decoder(latent, method.places(hidden)).softmax(2)
+    tokens = method.tokenizer(views["picture"]).gather(1, hidden)
+    step = forward_pass(method, views, progress())
+    main = -chances.gather(2, tokens.unsqueeze(2)).log().mean()
+    torch.testing.assert_close(step.logs["loss_main"], main)
+    torch.testing.assert_close(step.logs["loss_align"], 3.0 * (latent - target).square().mean())
+    torch.testing.assert_close(step.loss, step.logs["loss_main"] + step.logs["loss_align"])
+    assert not target.requires_grad and 0 <= step.logs["token_accuracy"] <= 1
+
+
+def test_a_mask_is_split_in_raster_order():
+    method = method_of()
+    mask = views_of(method)["mask"].bool()
+    visible, hidden = method.split(mask)
+    for row in range(len(mask)):
+        assert torch.equal(visible[row], (~mask[row]).nonzero().flatten())
+        assert torch.equal(hidden[row], mask[row].nonzero().flatten())
+
+
+@pytest.mark.parametrize("target", ["previous", "current"])
+@pytest.mark.parametrize("momentum", [0.0, 0.75])
+def test_the_target_encoder_is_that_of_the_update_before_or_as_it_is(target, momentum):
+    method = method_of(target=target, target_momentum=momentum)
+    updates = Updates(method, replace(RECIPES["smoke"], spec=SPEC, settings=method.settings, batch=6, lr=0.01))
+    starts, expected = method.vit.trunk.cls_token, None
+    for step in range(3):
+        before, old = starts.detach().clone(), method.teacher.trunk.cls_token.clone()
+        updates.run([views_of(method)], progress(step + 1))
+        source = before if target == "previous" else starts.detach()
+        expected = momentum * old + (1 - momentum) * source
+        torch.testing.assert_close(method.teacher.trunk.cls_token, expected)
+    assert not torch.equal(starts, before)
+
+
+def test_encoder_and_target_encoder_drop_paths_of_their_own():
+    method = method_of(drop_path=0.5)
+    for part in (method.vit, method.teacher, method.regressor, method.decoder):
+        rates = [module.drop_prob for module in part.modules() if isinstance(module, DropPath)]
+        assert rates and max(rates) == 0.5
+    images, hidden = torch.randn(6, 3, 16, 16).double(), method.split(views_of(method)["mask"])[1]
+    assert not torch.equal(method.target(images, hidden), method.target(images, hidden))
+
+
+def test_initial_weights():
+    wide = replace(SPEC, width=64, mlp_hidden=256)
+    method = method_of(wide, layer_scale_start=0.25, decoder_layer_scale_start=0.5)
+    trunk, regressor, decoder = method.vit.trunk, method.regressor.blocks[1], method.decoder.blocks[1]
+    for tensor in (trunk.patch_embed.proj.weight, trunk.cls_token, method.regressor.mask_token):
+        assert 0.01 < tensor.abs().max() <= 0.02
+    for block, width in ((trunk.blocks[1], 64), (decoder, 16)):
+        bound = (6 / (4 * width)) ** 0.5
+        assert 0.9 * bound < block.attn.qkv.weight.abs().max() <= bound
+        assert (block.mlp.fc1.bias == 0).all()
+    assert (trunk.blocks[0].ls1.gamma == 0.25).all() and (decoder.gamma_1 == 0.5).all()
+    assert (regressor.gamma_2 == 0.5).all() and (trunk.patch_embed.proj.bias == 0).all()
+    rescaled = method_of(wide, rescaled=True)
+    for blocks in (rescaled.vit.trunk.blocks, rescaled.regressor.blocks, rescaled.decoder.blocks):
+        for number, block in enumerate(blocks, start=1):
+            for weight in (block.attn.proj.weight, block.mlp.fc2.weight):
+                assert weight.abs().max().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.02)
+    assert 0.01 < rescaled.decoder.head.weight.abs().max() <= 0.02
+    assert same_tensors(method.vit.state_dict(), method.teacher.state_dict())
+
+
+def same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_without_layer_scale_there_is_none_to_train():
+    method = method_of(replace(SPEC, layer_scale=False), decoder_layer_scale_start=0.0)
+    names = [name for name, parameter in method.named_parameters() if "gamma" in name and parameter.requires_grad]
+    assert names == []
+    assert all((block.gamma_1 == 1).all() for block in method.regressor.blocks)
+
+
+def test_the_export_is_a_plain_vit_with_fixed_positions():
+    method = method_of().float()
+    export = exported(method, method.encoders()["encoder"])
+    assert export.spec == SPEC and export.preparation == Preparation() and export.spec.pool == "cls"
+    image = torch.randn(2, 3, 16, 16)
+    (ours,) = method.vit.eval()(image)
+    torch.testing.assert_close(export.build()(image)[0], ours)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codes": 1}, "codes=1"),
+        ({"num_mask_patches": 16}, "num_mask_patches=16"),
+        ({"min_mask_patches_per_block": 0}, "min_mask_patches_per_block=0"),
+        ({"decoder_width": 18}, "decoder_width=18 with decoder_heads=2: must be a multiple of 4"),
+        ({"decoder_heads": 3}, "decoder_width=16 with decoder_heads=3"),
+        ({"regressor_depth": 0}, "regressor_depth=0"),
+        ({"decoder_depth": 0}, "decoder_depth=0"),
+        ({"align_weight": -1.0}, "align_weight=-1.0"),
+        ({"target": "next"}, "target='next': choose one of previous, current"),
+        ({"target_momentum": 1.1}, "target_momentum=1.1"),
+        ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
+        ({"decoder_layer_scale_start": -1.0}, "decoder_layer_scale_start=-1.0"),
+        ({"drop_path": 1.0}, "drop_path=1.0"),
+        ({"crop_scale": (0.5, 0.1)}, "crop_scale=\\(0.5, 0.1\\)"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_encoders_that_cannot_be():
+    with pytest.raises(ValueError, match="position='sincos_column_first' with 1 prefix tokens is no encoder of CAE"):
+        method_of(replace(SMALL, **SINCOS))

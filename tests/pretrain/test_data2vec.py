@@ -1,0 +1,163 @@
+"""data2vec beside its recordings: targets by their definition, what the student sees, the teacher's decay, mistakes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import forward_pass
+from toys import SMALL, exported, progress, views_of
+
+from checkpoints.importing import ImportOptions, import_file
+from checkpoints.reading import ForeignFile
+from engine.extensions import load_extension
+from pretrain.method import Method, TrainProgress
+from pretrain.methods.data2vec import METHOD, RECIPES, Settings
+from pretrain.parts.masking import patchify
+from pretrain.parts.sizes import RELATIVE, SINCOS
+
+SPEC = replace(SMALL, **RELATIVE)
+SETTINGS = replace(RECIPES["smoke"].settings, target_layers=(0, 1))
+
+
+def method_of(**changes) -> Method:
+    torch.manual_seed(0)
+    return METHOD(SPEC, replace(SETTINGS, **changes)).double()
+
+
+def test_the_student_sees_no_hidden_pixel_and_the_teacher_all():
+    method = method_of()
+    views = views_of(method)
+    mask, images = views["mask"].bool(), views["image"].requires_grad_()
+    assert mask.sum(1).min() > 0 and mask.sum(1).max() <= SETTINGS.num_mask_patches
+    (seen,) = torch.autograd.grad(method.predict(images, mask).square().sum(), images)
+    assert torch.equal(patchify(seen, 4).abs().sum(-1) == 0, mask)
+    whole = method.targets(images, torch.ones_like(mask)).unflatten(0, mask.shape)
+    torch.testing.assert_close(method.targets(images, mask), whole[mask])
+    changed = images.detach().clone()
+    changed[:, :, 8:] += 1
+    assert not torch.isclose(method.targets(changed, mask), method.targets(images, mask)).all(dim=1).any()
+
+
+@pytest.mark.parametrize("post", [True, False])
+def test_targets_and_loss_by_their_definition(post):
+    """Every block's output and, if asked for, their mean is normalised token by token."""
+    method = method_of(post_target_layer_norm=post, l1_beta=0.3)
+    views = views_of(method)
+    mask = views["mask"].bool()
+    outputs = torch.stack([tokens[:, 1:] for tokens in method.teacher(views["image"], layers=(0, 1), norm=False)])
+
+    def standard(values):
+        centred = values - values.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    mean = standard(outputs).mean(0)
+    expected = (standard(mean) if post else mean)[mask]
+    torch.testing.assert_close(method.targets(views["image"], mask), expected)
+    error = (method.predict(views["image"], mask) - expected).abs()
+    loss = torch.where(error < 0.3, error.square() / 0.6, error - 0.15).mean()
+    torch.testing.assert_close(forward_pass(method, views, progress()).loss, loss)
+
+
+def test_gradients_reach_the_student_alone():
+    method = method_of()
+    forward_pass(method, views_of(method), progress()).loss.backward()
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad == (not name.startswith("teacher.")), name
+
+
+def test_the_teacher_drops_nothing():
+    method = method_of(drop_path=0.5, attn_drop=0.5)
+    views = views_of(method)
+    mask = views["mask"].bool()
+    assert torch.equal(method.targets(views["image"], mask), method.targets(views["image"], mask))
+    for changes in ({"drop_path": 0.5}, {"attn_drop": 0.5}):
+        method = method_of(**changes)
+        assert not torch.equal(method.predict(views["image"], mask), method.predict(views["image"], mask))
+    method = method_of()
+    assert torch.equal(method.predict(views["image"], mask), method.predict(views["image"], mask))
+
+
+def test_the_teachers_decay():
+    """Two updates an epoch. The ramp's last value stays to the end of its epoch (engine_for_cyclical.py:42, 53-54)."""
+
+    def decays(**changes) -> list[float]:
+        method = method_of(ema_decay_init=0.5, ema_decay=0.8, **changes)
+        return [method.momentum(TrainProgress(step=step, steps_per_epoch=2, epochs=4)) for step in range(6)]
+
+    assert decays(ema_start_at=0) == [0.8] * 6
+    assert decays(ema_start_at=3) == pytest.approx([0.5, 0.6, 0.7, 0.7, 0.8, 0.8])
+    assert decays(ema_start_at=4) == pytest.approx([0.5, 0.575, 0.65, 0.725, 0.8, 0.8])
+
+
+def test_the_teacher_follows_after_the_update():
+    method = method_of(ema_decay=0.75)
+    before = {name: value.clone() for name, value in method.teacher.named_parameters()}
+    with torch.no_grad():
+        for parameter in method.student.parameters():
+            parameter.add_(1)
+    method.after_update(progress())
+    for name, value in method.teacher.named_parameters():
+        torch.testing.assert_close(value, before[name] + 0.25)
+
+
+def test_initial_weights():
+    method = METHOD(SPEC, replace(SETTINGS, layer_scale_start=0.3))
+    for tensor in (method.mask_token, method.lm_head.weight):
+        assert 0.015 < tensor.abs().max() <= 0.02  # cut off at one standard deviation
+    assert (method.lm_head.bias == 0).all() and (method.student.trunk.blocks[1].gamma_2 == 0.3).all()
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(method.teacher.parameters(), method.student.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("branch", ["student", "teacher"])
+def test_exports_are_what_the_importer_makes_of_the_official_file(branch, tmp_path):
+    method = method_of().float()
+    with torch.no_grad():
+        method.teacher.trunk.cls_token.add_(1)
+    tensors = {f"model.{name}": tensor for name, tensor in method.student.trunk.state_dict().items()}
+    tensors |= {f"model_ema.{name}": tensor for name, tensor in method.teacher.trunk.state_dict().items()}
+    tensors |= {f"model.lm_head.{name}": tensor for name, tensor in method.lm_head.state_dict().items()}
+    file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
+    imported = import_file(load_extension("importers", "data2vec"), file, ImportOptions(branch=branch))
+    ours = exported(method, method.encoders()[branch])
+    assert imported.spec == ours.spec and imported.preparation == ours.preparation
+    assert imported.tensors.keys() == ours.tensors.keys()
+    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in imported.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_layers": (1, 2)}, "target_layers=\\(1, 2\\): must be some of the blocks 0 to 1"),
+        ({"target_layers": ()}, "target_layers=\\(\\): must be some of the blocks"),
+        ({"target_layers": (-1,)}, "target_layers=\\(-1,\\)"),
+        ({"l1_beta": 0.0}, "l1_beta=0.0"),
+        ({"ema_decay": 1.5}, "ema_decay=1.5"),
+        ({"ema_start_at": -1}, "ema_start_at=-1"),
+        ({"num_mask_patches": 16}, "num_mask_patches=16: must be above 0 and below 4 x 4 patches"),
+        ({"min_mask_patches_per_block": 9}, "min_mask_patches_per_block=9"),
+        ({"max_mask_patches_per_block": 0}, "max_mask_patches_per_block=0"),
+        ({"attn_drop": 1.0}, "attn_drop=1.0"),
+        ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
+    ],
+)
+def test_settings_that_cannot_be(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        method_of(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_encoders_that_cannot_be():
+    with pytest.raises(ValueError, match="needs relative_position='shared' and layer_scale=True"):
+        METHOD(replace(SMALL, **SINCOS), SETTINGS)
+    with pytest.raises(ValueError, match="layer_scale=True"):
+        METHOD(replace(SPEC, layer_scale=False), SETTINGS)
+
+
+def test_the_published_settings_are_the_readmes():
+    """beit/README.md of the official code."""
+    assert RECIPES["vit_b"].settings == Settings() and RECIPES["vit_b"].peak == 2e-3
+    large = RECIPES["vit_l"]
+    assert large.settings.target_layers == tuple(range(18, 24)) and large.batch == 4096 and large.peak == 1e-3

@@ -1,0 +1,144 @@
+"""iBOT beside its recording: what it is without masks, the loss of patches, views, exports, mistakes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from recorded_distillation import DINO, FLOAT64
+from small_trainings import forward_pass
+from test_dino import progress, random_views
+from torch import Tensor
+from toy_dino import SPEC, recipe
+
+from engine.seeding import AUGMENT, seeded
+from pretrain.loop.exporting import exports_of
+from pretrain.methods.ibot import METHOD, RECIPES, Ibot, Settings
+from pretrain.parts.losses import masked_patch_loss
+from probes.finetune.classifier import projector_layer
+
+
+def ibot(**changes) -> Ibot:
+    torch.manual_seed(0)
+    chosen = recipe(Settings, **changes)
+    return METHOD(chosen.spec, chosen.settings).double()
+
+
+def masked_views(share: float = 0.5) -> dict[str, Tensor]:
+    views, generator = random_views(), torch.Generator().manual_seed(2)
+    views["mask"] = torch.rand((*views.pop("noise").shape[:2], 16), generator=generator) < share
+    return views
+
+
+def test_without_masks_it_is_dino():
+    config = DINO.config
+    mask = torch.zeros(config["B"], 2, (config["img"] // config["patch"]) ** 2, dtype=torch.bool)
+    updates = DINO.prepared(METHOD, DINO.recipe(Settings))
+    DINO.run(updates, FLOAT64, lambda step: {"mask": mask})
+    DINO.close_weights(updates.method, FLOAT64)
+
+
+def test_loss_is_a_mean_over_views_of_means_over_masked_patches():
+    """As it stands in Eq. 3, all patches multiplied by the mask; the last view has none."""
+    generator = torch.Generator().manual_seed(0)
+    logits, targets = (torch.randn(3, 2, 5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    masks, targets = torch.rand(3, 2, 5, generator=generator) < 0.5, targets.softmax(dim=-1)
+    masks[-1, -1] = False
+    entropies = -(targets * (logits / 0.1).log_softmax(dim=-1)).sum(dim=-1) * masks
+    wanted = (entropies.sum(dim=-1) / masks.sum(dim=-1).clamp(min=1)).mean()
+    torch.testing.assert_close(masked_patch_loss(logits[masks], targets[masks], masks, 0.1), wanted)
+
+
+def test_masks_wait_for_their_epoch():
+    """Without masks until then, whatever the views hold, and the patches' temperature waits too."""
+    method, views = ibot(mask_start=2), masked_views()
+    first, second = (forward_pass(method, views, progress(epoch)) for epoch in (1, 2))
+    unmasked = forward_pass(method, views | {"mask": torch.zeros_like(views["mask"])}, progress(1))
+    assert first.loss == unmasked.loss and first.logs["patch"] == 0 < second.logs["patch"]
+    assert method.patch_temperature == method.settings.patch_temperature_start
+    assert first.logs["cls"] != second.logs["cls"], "the class token saw the masks"
+    method.before_forward(progress(0))
+    assert list(method.trivial(views)) == ["cls"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0}])
+def test_the_loss_is_the_weighted_sum_and_gradients_reach_what_is_trained(changes):
+    method, views = ibot(**changes), masked_views()
+    views = {name: view for name, view in views.items() if name != "local" or method.settings.local_crops}
+    step = forward_pass(method, views, progress(0))
+    weights = {"cls": method.settings.cls_weight, "patch": method.settings.patch_weight}
+    assert step.loss.item() == pytest.approx(sum(weight * step.logs[name] for name, weight in weights.items()).item())
+    step.loss.backward()
+    for name, parameter in method.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        fixed = name == "student.head.last_layer.weight_g"
+        assert parameter.requires_grad == (name.startswith(("student.", "mask_token")) and not fixed), name
+    assert method.mask_token.grad.any()
+
+
+def test_the_patches_centre_is_the_mean_over_all_patches():
+    """Of the masked ones and of the others, as the class tokens' is over all crops."""
+    method, views = ibot(center_momentum=0.0), masked_views()
+    tokens = method.teacher.vit(views["global"].flatten(0, 1))[0]
+    outputs = method.teacher.head(tokens)
+    method.observe(forward_pass(method, views, progress(0)).observed, progress(0))
+    method.after_update(progress(0))
+    torch.testing.assert_close(method.centre.center.double(), outputs[:, 0].mean(dim=0))
+    torch.testing.assert_close(method.patch_centre.center.double(), outputs[:, 1:].mean(dim=(0, 1)))
+
+
+def test_half_of_the_crops_stay_unmasked():
+    views = METHOD(SPEC, replace(ibot().settings, mask_shape="random")).views()
+    image = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+    with seeded(AUGMENT, 0):
+        masks = torch.stack([views(image)["mask"] for _ in range(100)]).flatten(0, 1)
+    assert masks.shape == (200, 16) and masks.dtype == torch.bool
+    shares = masks.float().mean(dim=1)
+    assert 0.35 < (shares > 0).float().mean() < 0.65
+    assert shares[shares > 0].min() >= 1 / 16 and shares.max() <= 0.5
+
+
+def test_exports_carry_the_head_from_whose_first_layer_fine_tuning_starts():
+    method = ibot()
+    (name, export), _ = exports_of(method, {})
+    assert name == "export" and export.facts["branch"] == "teacher"
+    vectors = torch.randn(2, SPEC.width)
+    torch.testing.assert_close(projector_layer(export)(vectors), method.teacher.head.mlp[:2].float()(vectors))
+
+
+def test_bfloat16():
+    method = ibot().float()
+    views = {name: tensor.float() if name != "mask" else tensor for name, tensor in masked_views().items()}
+    exact = forward_pass(method, views, progress(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = forward_pass(method, views, progress(1))
+    assert half.loss.dtype == torch.float32 and half.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
+    torch.testing.assert_close(half.observed["patch_center"], exact.observed["patch_center"], rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_build_the_encoder_that_the_importer_gives(name):
+    spec = RECIPES[name].spec
+    assert (spec.position, spec.position_resize, spec.pool) == ("learned", "bicubic_offset", "cls")
+
+
+MISTAKES = [
+    ({"mask_shape": "grid"}, "mask_shape"),
+    ({"mask_ratios": ()}, "give as many of both"),
+    ({"mask_ratios": (0.3,)}, "give as many of both"),
+    ({"mask_ratios": (0.1, 0.3), "mask_spreads": (0.2, 0.2)}, "0.1 .- 0.2 leaves 0 to 1"),
+    ({"mask_ratios": (0.0, 1.2)}, "mask_ratios"),
+    ({"mask_start": -1}, "mask_start"),
+    ({"patch_temperature": 0.0}, "patch_temperature"),
+    ({"patch_weight": -1.0}, "patch_weight"),
+    ({"cls_weight": 0.0, "patch_weight": 0.0}, "nothing is left to learn"),
+    ({"head_norm": "bn"}, "head_norm=bn"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_mistakes_are_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        ibot(**changes)
+    assert "\n" not in str(error.value)
