@@ -3,6 +3,7 @@
 config.json           timm's hub layout; our facts under the root key `vit_export`
 model.safetensors     the trunk under timm's names, float32
 extra.safetensors     only where needed: class-attention blocks, a projector
+cost.json             of our own pretrainings: what they took. A file of its own, as it differs where all else is equal
 """
 
 import hashlib
@@ -28,7 +29,8 @@ FORMAT = 1
 SHOWN = 6  # items that an error lists before "and N more"
 DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that are for people
 ABSENT = "absent"
-FILES = {"config.json", "model.safetensors", "extra.safetensors"}
+COST = "cost.json"  # the fact "cost"
+FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CLASS_ATTENTION = ("class_query", "class_attention.")
 
 
@@ -38,7 +40,7 @@ class ViTExport:
 
     tensors: timm name -> float32 tensor of the trunk. extra: tensors that timm has no place for, `class_query` and
     `class_attention.*` among them. facts: provenance as JSON (method, recipe, branch, source, importer, dropped keys,
-    data, epochs, licence). fingerprint: see fingerprint.py; computed when the export is made.
+    data, epochs, licence, cost). fingerprint: see fingerprint.py; computed when the export is made.
     """
 
     spec: ViTSpec
@@ -160,6 +162,8 @@ class ViTExport:
                     save_file(dict(self.extra), temporary / "extra.safetensors", metadata={"format": "pt"})
             except SafetensorError as error:
                 raise ValueError(f"{folder}: the export cannot be written ({error}); free some space") from error
+            if "cost" in self.facts:
+                write_atomic(temporary / COST, json.dumps(self.facts["cost"], indent=2) + "\n")
             write_atomic(temporary / "config.json", json.dumps(self._config(), indent=2) + "\n")
         return folder
 
@@ -192,7 +196,7 @@ class ViTExport:
                 "digest": self.digest,
                 "spec": self.spec.to_json(),
                 "preparation": asdict(preparation),
-                **self.facts,
+                **{name: value for name, value in self.facts.items() if name != "cost"},
                 "fingerprint": self.fingerprint,
             },
         }
@@ -211,6 +215,8 @@ class ViTExport:
             given = own.pop("preparation")
             preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
             recorded, stored = own.pop("digest"), _checked_fingerprint(own.pop("fingerprint"))
+            if (folder / COST).exists():
+                own["cost"] = json.loads((folder / COST).read_text(encoding="utf-8"))
         except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{folder} is not a ViT-export ({type(error).__name__}: {error})") from error
         tensors = _read(folder / "model.safetensors")

@@ -64,17 +64,10 @@ class ViTSpec:
         checks.annotations(self)
         if not re.fullmatch(r"\w+", str(self.architecture)):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
-        for name in ("class_token", "qkv_bias", "layer_scale", "class_position"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be true or false")
-        if not isinstance(self.norm_eps, float | int) or not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps={self.norm_eps!r}: must be a number above 0 and below 1")
-        for name in ("image_size", "patch_size", "width", "depth", "heads", "mlp_hidden"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a positive whole number")
-        for name in ("registers", "class_attention"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a whole number, 0 or more")
+        checks.truths(self, "class_token", "qkv_bias", "layer_scale", "class_position")
+        checks.proper_shares(self, "norm_eps")
+        checks.whole_numbers(self, "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
+        checks.whole_numbers(self, "registers", "class_attention", least=0)
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.image_size % self.patch_size:
@@ -190,7 +183,6 @@ class Preparation:
     crop: float = 0.875  # 224 / 256
 
     def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(f"mean={self.mean}, std={self.std}: three numbers each, std above zero")
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop}: must be in (0, 1]")
+        checks.annotations(self)
+        checks.positive(self, "std")
+        checks.factors(self, "crop")

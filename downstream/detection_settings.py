@@ -88,7 +88,9 @@ class DetectionSettings(Task):
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.positive(self, "lr", "start", "jitter")
+        checks.positive(self, "lr", "start")
+        checks.ranges(self, "jitter")
+        checks.given(self, "short", "crop_short")
         checks.factors(self, "layer_decay", "start")
         checks.amounts(self, "weight_decay")
         checks.shares(self, "flip")
@@ -96,9 +98,5 @@ class DetectionSettings(Task):
         checks.counts(self, "epochs", "batch", "short", "long", "crop_short", "crop", "val", "channels", "hidden")
         checks.counts(self, "anchor", "rpn_convs", "box_convs", "mask_convs", "proposals", "regions", "detections")
         checks.counts(self, "warmup", "judge_every", least=0)
-        if not (self.short and self.crop_short):
-            raise ValueError(f"short={self.short}, crop_short={self.crop_short}: give one side or more")
         if list(self.milestones) != sorted({m for m in self.milestones if 0 < m < self.epochs}):
             raise ValueError(f"milestones={self.milestones}: give rising epochs from 1 to below epochs={self.epochs}")
-        if self.jitter[0] > self.jitter[1]:
-            raise ValueError(f"jitter={self.jitter}: give the lower factor first")

@@ -1,17 +1,19 @@
 """What a dataclass of settings checks about its own fields: one line that names the field, its value and the rule.
 
-A field may hold a number or a tuple of numbers, which all have to pass. NaN passes no check.
+A field may hold a number or a tuple of numbers, which all have to pass. NaN passes no check. None passes those of
+numbers where it is the field's default.
 """
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def annotations(settings: Any) -> None:
     """ValueError where a field is none of its Literal's choices, or its tuple has another length than annotated."""
-    hints = get_type_hints(type(settings))
+    hints = _hints(type(settings))  # type: ignore[arg-type]  # mypy's: a type is hashable
     for field in fields(settings):
         value, kind, choices = getattr(settings, field.name), get_origin(hints[field.name]), get_args(hints[field.name])
         if kind is Literal and value not in choices:
@@ -20,9 +22,26 @@ def annotations(settings: Any) -> None:
             raise ValueError(f"{field.name}={value}: must be {len(choices)} values")
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def counts(settings: Any, *names: str, least: int = 1) -> None:
     """ValueError for a whole number below `least`."""
     _check(settings, names, lambda value: least <= value, f"{least} or more")
+
+
+def whole_numbers(settings: Any, *names: str, least: int = 1) -> None:
+    """As `counts`, where the value may come from outside and be no number."""
+    _check(settings, names, lambda value: isinstance(value, int) and least <= value, f"a whole number, {least} or more")
+
+
+def truths(settings: Any, *names: str) -> None:
+    """ValueError for anything but True and False, as from outside."""
+    for name in names:
+        if not isinstance(getattr(settings, name), bool):
+            raise ValueError(f"{name}={getattr(settings, name)!r}: must be true or false")
 
 
 def amounts(settings: Any, *names: str, prefix: str = "") -> None:
@@ -50,6 +69,48 @@ def below_one(settings: Any, *names: str) -> None:
     _check(settings, names, lambda value: 0 <= value < 1, "0 or more, and less than 1")
 
 
+def proper_shares(settings: Any, *names: str) -> None:
+    """ValueError for a share outside of (0, 1), or for what is no number."""
+    rule = "a number above 0 and below 1"
+    _check(settings, names, lambda value: isinstance(value, float | int) and 0 < value < 1, rule)
+
+
+def given(settings: Any, *names: str) -> None:
+    """ValueError for a tuple without values."""
+    for name in names:
+        if not getattr(settings, name):
+            raise ValueError(f"{name}=(): must be 1 or more values")
+
+
+def distinct(settings: Any, *names: str, least: int = 1) -> None:
+    """ValueError for a tuple of fewer than `least` values, or with the same value twice."""
+    for name in names:
+        values = getattr(settings, name)
+        if len(values) < least or len(set(values)) < len(values):
+            raise ValueError(f"{name}={values}: must be {least} or more different values")
+
+
+def ranges(settings: Any, *names: str) -> None:
+    """ValueError for two numbers that are not in order, or not above 0 and finite."""
+    for name in names:
+        low, high = getattr(settings, name)
+        if not 0 < low <= high < inf:
+            raise ValueError(f"{name}={low, high}: must be two numbers above 0, the smaller one first")
+
+
+def below(settings: Any, name: str, limit: str) -> None:
+    """ValueError unless the field `name` is less than the field `limit`."""
+    if not getattr(settings, name) < getattr(settings, limit):
+        raise ValueError(f"{name}={getattr(settings, name)}: must be less than {limit}={getattr(settings, limit)}")
+
+
+def up_to(settings: Any, name: str, limit: str) -> None:
+    """ValueError where the field `name` is more than the field `limit`, or than the least of its values."""
+    bound = getattr(settings, limit)
+    if not getattr(settings, name) <= (min(bound) if isinstance(bound, tuple) else bound):
+        raise ValueError(f"{name}={getattr(settings, name)}: must be no more than {limit}={bound}")
+
+
 def scales(settings: Any, *names: str) -> None:
     """ValueError for a crop's least and largest area that are not in order, or not shares of the image's."""
     for name in names:
@@ -61,5 +122,7 @@ def scales(settings: Any, *names: str) -> None:
 def _check(settings: Any, names: tuple[str, ...], passes: Callable[[Any], bool], rule: str, prefix: str = "") -> None:
     for name in names:
         value = getattr(settings, name)
+        if value is None and settings.__dataclass_fields__[name].default is None:
+            continue
         if not all(map(passes, value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{prefix}{name}={value}: must be {rule}")
+            raise ValueError(f"{prefix}{name}={value!r}: must be {rule}")

@@ -1,10 +1,12 @@
 """timm's augmentation for training with labels: what DeiT, BEiT and MAE's fine-tuning do to an image."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image, ImageOps
 from torch import Tensor
+
+from imagesets.random_crops import PythonDraws, RandomResizedCrop
 
 
 def random_transform(
@@ -16,7 +18,7 @@ def random_transform(
     crop_scale: tuple[float, float],
     flip: float,
     erase: float,
-    interpolation: str,
+    interpolation: Literal["bilinear", "bicubic"],
 ) -> Callable[[Image.Image], Tensor]:
     """RGB image -> (3, size, size) float32, normalised; draws from the global generators.
 
@@ -28,7 +30,6 @@ def random_transform(
     chain = create_transform(
         input_size=size,
         is_training=True,
-        scale=crop_scale,
         hflip=flip,
         color_jitter=None,  # DeiT's 0.3, BEiT's and ExtreMA's 0.4 are without effect beside a policy
         auto_augment=policy or None,
@@ -38,6 +39,10 @@ def random_transform(
         re_count=1,
         mean=tuple(mean),
         std=tuple(std),
+    )
+    # In place of timm's own; the draws and the pixels are the same.
+    chain.transforms[0] = RandomResizedCrop(
+        size=size, scale=crop_scale, interpolation=interpolation, draws=PythonDraws()
     )
     for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
         if operation.name.startswith("Posterize"):

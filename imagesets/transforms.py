@@ -18,6 +18,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
+from engine import checks
 from imagesets.decoding import decode_rgb
 from imagesets.sets import ImageSet
 
@@ -44,14 +45,13 @@ class EvalTransform:
     decode: Literal["exact", "fast"] = "exact"
 
     def __post_init__(self) -> None:
-        if self.size < 1 or not 0 < self.crop <= 1:
-            raise ValueError(f"transform of size {self.size} and crop {self.crop}: give size >= 1 and 0 < crop <= 1")
-        if self.decode not in ("exact", "fast"):
-            raise ValueError(f"unknown decoder {self.decode!r}; there are: exact, fast")
+        checks.annotations(self)
+        checks.counts(self, "size")
+        checks.factors(self, "crop")
         choices = FILTERS if self.decode == "exact" else FAST_MODES
         if self.interpolation not in choices:
-            where = f"with decoder {self.decode}; there are: {', '.join(choices)}"
-            raise ValueError(f"no interpolation {self.interpolation!r} {where}")
+            where = f"with decode={self.decode}, choose one of {', '.join(choices)}"
+            raise ValueError(f"interpolation={self.interpolation!r}: {where}")
 
     @property
     def resize(self) -> int:

@@ -1,6 +1,8 @@
-"""Types of command-line values that several commands share."""
+"""Options and types of command-line values that several commands share."""
 
 import argparse
+
+STATISTICS = ("imagenet", "half", "clip")
 
 
 def positive_integer(text: str) -> int:
@@ -17,6 +19,13 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """A number above 0 and up to 1."""
+    if (number := above_zero(text)) > 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, not {text!r}")
+    return number
+
+
 def above_zero(text: str) -> float:
     """A number above 0."""
     try:
@@ -26,3 +35,12 @@ def above_zero(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, not {text!r}")
     return number
+
+
+def add_statistics(parser: argparse.ArgumentParser) -> None:
+    """--statistics, of commands that import checkpoints."""
+    parser.add_argument(
+        "--statistics",
+        choices=STATISTICS,
+        help="mean and std that the source trained with, of checkpoint files that do not name them",
+    )

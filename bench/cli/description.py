@@ -5,6 +5,7 @@ from typing import Any
 
 from bench.cli.messages import millions
 from checkpoints.export import ViTExport
+from checkpoints.training_cost import TrainingCost
 
 
 def export_lines(export: ViTExport) -> Iterator[str]:
@@ -30,6 +31,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
         plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
         epochs=epochs_of(facts),
+        cost=TrainingCost.of(facts).text,
         warnings="; ".join(facts.get("warnings") or ()),
         licence=str(facts.get("licence") or "unknown"),
         tensors=_tensors(export),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive_integer
+from bench.cli.arguments import add_statistics, positive_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image-size", type=positive_integer, metavar="N", help="resize the position tables to N pixels"
     )
-    parser.add_argument(
-        "--statistics", choices=("imagenet", "half", "clip"), help="mean and std that the source trained with"
-    )
+    add_statistics(parser)
     parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
     parser.add_argument("--force", action="store_true", help="replace another export in FOLDER")
 

@@ -2,21 +2,25 @@
 
 import argparse
 
+from bench.cli.arguments import add_statistics
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
     parser.add_argument(
         "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
     )
+    add_statistics(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting judges nothing."""
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
+    from checkpoints.importing import ImportOptions
     from engine.printing import say
 
-    _, export = opened(arguments.checkpoint)
+    _, export = opened(arguments.checkpoint, ImportOptions(statistics=arguments.statistics))
     say(arguments.checkpoint)
     say(*export_lines(export))
     problems = export.verify()

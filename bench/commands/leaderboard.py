@@ -8,6 +8,8 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench leaderboard`."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
+    parser.add_argument("--published", action="store_true",
+        help="show papers' numbers of the same protocols and images, marked, in leaderboard.md and here")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     check_folder(arguments.out)
-    board, _ = rewrite(arguments.out)
+    board, _ = rewrite(arguments.out, arguments.published)
     say(*to_terminal(board, width=shutil.get_terminal_size().columns).split("\n"))
     say("", f"written: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", errors=True)
     return 0

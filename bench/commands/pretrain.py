@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import above_zero, positive_integer, whole_number
+from bench.cli.arguments import above_zero, positive_integer, share, whole_number
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--knn-every", type=whole_number, default=0, metavar="EPOCHS",
         help="log the encoder's k-NN accuracy that often")  # fmt: skip
     parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
+    parser.add_argument("--knn-k", type=positive_integer, metavar="K", help="neighbours that vote in it (20)")
+    parser.add_argument("--knn-fraction", type=share, metavar="F",
+        help="share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1")  # fmt: skip
     parser.add_argument(
         "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
     )
@@ -84,12 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):
     """The online k-NN, where it was asked for."""
-    from bench.pretraining.online_knn import OnlineKnn
+    from bench.pretraining.online_knn import K, OnlineKnn
     from engine.tasks import Workspace
 
+    options = ("knn_data", "knn_k", "knn_fraction", "knn_limit")
+    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
     if not arguments.knn_every:
-        if arguments.knn_data or arguments.knn_limit:
-            raise ValueError("--knn-data and --knn-limit need --knn-every EPOCHS, which says how often")
+        if given:
+            named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{named} without --knn-every EPOCHS, which says how often: add it")
         return None
     space = Workspace(
         cache=arguments.out / "online-knn",
@@ -99,4 +105,4 @@ def _monitor(arguments: argparse.Namespace, device: str, precision: str):
         limit=arguments.knn_limit,
         skip_bad=arguments.skip_bad,
     )
-    return OnlineKnn(space=space)
+    return OnlineKnn(space=space, k=given.get("knn_k", K), fraction=given.get("knn_fraction", 1.0))

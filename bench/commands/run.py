@@ -3,13 +3,16 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive_integer, whole_number
+from bench.cli.arguments import add_statistics, positive_integer, whole_number
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
+
+exit codes: 0 finished; 1 some task failed; 2 an error; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped a training, whose
+state is saved: run the same command again
 """
 
 
@@ -20,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
         help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID or IMPORTER:PATH")  # fmt: skip
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
+    add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
         help="smoke, frozen, full, or a comma-separated list of tasks (knn) and protocols (knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
@@ -50,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     training."""
     from bench.cli.devices import chosen_device
     from bench.run.runner import RunRequest, run_suite
+    from checkpoints.importing import ImportOptions
     from engine.tasks import Workspace
 
     space = Workspace(
@@ -67,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = RunRequest(
         checkpoints=tuple(arguments.checkpoint),
         names=tuple(arguments.name),
+        imports=ImportOptions(statistics=arguments.statistics),
         suite=arguments.suite,
         data=tuple(arguments.data),
         select=arguments.select,

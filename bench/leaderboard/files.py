@@ -1,7 +1,8 @@
 """The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
 
 A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
-`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`.
+`<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`. Before
+them stands what the pretraining took, where it was done here.
 """
 
 import csv
@@ -10,14 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.leaderboard.tables import to_markdown
+from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
 from bench.statistics.significance import tied_with_best
+from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
 
 FACTS = ("name", "method", "architecture", "parameters", "digest")
+SPENT = (*COST_UNITS, "devices")  # of checkpoint.training_cost, where it is known of any
 
 
 def leaderboard_csv(board: Board) -> str:
@@ -27,11 +31,13 @@ def leaderboard_csv(board: Board) -> str:
     names = [f"{group}:{metric}{part}" for group, metric in columns for part in parts[group, metric]]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*FACTS, *map(in_csv, names), "failed"])
+    spent = [name for name in SPENT if any(getattr(row.checkpoint.training_cost, name) for row in board.rows)]
+    writer.writerow([*FACTS, *spent, *map(in_csv, names), "failed"])
     for row in board.rows:
         numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
         facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
-        writer.writerow([*facts, *numbers, in_csv("; ".join(row.failed))])
+        costs = [getattr(row.checkpoint.training_cost, name) or "" for name in spent]
+        writer.writerow([*facts, *costs, *numbers, in_csv("; ".join(row.failed))])
     return buffer.getvalue()
 
 
@@ -50,8 +56,11 @@ def _number(cell: Cell | None, part: str) -> float | int | str:
     return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
-def rewrite(out: Path) -> tuple[Board, list[Measured]]:
+def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
     """Rebuild leaderboard.csv and leaderboard.md; returns what is in them, and the results that they are made of.
+
+    published: with published numbers of the same protocols in leaderboard.md and in what is returned; leaderboard.csv
+    holds what was measured.
 
     Two processes may do so at once. Each looks again after it has written: whoever writes last has seen every file.
     """
@@ -60,7 +69,9 @@ def rewrite(out: Path) -> tuple[Board, list[Measured]]:
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        write_atomic(out / "leaderboard.md", to_markdown(board, tied_with_best(board, measured)))
+        level = tied_with_best(board, measured)
+        board = with_published(board, [each.result for each in measured]) if published else board
+        write_atomic(out / "leaderboard.md", to_markdown(board, level))
         if _state(out) == before:
             return board, measured
 

@@ -7,6 +7,7 @@ from bench.results.board import Board, Cell, Row, best
 from bench.results.record import CheckpointUsed
 from bench.results.units import decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
+from checkpoints.training_cost import COST_UNITS, TrainingCost
 from engine.printing import in_markdown, text_of
 
 INTRODUCTION = """# Leaderboard
@@ -31,6 +32,10 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
         for each in used
     ]
     lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
+    if spent := [each for each in used if each.training_cost != TrainingCost()]:
+        lines += ["", "## Cost of pretraining", ""]
+        body = [(in_markdown(names[each]), *_spent(each.training_cost)) for each in spent]
+        lines += _markdown_table(("checkpoint", *COST_UNITS.values(), "devices"), body, "---:")
     for group, metrics in board.groups.items():
         lines += ["", f"## {in_markdown(group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
@@ -69,13 +74,20 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
     return text_of(lines).rstrip() or "no results yet"
 
 
+def _spent(cost: TrainingCost) -> list[str]:
+    numbers = [getattr(cost, name) for name in COST_UNITS]
+    return [*("" if number is None else f"{number:.4g}" for number in numbers), in_markdown(cost.devices)]
+
+
 def row_names(board: Board) -> dict[CheckpointUsed, str]:
-    """Name of each checkpoint, with its digest where two share one; the floor is marked."""
-    counts = Counter(row.checkpoint.name for row in board.rows)
+    """Name of each checkpoint, with its digest where two share one; the floor and published rows are marked."""
+    counts = Counter(row.checkpoint.name for row in board.rows if not row.published)
     found = {}
-    for used in (row.checkpoint for row in board.rows):
+    for row in board.rows:
+        used = row.checkpoint
         digest = f" ({used.digest[:8]})" if counts[used.name] > 1 else ""
-        found[used] = f"{used.name}{digest}{' (floor)' if used.is_floor else ''}"
+        mark = " (published)" if row.published else " (floor)" if used.is_floor else ""
+        found[used] = f"{used.name}{'' if row.published else digest}{mark}"
     return found
 
 
@@ -141,7 +153,8 @@ def _in_group(board: Board, group: str) -> list[Row]:
 
 def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
     cell = row.cells.get(column)
-    first = cell is not None and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
+    competes = cell is not None and not row.published
+    first = competes and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
     text = in_markdown(number(cell))
     return f"**{text}**" if first else text
 

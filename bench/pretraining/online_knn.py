@@ -17,11 +17,14 @@ K = 20  # what the papers report: best of DINO's four, MOCA's only one
 class OnlineKnn:
     """A monitor for pretrain.loop.trainer.Run; all processes call it, and share the work.
 
-    The gallery are the training images of `space.data`, the queries its validation images, the feature is the one that
-    the method's source evaluates. `space.cache` holds the features of one call, and is deleted after it.
+    The gallery are a `fraction` of the training images of `space.data`, drawn by classes with the seed 0 each time, the
+    queries its validation images, the feature is the one that the method's source evaluates. `space.cache` holds the
+    features of one call, and is deleted after it.
     """
 
     space: Workspace
+    k: int = K
+    fraction: float = 1.0
 
     def check(self) -> None:
         """ValueError where k-NN cannot be computed on these images, before anything is trained."""
@@ -29,7 +32,8 @@ class OnlineKnn:
 
     def __call__(self, export: ViTExport, progress: TrainProgress) -> Mapping[str, float]:
         """`knn_top1` and `knn_top5` in percent."""
-        task = Knn(k=(K,), pool=export.spec.pool, backend="torch")  # torch: FAISS may be missing, and k is small
+        # torch: FAISS may be missing, and the gallery is searched once
+        task = Knn(k=(self.k,), fraction=self.fraction, pool=export.spec.pool, backend="torch")
         world = self.space.world
         world.on_rank0(self.clear)  # what a killed run left
         try:

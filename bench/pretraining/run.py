@@ -13,12 +13,14 @@ from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, values_by_path
 from bench.run.plan import example
+from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
 from engine.printing import say
 from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
+from pretrain.loop.cost import cost_of
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
 
@@ -143,7 +145,9 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
         f"these (micro-batches x processes) make an update; {run.precision} on {run.device}"
     )
     if isinstance(run.monitor, OnlineKnn):
-        yield f"  k-NN      on {run.monitor.space.data}, epochs between: {run.monitor_every}"
+        knn = run.monitor
+        part = f"{knn.fraction:g} of " if knn.fraction < 1 else ""
+        yield f"  k-NN      k={knn.k} on {part}{knn.space.data}, epochs between: {run.monitor_every}"
     names = ["export", *(f"export-{branch}" for branch in list(encoders)[1:])]
     exports = (f"{run.out / name} ({branch})" for name, branch in zip(names, encoders, strict=True))
     yield f"  exports   {', '.join(exports)}"
@@ -165,6 +169,8 @@ def _say_ending(finished: bool, trainer: Trainer) -> None:
         return
     if trainer.unreadable:
         say(f"{len(trainer.unreadable)} unreadable images were replaced by their neighbours")
+    spent = TrainingCost.of({"cost": cost_of(run.out, trainer.identity())})
+    say(f"it took {spent.text}")
     labelled = run.monitor.space.data if isinstance(run.monitor, OnlineKnn) else trainer.images.url
     export = run.out / "export"
     say(f"finished after {progress.steps} updates; the encoder is in {shlex.quote(str(export))}")

@@ -35,6 +35,7 @@ class Row:
     checkpoint: CheckpointUsed
     cells: Mapping[tuple[str, str], Cell]  # (group, metric), where group is `<data>/<protocol>[<variant>]`
     failed: Mapping[str, str]  # group (and seed) -> message
+    published: bool = False  # its numbers are a paper's, not measured: it is shown, and competes with none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
 def best(board: Board, group: str, metric: str) -> float | None:
     """Best mean of a column; None where fewer than two checkpoints compete, where neither end is better, as of a
     deviation, and where the cells differ in unit or in what is better."""
-    cells = [row.cells[group, metric] for row in board.rows if (group, metric) in row.cells]
+    cells = [row.cells[group, metric] for row in board.rows if (group, metric) in row.cells and not row.published]
     meanings = {(cell.unit, cell.higher_is_better) for cell in cells}
     if len(cells) < 2 or len(meanings) > 1 or cells[0].higher_is_better is None:
         return None

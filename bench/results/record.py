@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bench.results.schema1 import as_schema_2
+from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
 from engine.tasks import Workspace
 
@@ -67,6 +68,7 @@ class CheckpointUsed:
     source: str = ""  # the imported file, or the reference given
     parameters: int = 0  # number of weights
     plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
+    training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
 
     @property
     def is_floor(self) -> bool:

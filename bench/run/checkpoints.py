@@ -8,8 +8,10 @@ from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec
+from checkpoints.training_cost import TrainingCost
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
 
@@ -31,14 +33,16 @@ class LoadedCheckpoint:
         return self.used.name, self.used.digest
 
 
-def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[LoadedCheckpoint, ViTExport]:
+def prepare(
+    reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
+) -> tuple[LoadedCheckpoint, ViTExport]:
     """Load `reference`, verify the fingerprint of an export and, when `save`, keep an import under `out`/exports.
 
-    An import's fingerprint was computed from its weights a moment ago. ValueError when it cannot be loaded or its
-    activations are not the recorded ones.
+    options: of an import, whose fingerprint was computed from its weights a moment ago. ValueError when it cannot be
+    loaded or its activations are not the recorded ones.
     """
     try:
-        reference, export = opened(reference)
+        reference, export = opened(reference, options)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
     exported = is_export(Path(reference).expanduser())
@@ -54,12 +58,14 @@ def prepare(reference: str, name: str | None, out: Path, save: bool) -> tuple[Lo
     return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
 
-def opened(reference: str) -> tuple[str, ViTExport]:
+def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
     """The export that `reference` means, and what loads it again. A pretraining's folder means its export, or, before
-    there is one, the encoder of its newest state, which is said."""
+    there is one, the encoder of its newest state, which is said. options: of an import."""
     folder = Path(reference).expanduser()
     if not is_run(folder):
-        return reference, load(reference)
+        return reference, load(reference, options)
+    if (options or ImportOptions()) != ImportOptions():
+        raise ValueError(f"{reference} is a training of ours, which names its statistics: leave --statistics")
     if found := finished_export(folder):
         return str(found), load(found)
     _, export = next(exports_in(folder))
@@ -88,6 +94,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
         plugin=str(facts.get("plugin") or ""),
+        training_cost=TrainingCost.of(facts),
     )
 
 

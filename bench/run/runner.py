@@ -16,6 +16,7 @@ from bench.cli.messages import in_one_line, millions, traceback_of
 from bench.cli.outputs import check_writable
 from bench.leaderboard import files as leaderboard
 from bench.leaderboard.tables import to_terminal
+from bench.published.check import MeasuredNumbers, against_published
 from bench.results.board import group_of
 from bench.results.environment import hardware, versions
 from bench.results.record import (
@@ -32,6 +33,7 @@ from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
+from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
@@ -51,6 +53,7 @@ class RunRequest:
 
     checkpoints: tuple[str, ...]
     names: tuple[str, ...] = ()
+    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
     suite: str
     data: tuple[str, ...] = ()
     select: SelectOn = "holdout"
@@ -130,7 +133,9 @@ def _prepared(request: RunRequest, exports: Exports) -> Prepared:
     found, unavailable = {}, []
     for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
         try:
-            checkpoint, export = prepare(reference, name, request.out, save=not request.dry_run)
+            checkpoint, export = prepare(
+                reference, name, request.out, save=not request.dry_run, options=request.imports
+            )
             found[checkpoint.key] = checkpoint
             if not request.dry_run:
                 exports[checkpoint.key] = export
@@ -205,6 +210,7 @@ def _run_one(
             path = _record(job, checkpoint, request.space, attempt)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
+            say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
         tally.done += attempt.error is None
         if attempt.error:
             tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
@@ -289,6 +295,16 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
     )
     log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
     return record(job.path, result, found.arrays, log)
+
+
+def _numbers(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+    return MeasuredNumbers(
+        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
+        protocol=job.protocol,
+        data=job.data,
+        numbers=attempt.outcome.numbers,
+        limit=space.limit,
+    )
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:

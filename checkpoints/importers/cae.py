@@ -9,7 +9,7 @@ import re
 import torch
 from torch import Tensor
 
-from checkpoints.importing import Branch, Conversion, plain_vit, relative_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit, relative_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import CLASSIFIER, kind_in, trunk_of
 from checkpoints.spec import PositionTable
@@ -47,7 +47,7 @@ def recognise(file: ForeignFile) -> bool:
     return "blocks.0.attn.q_bias" in tuned and kind_in(tuned) == POSITION
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     epochs = branch.epochs(last=True)  # furnace/utils.py, save_model
     if any(name.endswith("relative_position_bias_table") for name in tensors):

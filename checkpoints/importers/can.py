@@ -5,7 +5,7 @@ layout is MAE's; say `can:PATH`.
 """
 
 from checkpoints.importers import mae
-from checkpoints.importing import Branch, Conversion
+from checkpoints.importing import BranchTensors, Conversion
 from checkpoints.reading import ForeignFile
 
 SOURCE = "shlokk/mae-contrastive 12d2ba5, models_mae.py, util/misc.py"
@@ -20,5 +20,5 @@ def recognise(file: ForeignFile) -> bool:
     return {"model.pos_embed", "model.decoder_pos_embed", "model.projection_head.0.weight"} <= {*file.tensors}
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     return mae.convert(branch)

@@ -22,9 +22,8 @@ def recognise(file: ForeignFile) -> bool:
     names = file.tensors
     full = {"model.pos_embed", "model.decoder_pos_embed"} <= {*names}
     if full or is_bare_vit(file, "sincos_column_first"):
-        return not any(
-            name.startswith(("model.predictor.", "model.projection_head.")) for name in names
-        )  # LUT's, CAN's
+        others = ("model.predictor.", "model.projection_head.")  # LUT's and CAN's
+        return not any(name.startswith(others) for name in names)
     tuned = trunk_of(file, CLASSIFIER)
     return "fc_norm.weight" in tuned and kind_in(tuned) == "sincos_column_first"
 

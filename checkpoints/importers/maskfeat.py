@@ -5,7 +5,7 @@ trunk's, so that frozen features are those that the head was trained on; fine-tu
 the patches (slowfast/models/video_model_builder.py).
 """
 
-from checkpoints.importing import Branch, Conversion, plain_vit
+from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import PLAIN
 
@@ -30,7 +30,7 @@ def recognise(file: ForeignFile) -> bool:
     return CLASSIFIER in file.tensors and all(PLAIN.fullmatch(n) or n.startswith("head.projection.") for n in names)
 
 
-def convert(branch: Branch) -> Conversion:
+def convert(branch: BranchTensors) -> Conversion:
     tuned = CLASSIFIER in branch.file.tensors
     tensors = branch.take_trunk({r"^norm\.": "fc_norm."} if tuned else {f"^{HEAD_NORM}": "norm."})
     spec = plain_vit(branch, tensors, position_resize="bilinear", pool="avg")

@@ -165,7 +165,7 @@ def convert(branch: BranchTensors) -> Conversion:
         )
     if options.statistics is None:
         raise ValueError(
-            "no tensor tells the image statistics, which differ between timm's models; use bench import with "
+            "no tensor tells the image statistics, which differ between timm's models; use "
             "--statistics imagenet (as DeiT), half (as timm's own ImageNet-21k weights) or clip"
         )
     index = branch.file.facts.get("version", 0) == 2  # CheckpointSaver stores the last epoch's; before, it added 1

@@ -18,6 +18,7 @@ from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import mmseg_objects, segmentation_outcome
+from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.training.schedules import Polynomial
 
@@ -59,23 +60,16 @@ class Segmenter(Task):
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
-        if not self.lr or min(self.lr) <= 0 or not 0 <= self.floor <= min(self.lr) or len(set(self.lr)) < len(self.lr):
-            raise ValueError(
-                f"lr={self.lr}, floor={self.floor}: give different rates above 0, and a floor from 0 up to the least"
-            )
-        if min(self.epochs, self.batch, self.layers, self.crop, self.stride, self.judge_every, *self.scale) < 1:
-            raise ValueError(
-                f"epochs={self.epochs}, batch={self.batch}, layers={self.layers}, crop={self.crop}, "
-                f"stride={self.stride}, scale={self.scale}, judge_every={self.judge_every}: give whole numbers from 1"
-            )
-        if self.images < 0 or (self.images and not self.splits) or len(set(self.splits)) < len(self.splits):
-            raise ValueError(
-                f"images={self.images}, splits={self.splits}: give a number from 0 (all) on, and different seeds"
-            )
-        if not 0 < self.ratios[0] <= self.ratios[1] or not 0 <= self.drop_path < 1:
-            raise ValueError(
-                f"ratios={self.ratios}, drop_path={self.drop_path}: give a range above 0, a chance from 0 to below 1"
-            )
+        checks.annotations(self)
+        checks.distinct(self, "lr")
+        checks.distinct(self, "splits", least=1 if self.images else 0)
+        checks.positive(self, "lr")
+        checks.amounts(self, "floor")
+        checks.up_to(self, "floor", "lr")
+        checks.counts(self, "epochs", "batch", "layers", "crop", "stride", "scale", "judge_every")
+        checks.counts(self, "images", least=0)
+        checks.ranges(self, "ratios")
+        checks.below_one(self, "drop_path")
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_count(images["train"])

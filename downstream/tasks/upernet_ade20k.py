@@ -60,19 +60,15 @@ class UperNet(Task):
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
+        checks.annotations(self)
         checks.positive(self, "lr")
         checks.factors(self, "layer_decay")
         checks.amounts(self, "weight_decay")
         checks.below_one(self, "drop_path")
-        if min(self.steps, self.batch, self.crop, self.stride, *self.scale) < 1 or self.judge_every < 0:
-            raise ValueError(
-                f"steps={self.steps}, batch={self.batch}, crop={self.crop}, stride={self.stride}, scale={self.scale}, "
-                f"judge_every={self.judge_every}: give whole numbers from 1 on (judge_every: from 0)"
-            )
-        if not 0 <= self.warmup <= self.steps or not 0 < self.ratios[0] <= self.ratios[1]:
-            raise ValueError(
-                f"warmup={self.warmup}, ratios={self.ratios}: give no more warm-up than steps, and a range above 0"
-            )
+        checks.counts(self, "steps", "batch", "crop", "stride", "scale", "channels")
+        checks.counts(self, "warmup", "judge_every", least=0)
+        checks.up_to(self, "warmup", "steps")
+        checks.ranges(self, "ratios")
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
 from engine.seeding import START, seeded
 from engine.training.states import newest_state
+from pretrain.loop.cost import cost_of
 from pretrain.method import Encoder, Method, TrainProgress
 
 RUN = "run.json"  # what is trained, see run_folder.py
@@ -35,8 +36,14 @@ def _exported(method: Method, encoder: Encoder, facts: Mapping[str, Any]) -> ViT
     return ViTExport.make(export.spec, export.preparation, export.tensors, {**export.extra, **extra}, facts)
 
 
-def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes.
+def facts_of(
+    identity: Mapping[str, Any],
+    step: int,
+    skipped: int = 0,
+    warnings: Sequence[str] = (),
+    cost: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Facts of the exports after `step` updates of the run that `identity` (run.json) describes. cost: see cost.py.
 
     Before the end they hold `unfinished` (updates done, updates and epochs in all), and the name says so.
     """
@@ -50,6 +57,7 @@ def facts_of(identity: Mapping[str, Any], step: int, skipped: int = 0, warnings:
         "skipped_images": skipped,
     }
     facts |= {"warnings": list(warnings)} if warnings else {}
+    facts |= {"cost": dict(cost)} if cost else {}
     if step < progress.steps:
         facts["unfinished"] = {"step": step, "steps": progress.steps, "epochs": progress.epochs}
         facts |= {"name": f"{facts['name']}-epoch{epochs_done(progress)}of{progress.epochs}"} if "name" in facts else {}
@@ -105,7 +113,8 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
     warnings = state.facts.get("learning", {}).get("warnings", {})
-    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values())))
+    cost = cost_of(folder, identity)
+    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values()), cost))
 
 
 def identity_in(folder: Path) -> dict[str, Any]:

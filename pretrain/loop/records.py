@@ -7,11 +7,14 @@ drops the lines of updates that it repeats, so that every update is logged once.
 import json
 import math
 import secrets
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.files import write_atomic
+
+LOG = "log.jsonl"
 
 
 class Records:
@@ -26,21 +29,24 @@ class Records:
         *,
         quiet: bool = False,
     ) -> None:
-        self.path, self.board, self.wandb = folder / "log.jsonl", None, None
+        self.path, self.board, self.wandb = folder / LOG, None, None
         if quiet:
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        lines = [line for line in _lines(self.path) if line["step"] <= step]
+        lines = [line for line in lines_in(folder) if line["step"] <= step]
         write_atomic(self.path, "".join(json.dumps(line) + "\n" for line in lines))
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         self.wandb = _wandb(wandb, folder, run or {}) if wandb else None
 
-    def write(self, step: int, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Append a line of values after `step` updates."""
+    def write(
+        self, step: int, values: Mapping[str, float], warnings: Sequence[str] = (), devices: str | None = None
+    ) -> None:
+        """Append a line of values after `step` updates. devices: what they ran on."""
         if self.board is None:
             return
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        line |= {"devices": devices} if devices else {}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line | ({"warnings": list(warnings)} if warnings else {})) + "\n")
         for name, value in values.items():
@@ -58,9 +64,14 @@ class Records:
 
 
 class Averages:
-    """Means of the logs since the last line. seconds: of these updates; waited: those of them spent on images."""
+    """Means of the logs since the last line. seconds: of these updates; waited: those of them spent on images.
+
+    epoch: seconds of each update since the epoch began, or since this process did. once: values for the next line.
+    """
 
     def __init__(self) -> None:
+        self.epoch: list[float] = []
+        self.once: dict[str, float] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -74,6 +85,7 @@ class Averages:
             self.sums[name] = self.sums.get(name, 0.0) + value
         self.last = dict(last)
         self.updates, self.seconds = self.updates + 1, self.seconds + seconds
+        self.epoch.append(seconds)
 
     def taken(self, batch: int) -> dict[str, float]:
         """The means, images per second, and the share of time spent waiting for images. Starts anew."""
@@ -83,24 +95,31 @@ class Averages:
             **{name: value / self.updates for name, value in self.sums.items()},
             "images_per_second": self.updates * batch / self.seconds,
             "waiting": self.waited / self.seconds,
+            **self.once,
         }
+        self.once = {}
         self.clear()
         return found
 
+    def seconds_per_epoch(self, updates: int) -> float:
+        """Of an epoch of so many updates, by those of this one, which ends here."""
+        mean, self.epoch = statistics.fmean(self.epoch), []
+        return updates * mean
 
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that a kill cut short is left out."""
-    found = []
+def lines_in(run: Path) -> list[dict[str, Any]]:
+    """The lines of the log of a run's folder; one that a kill cut short is left out."""
+    found, path = [], run / LOG
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
     return [line for line in found if isinstance(line, dict) and "step" in line]
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
 
 
 def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:

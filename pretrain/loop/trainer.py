@@ -10,7 +10,7 @@ A run's folder holds
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -29,6 +29,7 @@ from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
+from pretrain.loop.cost import cost_of, counted, devices_of, is_counted, peak_memory
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -97,6 +98,7 @@ class Trainer:
         self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
         self.learning, self.last_views = Learning(), {}
+        self.counted = False  # whether the work of an update is in the log
 
     @property
     def method(self) -> Method:
@@ -145,6 +147,7 @@ class Trainer:
         """Run the remaining updates, or those until `stop` is called; then save the state."""
         self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
+        self.counted = is_counted(self.run.out)
         saving = Timer(self.run.save_minutes * 60.0)
         todo = range(self.step, self.progress().steps)
 
@@ -162,10 +165,9 @@ class Trainer:
                 bar.advance(self.recipe.batch)
                 leave = asked["stop"] or self.step == todo.stop
                 save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
-                assessed = self.assess(bar) if epoch_over else {}
+                assessed = self.assess(bar) | self.spent(averages) if epoch_over else {}
                 if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
-                    warnings = self.learning.warnings.values() if epoch_over else ()
-                    self.write(records, averages.taken(self.recipe.batch) | assessed, tuple(warnings))
+                    self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
                     self.after_epoch(records)
                 if save:
@@ -177,9 +179,11 @@ class Trainer:
     def records(self) -> Records:
         return Records(self.run.out, self.step, self.run.wandb, self.identity(), quiet=not self.world.is_rank0)
 
-    def write(self, records: Records, values: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Write to the log, from rank 0."""
-        self.world.on_rank0(lambda: records.write(self.step, values, warnings))
+    def write(self, records: Records, values: Mapping[str, float], epoch_over: bool = False) -> None:
+        """Write to the log, from rank 0; at the end of an epoch with warnings and devices."""
+        warnings = tuple(self.learning.warnings.values()) if epoch_over else ()
+        devices = devices_of(self.run.device, self.world.size) if epoch_over else None
+        self.world.on_rank0(lambda: records.write(self.step, values, warnings, devices))
 
     def update(
         self, micro_batches: Iterator[MicroBatch], averages: Averages, requests: Callable[[], Mapping[str, bool]]
@@ -187,7 +191,8 @@ class Trainer:
         """One update on the next images. Returns the requests, each True where any process has it."""
         progress, started = self.progress(), time.monotonic()
         try:
-            logs = self.updates.run(self.views(micro_batches, averages), progress, requests)
+            views = self.views(micro_batches, averages)
+            logs = self.in_update(lambda: self.updates.run(views, progress, requests), averages)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"out of memory in update {self.step} on {self.run.device}: lower --micro-batch "
@@ -201,6 +206,15 @@ class Trainer:
             self.learning.add(self.step, logs)
         self.step += 1
         return asked
+
+    def in_update(self, run: Callable[[], dict[str, float]], averages: Averages) -> dict[str, float]:
+        """The logs of an update; the work of the first one goes to the log."""
+        if self.counted:
+            return run()
+        logs, operations = counted(run)
+        averages.once["gflop_per_image"] = operations / 1e9 * self.world.size / self.recipe.batch
+        self.counted = True
+        return logs
 
     def views(self, micro_batches: Iterator[MicroBatch], averages: Averages) -> Iterator[Mapping[str, Tensor]]:
         """The micro-batches of one update. If a process cannot read its images, all processes raise its error here."""
@@ -224,6 +238,12 @@ class Trainer:
             if subject not in before:
                 bar.say(f"warning: epoch {self.progress().epoch}: {warning}")
         return found
+
+    def spent(self, averages: Averages) -> dict[str, float]:
+        """Time of the epoch that is over, and the memory of the hungriest process; values for the log."""
+        each = self.world.gather_objects(peak_memory(self.run.device))
+        most = {name: max(found[name] for found in each) for name in each[0]}
+        return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
 
     def after_epoch(self, records: Records) -> None:
         """Export and monitor where due."""
@@ -301,8 +321,8 @@ class Trainer:
 
     def exports(self) -> Iterator[tuple[str, ViTExport]]:
         """Folder name and export of each of the method's networks."""
-        warnings = tuple(self.learning.warnings.values())
-        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings))
+        warnings, cost = tuple(self.learning.warnings.values()), cost_of(self.run.out, self.identity())
+        return exports_of(self.method, facts_of(self.identity(), self.step, len(self.unreadable), warnings, cost))
 
     def first_export(self) -> ViTExport:
         """The export of the network that the method's source evaluates."""

@@ -6,6 +6,7 @@ Built of torchvision's transforms, whose draws the sources made too. All work on
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from PIL import Image, ImageFilter
@@ -14,9 +15,9 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from checkpoints.spec import Preparation
+from imagesets.random_crops import RandomResizedCrop, TorchDraws
 
 Transform = Callable[[Image.Image], Image.Image]
-FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 SOLARISE_ABOVE = 128
 
 
@@ -61,19 +62,22 @@ class Blur:
         return image.filter(ImageFilter.GaussianBlur(random.uniform(*self.radius)))
 
 
-def crop(size: int, scale: tuple[float, float], interpolation: str = "bicubic", flip: float = 0.5) -> list[Transform]:
+def crop(
+    size: int,
+    scale: tuple[float, float],
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic",
+    flip: float = 0.5,
+) -> list[Transform]:
     """A random part of the image, `scale` of its area, aspect 3/4 to 4/3, at size x size pixels; then a flip."""
-    found: list[Transform] = [
-        transforms.RandomResizedCrop(size, scale=scale, interpolation=FILTERS[interpolation], antialias=True)
-    ]
-    return [*found, transforms.RandomHorizontalFlip(flip)] if flip else found
+    part = RandomResizedCrop(size=size, scale=scale, interpolation=interpolation, draws=TorchDraws())
+    return [part, transforms.RandomHorizontalFlip(flip)] if flip else [part]
 
 
 def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> list[Transform]:
     """The short side at `resized` pixels, a random part of size x size pixels of that, with `padding` mirrored around
     it before; then a flip."""
     return [
-        transforms.Resize(resized, FILTERS["bicubic"]),
+        transforms.Resize(resized, InterpolationMode.BICUBIC),
         transforms.RandomCrop(size, padding=padding or None, padding_mode="reflect"),
         transforms.RandomHorizontalFlip(flip),
     ]
@@ -81,7 +85,7 @@ def fixed_crop(size: int, resized: int, padding: int = 0, flip: float = 0.5) -> 
 
 def centre_crop(size: int, resized: int) -> list[Transform]:
     """The short side at `resized` pixels, the middle size x size of that; nothing is drawn."""
-    return [transforms.Resize(resized, FILTERS["bicubic"]), transforms.CenterCrop(size)]
+    return [transforms.Resize(resized, InterpolationMode.BICUBIC), transforms.CenterCrop(size)]
 
 
 @dataclass(frozen=True)

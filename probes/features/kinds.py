@@ -9,6 +9,7 @@ from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
 from checkpoints.spec import ViTSpec
+from engine import checks
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class FeatureKind:
     norm: bool = True
 
     def __post_init__(self) -> None:
-        if self.pool not in ("cls", "avg"):
-            raise ValueError(f"pool={self.pool!r}: choose cls or avg")
+        checks.annotations(self)
 
     @property
     def name(self) -> str:

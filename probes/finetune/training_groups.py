@@ -10,7 +10,7 @@ m images of a group, S side in pixels, K classes, n training images.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from PIL import Image
@@ -43,7 +43,7 @@ class Augmentation:
     mixup: float
     cutmix: float
     smoothing: float
-    interpolation: str
+    interpolation: Literal["bilinear", "bicubic"]
 
     @property
     def mixes(self) -> bool:

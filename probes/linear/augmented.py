@@ -5,7 +5,6 @@ through the backbone as in probes/features/extraction.py: on a CPU every core re
 of its own, and whichever completes a batch makes the heads' step.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,75 +17,37 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
+from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
-from imagesets.transforms import FILTERS, planes
+from imagesets.transforms import planes
 from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.readouts import joined
 from probes.linear.batches import EpochPlan, Readouts, Step
-
-Rule = Literal["torchvision", "mae"]
-Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
-
-# torchvision's RandomResizedCrop, which every source leaves as it is
-AREA = (0.08, 1.0)
-LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
-TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
     """A random window of the image, resized to `size`, mirrored every other time; pixels by Pillow, always exactly.
 
-    rule: how the window is drawn. names: (N,) by which the images of the set are known to the generator.
+    rule: of the window. names: (N,) by which the images of the set are known to the generator.
     """
 
     size: int
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule
+    rule: CropRule
     seed: int
     epoch: int
     names: np.ndarray
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
-        random = RandomState([self.seed, self.epoch, int(self.names[index])])
-        image = image_set.image(index)
-        window = WINDOWS[self.rule](*image.size, random)
-        image = image.crop(window).resize((self.size, self.size), FILTERS[self.interpolation])
-        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random_sample() < 0.5 else image)
-
-
-def sides(width: int, height: int, random: RandomState) -> tuple[int, int]:
-    """Width and height of a window of random area and ratio; it may be larger than the image."""
-    area = width * height * random.uniform(*AREA)
-    ratio = math.exp(random.uniform(*LOG_RATIO))
-    return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-
-
-def placed(width: int, height: int, wide: int, high: int, random: RandomState) -> Window:
-    top, left = random.randint(height - high + 1), random.randint(width - wide + 1)
-    return left, top, left + wide, top + high
-
-
-def torchvision_window(width: int, height: int, random: RandomState) -> Window:
-    """Ten tries for a window inside the image, else the largest central one of an allowed ratio."""
-    for _ in range(TRIES):
-        wide, high = sides(width, height, random)
-        if 0 < wide <= width and 0 < high <= height:
-            return placed(width, height, wide, high, random)
-    wide = min(width, round(height * 4 / 3))
-    high = min(height, round(width * 4 / 3))
-    left, top = (width - wide) // 2, (height - high) // 2
-    return left, top, left + wide, top + high
-
-
-def mae_window(width: int, height: int, random: RandomState) -> Window:
-    """One try, cut down to the image (MAE util/crop.py:22-42)."""
-    wide, high = sides(width, height, random)
-    return placed(width, height, min(max(wide, 1), width), min(max(high, 1), height), random)
-
-
-WINDOWS = {"torchvision": torchvision_window, "mae": mae_window}
+        generator = RandomState([self.seed, self.epoch, int(self.names[index])])
+        crop = RandomResizedCrop(
+            size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
+        )
+        image = crop(image_set.image(index))
+        mirrored = generator.random_sample() < 0.5
+        return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
 
 @dataclass(kw_only=True)
@@ -103,7 +64,7 @@ class AugmentedBatches:
     readouts: Readouts
     plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
-    rule: Rule
+    rule: CropRule
     chunk: int
     skip_bad: bool
     workers: int | None

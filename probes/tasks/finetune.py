@@ -18,6 +18,7 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES, ViTSpec
+from engine import checks
 from engine.distributed import World
 from engine.files import digest
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
@@ -93,27 +94,17 @@ class Finetune(Task):
     branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or self.floor < 0 or not 0 < self.layer_decay <= 1 or self.weight_decay < 0:
-            raise ValueError(
-                f"lr={self.lr}, floor={self.floor}, layer_decay={self.layer_decay}, weight_decay={self.weight_decay}: "
-                "give a rate above 0, a layer decay above 0 and up to 1, and neither floor nor weight decay below 0"
-            )
-        if self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs or self.judge_every < 1:
-            raise ValueError(
-                f"epochs={self.epochs}, warmup_epochs={self.warmup_epochs}, judge_every={self.judge_every}: give whole "
-                "numbers from 1 on, and less warm-up than epochs"
-            )
+        checks.annotations(self)
+        checks.positive(self, "lr")
+        checks.amounts(self, "warmup_epochs", "floor", "start", "weight_decay", "clip", "mixup", "cutmix")
+        checks.amounts(self, "head_std", "head_scale")
+        checks.factors(self, "layer_decay", "crop_scale", "fraction", "crop")
+        checks.below_one(self, "drop_path", "average", "smoothing")
+        checks.shares(self, "flip", "erase")
+        checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
+        checks.proper_shares(self, "holdout")
+        checks.below(self, "warmup_epochs", "epochs")
         check_policy(self.policy)
-        if min(self.batch, self.mixed_together, self.repeats) < 1 or not 0 < self.fraction <= 1:
-            raise ValueError(
-                f"batch={self.batch}, mixed_together={self.mixed_together}, repeats={self.repeats}, "
-                f"fraction={self.fraction}: give 1 or more, and a share above 0 and up to 1"
-            )
-        if not 0 < self.holdout < 1 or not 0 <= self.average < 1 or not 0 <= self.drop_path < 1:
-            raise ValueError(
-                f"holdout={self.holdout}, average={self.average}, drop_path={self.drop_path}: give a share between 0 "
-                "and 1 to hold out, and a decay and a chance from 0 to below 1"
-            )
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe under which nothing chooses, the "last" epoch, trains on all images and stays as it is.

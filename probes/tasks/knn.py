@@ -12,6 +12,7 @@ import numpy as np
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
+from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from imagesets.subsets import fraction
@@ -41,12 +42,11 @@ class Knn(Task):
     backend: Literal["faiss", "torch"] = "faiss"  # library that searches
 
     def __post_init__(self) -> None:
-        if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
-            raise ValueError(f"k={self.k}: give different whole numbers from 1 up")
-        if not self.temperature or min(self.temperature) <= 0 or len(set(self.temperature)) < len(self.temperature):
-            raise ValueError(f"temperature={self.temperature}: give different numbers above 0")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction={self.fraction}: give a share above 0 and up to 1")
+        checks.annotations(self)
+        checks.distinct(self, "k", "temperature")
+        checks.counts(self, "k")
+        checks.positive(self, "temperature")
+        checks.factors(self, "fraction", "crop")
 
     @property
     def kind(self) -> FeatureKind:

@@ -18,16 +18,18 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
+from engine import checks
 from engine.files import digest
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.schedules import Pace, PacedCosine
+from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
-from probes.linear.augmented import AugmentedBatches, Rule
+from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
 from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
@@ -53,7 +55,7 @@ class Linear(Task):
     entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
     eps: float = 1e-5  # of that norm
     augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
-    crop_rule: Rule = "torchvision"  # whose random crop it is
+    crop_rule: CropRule = "torchvision"  # whose random crop it is
     train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
     batch: int = 1024  # images in a step; all training images where they are fewer
     epochs: int = 100  # passes over the training images
@@ -66,21 +68,17 @@ class Linear(Task):
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 
     def __post_init__(self) -> None:
-        for name in ("lrs", "readouts", "weight_decays"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name}={values}: a grid of heads needs one or more different values")
-        if min(self.lrs) <= 0 or min(self.weight_decays) < 0:
-            raise ValueError(
-                f"lrs={self.lrs}, weight_decays={self.weight_decays}: give rates above 0, decays from 0 on"
-            )
-        if self.batch < 2 or self.epochs < 1 or not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(
-                f"batch={self.batch}, epochs={self.epochs}, warmup_epochs={self.warmup_epochs}: give a batch of 2 or "
-                "more, and fewer warm-up epochs than epochs"
-            )
-        if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout={self.holdout}: give a share between 0 and 1")
+        checks.annotations(self)
+        checks.distinct(self, "lrs", "readouts", "weight_decays")
+        checks.positive(self, "lrs", "eps")
+        checks.amounts(self, "weight_decays")
+        checks.below_one(self, "momentum")
+        checks.counts(self, "batch", least=2)
+        checks.counts(self, "epochs")
+        checks.counts(self, "warmup_epochs", least=0)
+        checks.below(self, "warmup_epochs", "epochs")
+        checks.proper_shares(self, "holdout")
+        checks.factors(self, "crop")
         if (self.entry == "layer_norm") != (self.optimizer == "msn"):
             raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
         for readout in self.readouts:

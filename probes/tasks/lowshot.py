@@ -14,6 +14,7 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
+from engine import checks
 from engine.distributed import World
 from engine.progress import Progress
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
@@ -21,7 +22,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.features.stand_ins import noted, suited
-from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
+from probes.lowshot.fitting import Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
 from probes.lowshot.shots import Subset, places, subset_rows, subsets, union
 from probes.scores import cost, spread_out
 from probes.splits import open_splits
@@ -60,27 +61,14 @@ class LowShot(Task):
     max_iterations: int | None = None  # of a fit, epochs for cyanure; none: the solver's own
 
     def __post_init__(self) -> None:
-        if not (self.shots or self.fractions) or min(self.shots, default=1) < 1 or twice(self.shots):
-            raise ValueError(f"shots={self.shots}: give different whole numbers from 1 up, or fractions instead")
-        if any(not 0 < share <= 1 for share in self.fractions) or twice(self.fractions):
-            raise ValueError(f"fractions={self.fractions}: give different shares above 0 and up to 1")
-        if self.splits < 1:
-            raise ValueError(f"splits={self.splits}: give 1 or more")
-        if not self.lambdas or min(self.lambdas) <= 0 or twice(self.lambdas):
-            raise ValueError(f"lambdas={self.lambdas}: give different numbers above 0")
-        if not 0 <= self.holdout < 1:
-            raise ValueError(f"holdout={self.holdout}: give a share from 0 (no choice among lambdas) to below 1")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"tolerance={self.tolerance}: give a relative gap above 0, or none for the solver's own")
-        if self.max_iterations is not None and self.max_iterations < 1:
-            raise ValueError(f"max_iterations={self.max_iterations}: give 1 or more, or none for the solver's own")
-        for name, choices in (
-            ("lambda_convention", ("divided by n", "as is")),
-            ("preprocess", ("centre_and_normalise", "normalise", "none")),
-            ("solver", tuple(SOLVERS)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        checks.annotations(self)
+        checks.distinct(self, "shots", least=0 if self.fractions else 1)
+        checks.distinct(self, "fractions", least=0)
+        checks.distinct(self, "lambdas")
+        checks.counts(self, "shots", "splits", "max_iterations")
+        checks.factors(self, "fractions", "crop")
+        checks.positive(self, "lambdas", "tolerance")
+        checks.below_one(self, "holdout")
 
     @property
     def kind(self) -> FeatureKind:
@@ -217,11 +205,6 @@ def check_classes(
             raise ValueError(
                 f"{part.images.url}: no image of class {classes[lost[0]]!r} can be read; repair or replace them"
             )
-
-
-def twice(values: Sequence[float]) -> bool:
-    """Whether a value occurs more than once."""
-    return len(set(values)) < len(values)
 
 
 MOCA = LowShot(pool="avg", norm=False, lambdas=(0.1,), interpolation="bilinear")

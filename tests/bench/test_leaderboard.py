@@ -19,6 +19,7 @@ from bench.results.record import (
     result_stem,
     write_result,
 )
+from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
@@ -278,3 +279,23 @@ def test_a_number_chosen_on_the_validation_images_says_so():
     metrics = numbers({"best": 90.0}, chosen_on_val=True) | numbers({"fixed": 89.0})
     (caveat,) = board_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
     assert caveat == "Chosen on the validation images, so that number and interval are too good: best."
+
+
+def test_what_a_pretraining_took_stands_beside_the_accuracies():
+    """As in ExtreMA table 8 and MOCA table 5k; of other checkpoints nothing is known, and no column is empty."""
+    cost = TrainingCost(hours=60.25, gflop_per_image=35.0, devices="8 x V100")
+    trained = replace(A, training_cost=cost)
+    rows = rows_of([result(trained), result(B)])
+    assert [(row["hours"], row["gflop_per_image"], row["devices"]) for row in rows] == [
+        ("60.25", "35.0", "8 x V100"),
+        ("", "", ""),
+    ]
+    assert "memory_gib" not in rows[0] and rows[0]["digits/knn@dino:top1_k20"] == "90.0"
+    text = to_markdown(board_of([result(trained), result(B)]))
+    assert "| alpha | 60.25 |  |  | 35 |  |  | 8 x V100 |" in text and "| beta |  |" not in text
+    assert "Cost of pretraining" not in to_markdown(board_of([result(A)])) and "hours" not in rows_of([result(A)])[0]
+
+
+@pytest.mark.parametrize("cost", [None, [], {"hours": "long", "devices": None}, {"hours": True}, {"more": 1.0}])
+def test_a_cost_that_is_none_is_left_out(cost):
+    assert TrainingCost.of({"cost": cost}) == TrainingCost()

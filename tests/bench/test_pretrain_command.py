@@ -1,6 +1,7 @@
 """`bench pretrain`: what it prints, writes and refuses, and that its online k-NN leaves the training alone."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -40,6 +41,9 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
     assert export.facts["recipe"] == CHANGED
     said, command = out.splitlines()[-2:]
     assert said == f"finished after 8 updates; the encoder is in {tmp_path / 'run/export'}"
+    assert re.search(r"^it took [\d.e-]+ hours, .* GFLOP an image, [\d.]+ GiB on 1 x CPU, ", out, flags=re.MULTILINE)
+    code, told, _ = bench("inspect", tmp_path / "run/export")
+    assert code == 0 and re.search(r"^  cost +[\d.e-]+ hours, .* on 1 x CPU, ", told, flags=re.MULTILINE)
     words = shlex.split(command.removeprefix("evaluate it: bench "))
     assert words[words.index("--data") + 1] == "tiny=tiny:"
     words[words.index("frozen")], words[-1] = "knn@dino", tmp_path / "results"
@@ -96,7 +100,12 @@ WRONG = [
     (["--micro-batch", "0"], "argument --micro-batch/--at-once: expected a whole number from 1 on"),
     (["--images", "digitz:"], "--images digitz:: 'digitz:' has the unknown scheme"),
     (["--images", "images:/nowhere"], "--images images:/nowhere: no folder /nowhere"),
-    (["--knn-data", "digits:"], "--knn-data and --knn-limit need --knn-every EPOCHS"),
+    (
+        ["--knn-data", "digits:", "--knn-k", "5"],
+        "--knn-data and --knn-k without --knn-every EPOCHS, which says how often",
+    ),
+    (["--knn-every", "1", "--knn-fraction", "1.5"], "argument --knn-fraction: expected a share above 0 and up to 1"),
+    (["--knn-every", "1", "--knn-k", "0"], "argument --knn-k: expected a whole number from 1 on"),
     (["--knn-every", "1", "--knn-data", "folder:/nowhere"], "--knn-data folder:/nowhere: no folder /nowhere"),
     (["--resum"], "no option --resum; did you mean --resume?"),
 ]
@@ -203,3 +212,14 @@ def test_online_knn_on_other_images_and_fewer(pretrain, tmp_path):
     assert pretrain("--knn-every", "2", "--knn-data", "digits:", "--knn-limit", "50")[0] == 0
     (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
     assert line["step"] == 8 and line["knn_top1"] % 2 == 0  # of 50 images
+
+
+def test_online_knn_is_that_of_extremas_figures(pretrain, bench, tmp_path):
+    """k=200 on 10 % of the training images (figures 4 and 5), here k=7 on half of them."""
+    code, out, _ = pretrain("--knn-every", "2", "--knn-k", "7", "--knn-fraction", "0.5")
+    assert code == 0 and "  k-NN      k=7 on 0.5 of tiny:, epochs between: 2\n" in out
+    (line,) = [line for line in log(tmp_path / "run") if "knn_top1" in line]
+    words = ("--suite", "knn_online@extrema", "--set", "knn.k=7", "knn.fraction=0.5", "--data", "tiny=tiny:")
+    assert bench("run", "--checkpoint", tmp_path / "run/export", *words, "--out", tmp_path / "results")[0] == 0
+    (result,) = (tmp_path / "results").rglob("knn_online@extrema*.json")
+    assert json.loads(result.read_text())["metrics"]["top1_k7"]["value"] == line["knn_top1"]

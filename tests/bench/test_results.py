@@ -21,6 +21,7 @@ from bench.results.record import (
     result_stem,
     write_result,
 )
+from checkpoints.training_cost import TrainingCost
 from engine.tasks import Workspace
 
 RESULT = Result(
@@ -173,5 +174,6 @@ def test_the_table_of_fields_is_that_of_the_types():
     assert "| `metrics.<name>.interval` | array of 2 numbers or null | low and high end" in rows
     assert "| `status` | `failed` or `ok` |" in rows and "| `limit` | integer or null |" in rows
     assert rows.count("\n") == 2 + sum(
-        len(kind.__dataclass_fields__) for kind in (Result, ProtocolUsed, MetricRecord, CheckpointUsed, DataUsed)
+        len(kind.__dataclass_fields__)
+        for kind in (Result, ProtocolUsed, MetricRecord, CheckpointUsed, TrainingCost, DataUsed)
     )

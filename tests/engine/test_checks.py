@@ -16,6 +16,7 @@ class Settings:
     pair: tuple[float, float] = (0.5, 1.0)
     row: tuple[float, ...] = ()
     number: float = 0.5
+    limit: float | None = None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,8 @@ def test_annotations(changes, told):
     ("check", "good", "bad", "rule"),
     [
         (checks.counts, [1, 7], [0, -1, NAN], "1 or more"),
+        (checks.whole_numbers, [1, 7], [0, 1.5, "1", NAN], "a whole number, 1 or more"),
+        (checks.proper_shares, [0.1, 0.99], [0, 1, "half", NAN], "a number above 0 and below 1"),
         (checks.factors, [1, 0.75], [0.0, 1.1, NAN], "above 0 and up to 1"),
         (checks.amounts, [0, 0.0, 9.5], [-0.1, INF, NAN], "a finite number, 0 or more"),
         (checks.positive, [1e-9, 3], [0, -1, INF, NAN], "a finite number above 0"),
@@ -53,7 +56,40 @@ def test_numbers(check, good, bad, rule):
         for name, wrong in (("number", value), ("row", (good[0], value))):
             with pytest.raises(ValueError) as refused:
                 check(Settings(**{name: wrong}), name)
-            assert str(refused.value) == f"{name}={wrong}: must be {rule}"
+            assert str(refused.value) == f"{name}={wrong!r}: must be {rule}"
+
+
+def test_none_passes_where_it_is_the_default():
+    checks.positive(Settings(), "limit")
+    with pytest.raises(ValueError, match=r"^number=None: must be a whole number, 1 or more$"):
+        checks.whole_numbers(Settings(number=None), "number")
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (lambda: checks.truths(Settings(number=1), "number"), "number=1: must be true or false"),
+        (lambda: checks.given(Settings(), "row"), "row=(): must be 1 or more values"),
+        (lambda: checks.distinct(Settings(row=(1, 1)), "row"), "row=(1, 1): must be 1 or more different values"),
+        (lambda: checks.distinct(Settings(), "row"), "row=(): must be 1 or more different values"),
+        (lambda: checks.ranges(Settings(pair=(2, 1)), "pair"), "pair=(2, 1): must be two numbers above 0, the smaller "
+         "one first"),
+        (lambda: checks.below(Settings(limit=0.5), "number", "limit"), "number=0.5: must be less than limit=0.5"),
+        (lambda: checks.up_to(Settings(row=(0.4, 1)), "number", "row"), "number=0.5: must be no more than "
+         "row=(0.4, 1)"),
+    ],
+)  # fmt: skip
+def test_values_beside_each_other(check, told):
+    checks.truths(Settings(number=True), "number")
+    checks.given(Settings(row=(1, 1)), "row")
+    checks.distinct(Settings(row=(1, 2)), "row")
+    checks.distinct(Settings(), "row", least=0)
+    checks.ranges(Settings(pair=(0.5, 3.0)), "pair")
+    checks.below(Settings(limit=0.6), "number", "limit")
+    checks.up_to(Settings(row=(0.5, 1)), "number", "row")
+    with pytest.raises(ValueError) as refused:
+        check()
+    assert str(refused.value) == told
 
 
 def test_a_count_from_another_number_on():

@@ -202,7 +202,7 @@ def test_a_damaged_store_is_filled_again(export, digits, tmp_path, damage):
 
 
 def test_kinds_are_checked():
-    with pytest.raises(ValueError, match="choose cls or avg"):
+    with pytest.raises(ValueError, match="choose one of cls, avg"):
         FeatureKind("max")
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from toy_exports import export_of_size, workspace
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.distributed import World
+from engine.seeding import seeded
 from engine.training import interruptions
 from imagesets.augmentation import posterized
 from imagesets.decoding import UnreadableImage
@@ -109,6 +111,22 @@ def test_mixed_targets_are_smoothed_probabilities():
     assert torch.allclose(found.targets.sum(dim=1), torch.ones(16)) and found.targets.min() >= 0.1 / 10 - 1e-6
     plain = groups_of(replace(QUICK, mixup=0.0, cutmix=0.0, smoothing=0.0))[0]
     assert sorted(plain.targets.unique().tolist()) == [0.0, 1.0]
+
+
+def test_images_are_augmented_as_timm_does():
+    """Its whole chain, to the bit."""
+    ours, image = AUGMENTED.transform(16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
+    policy, chance = AUGMENTED.policy, AUGMENTED.erase
+    theirs = create_transform(
+        16, is_training=True, scale=(AUGMENTED.crop_scale, 1.0), hflip=AUGMENTED.flip, color_jitter=None,
+        auto_augment=policy, interpolation="bicubic", re_prob=chance, re_mode="pixel", mean=(0.5,) * 3, std=(0.5,) * 3,
+    )  # fmt: skip
+    for number in range(20):
+        found = []
+        for transform in (ours, theirs):
+            with seeded(0, number):
+                found.append(transform(image))
+        assert torch.equal(*found)
 
 
 def test_randaugment_survives_magnitude_ten():
@@ -360,7 +378,9 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
     [
         ({"lr": 0.0}, "lr="),
         ({"layer_decay": 0.0}, "layer_decay="),
-        ({"epochs": 5}, "warmup_epochs="),
+        ({"epochs": 5}, "^warmup_epochs=5.0: must be less than epochs=5$"),
+        ({"schedule": "cosine"}, "^schedule='cosine': choose one of mae, beit, simmim, deit$"),
+        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be above 0 and up to 1$"),
         ({"holdout": 1.0}, "holdout="),
         ({"average": 1.0}, "average="),
         ({"policy": "augmix"}, "policy="),

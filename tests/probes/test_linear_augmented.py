@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import hflip, pil_to_tensor, resized_crop
 from toy_exports import export_of_size, workspace
 
 from checkpoints.backbone import Backbone
 from imagesets.decoding import UnreadableImage
+from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from probes.features.readouts import kinds_of
 from probes.holdout import held_out
-from probes.linear.augmented import AREA, WINDOWS, AugmentedBatches, TrainTransform, chunked
+from probes.linear.augmented import AugmentedBatches, TrainTransform, chunked
 from probes.linear.batches import EpochPlan
 from probes.tasks.linear import Linear
 
@@ -29,39 +30,6 @@ def export():
     return export_of_size(16)
 
 
-def windows(rule, width, height, count=2000):
-    return np.array([WINDOWS[rule](width, height, np.random.RandomState([0, number])) for number in range(count)])
-
-
-@pytest.mark.parametrize("rule", WINDOWS)
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (40, 300), (8, 8)])
-def test_windows_lie_inside(rule, width, height):
-    left, top, right, bottom = windows(rule, width, height).T
-    assert left.min() >= 0 and top.min() >= 0 and right.max() <= width and bottom.max() <= height
-    assert (right > left).all() and (bottom > top).all()
-
-
-def test_windows_are_distributed_as_torchvisions():
-    ours = windows("torchvision", 500, 375)
-    torch.manual_seed(0)
-    image = Image.new("RGB", (500, 375))
-    theirs = np.array([RandomResizedCrop.get_params(image, AREA, (3 / 4, 4 / 3)) for _ in range(len(ours))])
-    wide, high = (ours[:, 2:] - ours[:, :2]).T
-    left, top = ours[:, :2].T
-    for mine, other in zip((top, left, high, wide), theirs.T, strict=True):
-        error = np.sqrt((mine.var() + other.var()) / len(mine))
-        assert abs(mine.mean() - other.mean()) < 4 * error
-        assert mine.std() == pytest.approx(other.std(), rel=0.1)
-
-
-def test_no_window_of_an_allowed_ratio_fits():
-    """torchvision then takes the largest central one, MAE one that is cut off at the image's border."""
-    assert WINDOWS["torchvision"](3, 400, np.random.RandomState(0)) == (0, 198, 3, 202)
-    assert WINDOWS["torchvision"](400, 3, np.random.RandomState(0)) == (198, 0, 202, 3)
-    left, top, right, bottom = windows("mae", 3, 400, 200).T
-    assert (right - left == 3).all() and (bottom - top > 4).all()
-
-
 @pytest.mark.parametrize("interpolation", TORCHVISION)
 def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     images = open_set("tiny:", "train")
@@ -69,9 +37,10 @@ def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     transform = TrainTransform(size=16, interpolation=interpolation, rule="torchvision", seed=3, epoch=2, names=names)
     flipped = 0
     for index in range(20):
-        random = np.random.RandomState([3, 2, index])
         image = images.image(index)
-        left, top, right, bottom = WINDOWS["torchvision"](*image.size, random)
+        draws = OwnDraws(np.random.RandomState([3, 2, index]))
+        crop = RandomResizedCrop(size=16, interpolation=interpolation, draws=draws)
+        left, top, right, bottom = crop.window(*image.size)
         expected = resized_crop(image, top, left, bottom - top, right - left, [16, 16], TORCHVISION[interpolation])
         ours, plain, mirrored = transform(images, index), pil_to_tensor(expected), pil_to_tensor(hflip(expected))
         assert torch.equal(ours, plain) or torch.equal(ours, mirrored)

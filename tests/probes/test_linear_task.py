@@ -166,12 +166,13 @@ def test_constant_features_are_said(export, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lrs": ()}, "a grid of heads needs"),
-        ({"lrs": (0.1, 0.1)}, "a grid of heads needs"),
-        ({"lrs": (0.0,)}, "rates above 0"),
-        ({"weight_decays": ()}, "a grid of heads needs"),
+        ({"lrs": ()}, r"^lrs=\(\): must be 1 or more different values$"),
+        ({"lrs": (0.1, 0.1)}, r"^lrs=\(0.1, 0.1\): must be 1 or more different values$"),
+        ({"lrs": (0.0,)}, r"^lrs=\(0.0,\): must be a finite number above 0$"),
+        ({"weight_decays": ()}, "^weight_decays="),
+        ({"crop_rule": "timm"}, "^crop_rule='timm': choose one of torchvision, mae$"),
         ({"readouts": ("cls",)}, "write clsN, clsN\\+avg, avg or avgN"),
-        ({"epochs": 5, "warmup_epochs": 5}, "fewer warm-up epochs"),
+        ({"epochs": 5, "warmup_epochs": 5}, "^warmup_epochs=5: must be less than epochs=5$"),
         ({"holdout": 1.0}, "holdout="),
         ({"entry": "layer_norm"}, "go together"),
     ],

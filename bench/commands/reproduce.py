@@ -1,0 +1,65 @@
+"""Say how the numbers of four papers are measured here, and how far the measured ones are from them."""
+
+import argparse
+from pathlib import Path
+
+from bench.cli.arguments import positive_integer
+
+EPILOG = """examples:
+  bench reproduce                                   the tables, and how much of each is within reach
+  bench reproduce --summary                         the same counted, and what is out of reach, and why
+  bench reproduce moca:table5j --out results        value by value: published, measured, the commands
+  bench reproduce moca:table5j --checkpoints moca-b=/data/moca.pth --data imagenet=imagenet:/data/ILSVRC --out results
+  bench reproduce --plan moca:table5j --out results > script.sh
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench reproduce`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    several = {"nargs": "+", "action": "extend", "default": []}
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="such as extrema:table7")
+    parser.add_argument("--plan", metavar="TABLE", help="print a shell script that measures a table")
+    parser.add_argument("--summary", action="store_true", help="count what is within reach, table by table")
+    parser.add_argument("--checkpoints", **several, metavar="NAME=PATH",
+        help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes")  # fmt: skip
+    parser.add_argument("--data", **several, metavar="NAME=URL",
+        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR",
+        help="folder of results and trainings, read and named in the commands (results)")  # fmt: skip
+    parser.add_argument(
+        "--processes", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 whatever was measured."""
+    from bench.published.values import published_values, values_of
+    from bench.reproduce.reach import known
+    from bench.reproduce.report import listing, summary, table_lines
+    from bench.reproduce.steps import Setup, named_checkpoints, named_data, script
+    from bench.statistics.matching import read_measured
+    from engine.printing import say
+
+    given = [bool(arguments.table), bool(arguments.plan), arguments.summary]
+    if sum(given) > 1:
+        raise ValueError("a table, --plan TABLE or --summary: give one of them")
+    setup = Setup(
+        checkpoints=named_checkpoints(arguments.checkpoints, published_values()),
+        data=named_data(arguments.data),
+        out=arguments.out,
+        processes=arguments.processes,
+    )
+    if arguments.plan:
+        values_of(arguments.plan)  # a wrong name is said before anything is printed
+        say(*"\n".join(script(arguments.plan, setup)).split("\n"))
+    elif arguments.summary:
+        say(*summary(known()))
+    elif arguments.table:
+        values_of(arguments.table)
+        results, problems = read_measured(arguments.out)
+        say(*table_lines(arguments.table, setup, results, known()))
+        say(*(f"left out: {problem}" for problem in problems), errors=True)
+    else:
+        say(*listing(known()))
+    return 0

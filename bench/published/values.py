@@ -1,0 +1,144 @@
+"""Numbers that four papers print, and what would measure each of them here: published.csv, one number a row.
+
+Columns before `checkpoint` are facts of the paper, in our words. Those from there on say what stands for them here; a
+test holds that every name in them exists, or that the row says what is missing.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bench.cli.settings import meant
+
+FILE = Path(__file__).parent / "published.csv"
+LOG = "training log"  # what measures the cost of a pretraining, in place of a protocol
+UNITS = {"hours": "h", "minutes_per_epoch": "min", "gpu_memory": "GB"}  # of metrics that are no percentages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedValue:
+    """One row of published.csv."""
+
+    table: str  # `moca:table5j`
+    model: str  # what was evaluated, `MOCA`
+    architecture: str  # `ViT-B/16`
+    epochs: str  # of its pretraining; "" for none
+    images: str  # that it was pretrained on: `ImageNet-1k`
+    setting: str  # what tells its row from others: `mask ratio 75 %, 1 mask`
+    value: float  # in `unit`
+    std: float | None  # that the source prints beside it
+    tolerance: float | None  # deviation of repeated runs that the source states for it; None: it states none
+    source: str  # paper and table
+    note: str  # what the paper leaves open, and what was assumed
+    checkpoint: str  # our name of the weights, for `--checkpoints NAME=PATH` and in results
+    digest: str  # of the published weights, first digits of a SHA-256, where a source gives it; of the export or file
+    network: str  # branch of the method that was evaluated; "" for its first, "start" for initial weights
+    pretraining: str  # `METHOD RECIPE [FIELD=VALUE ...]`, what `bench pretrain` would train; "" where nothing here does
+    importer: str  # that reads the published weights; "" where there are none to read
+    protocol: str  # `knn@moca`; LOG; "" where nothing here measures it
+    settings: str  # `FIELD=VALUE ...` of the protocol that differ, for `bench run --set`
+    data: str  # key of SETS
+    metric: str  # of the protocol's result
+
+    @property
+    def unit(self) -> str:
+        return UNITS.get(self.metric, "%")
+
+    @property
+    def what(self) -> str:
+        """`MOCA, ViT-B/16, 200 epochs of ImageNet-1k, 2 masking rounds`"""
+        trained = f"{self.epochs} epochs of {self.images}" if self.epochs else ""
+        return ", ".join(filter(None, (self.model, self.architecture, trained, self.setting)))
+
+    @property
+    def measured_by(self) -> str:
+        """`knn@moca top1_k20_bestT`"""
+        return f"{' '.join(filter(None, (self.protocol or 'no protocol', self.settings)))} {self.metric}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedSet:
+    """Images that the papers evaluate on. url: an example. images: how many its splits have, to know it by."""
+
+    url: str
+    images: Mapping[str, int]
+
+
+SETS = {
+    "imagenet": PublishedSet(url="imagenet:/data/ILSVRC", images={"train": 1281167, "val": 50000}),
+    "ade20k": PublishedSet(url="ade20k:/data/ADEChallengeData2016", images={"train": 20210, "val": 2000}),
+    "cityscapes": PublishedSet(url="cityscapes:/data/cityscapes", images={"train": 2975, "val": 500}),
+    "coco": PublishedSet(url="coco:/data/coco", images={"train": 118287, "val": 5000}),
+}
+# What a pretraining's images are called in the table -> their name in --data, and an example.
+PRETRAINED_ON = {
+    "ImageNet-1k": ("imagenet", SETS["imagenet"].url),
+    "ImageNet-22k": ("imagenet22k", "images:/data/imagenet22k"),
+    "": ("", "digits:"),  # initial weights depend on no images
+}
+
+TABLES = {
+    "extrema:table1": "mask ratio, one mask",
+    "extrema:table2": "number of masks, on ImageNet-1k",
+    "extrema:table3": "number of masks, on ImageNet-22k",
+    "extrema:table4": "augmentations beside the mask, shared by both branches or not",
+    "extrema:table5": "number of cross-attention blocks",
+    "extrema:table6": "objective: BYOL or InfoNCE",
+    "extrema:table7": "fine-tuning and linear probe beside other methods",
+    "extrema:table8": "hours of pretraining beside other methods",
+    "extrema:table9": "ADE20K segmentation beside other methods",
+    "extrema:table10": "1 % and 10 % of the labels beside other methods",
+    "extrema:table11": "COCO detection and instance segmentation beside other methods",
+    "extrema:table12": "masks against epochs: accuracy and hours",
+    "lut:tableA": "LUT on SimMIM",
+    "lut:tableB": "weight of the context loss",
+    "lut:tableC": "context loss alone",
+    "mst:table1": "k of k-NN",
+    "mst:table2": "linear probe on the last block or as DINO's",
+    "mst:table3": "longer pretraining",
+    "mst:table4": "masking of BERT against that of MST",
+    "mst:section8": "DINO and supervised training beside table 4",
+    "mst:section9": "random masks of small probability",
+    "mst:section10": "weight of the restoration loss",
+    "moca:table1a": "partial decoding: time and memory by decoder depth",
+    "moca:table1b": "partial decoding and number of masks",
+    "moca:table2c": "both objectives, with and without condenser",
+    "moca:table2d": "decoder depth",
+    "moca:table2e": "mask ratio",
+    "moca:table2f": "global embedding: class token or mean",
+    "moca:table2g": "balance of the objectives, lambda",
+    "moca:table2h": "block that the condenser reads",
+    "moca:table3": "targets of hide-and-predict",
+    "moca:table4": "objectives, on Cityscapes with few images",
+    "moca:table5i": "fine-tuning and linear probe beside masked image modelling",
+    "moca:table5j": "ImageNet-1k beside discriminative methods",
+    "moca:table5k": "time of pretraining beside other methods",
+    "moca:table5l": "low-shot ImageNet-1k beside other methods",
+    "moca:table6": "Cityscapes segmentation beside other methods",
+    "moca:table7": "COCO detection beside other methods",
+    "moca:appendixA2": "choice of new codebook words",
+    "moca:table8": "without the image objective",
+    "moca:table9": "longer pretraining and ViT-L",
+    "moca:table10": "ViT-L beside other methods",
+}
+
+
+@cache
+def published_values() -> tuple[PublishedValue, ...]:
+    """All of them, in the order of the file: by paper and table."""
+    with open(FILE, encoding="utf-8", newline="") as file:
+        return tuple(_value(row) for row in csv.DictReader(file))
+
+
+def values_of(table: str) -> Sequence[PublishedValue]:
+    """The values of one table. ValueError with the likely name for one that does not exist."""
+    if table not in TABLES:
+        raise ValueError(f"no table {table!r}{meant(table, list(TABLES), '`bench reproduce`')}")
+    return [value for value in published_values() if value.table == table]
+
+
+def _value(row: Mapping[str, str]) -> PublishedValue:
+    numbers = {name: float(row[name]) if row[name] else None for name in ("std", "tolerance")}
+    return PublishedValue(**{**row, **numbers, "value": float(row["value"])})  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""What `bench reproduce` prints: the list of tables, one table value by value, and how much is within reach."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bench.published.values import TABLES, PublishedValue, published_values, values_of
+from bench.reproduce.measured import Measurement, measurement
+from bench.reproduce.reach import WAYS, Known, Reach, Way, reach
+from bench.reproduce.steps import Setup, commands_of, missing_for
+from bench.results.units import interval_decimals, suffix
+from bench.statistics.matching import Measured
+
+HEADINGS = ("table", "values", "named", "--set", "none", "recipe", "--set", "none")
+LEGEND = (
+    "named: measured by a named protocol, or for a cost by the log of a training. --set: with changed settings.",
+    "none: not at all. The last three columns: how the weights can be trained here, whether they are published or not.",
+)
+
+
+def listing(there: Known) -> Iterator[str]:
+    """A line for each table: id, number of values, by what they can be measured, caption."""
+    width = max(map(len, TABLES))
+    for table, caption in TABLES.items():
+        counts = count_of(table, there)
+        yield f"{table:{width}}  {_said(counts)}  {caption}"
+    yield ""
+    yield "one of them, value by value, with the commands: bench reproduce TABLE"
+
+
+def _said(counts: Sequence[int]) -> str:
+    values, named, changed, none, *_ = counts
+    return f"{values:3} values: {named:3} by a named protocol, {changed:2} by --set, {none:2} not at all;"
+
+
+def summary(there: Known) -> Iterator[str]:
+    """The counts of every table and of all, and why the others are out of reach."""
+    rows = [[table, *count_of(table, there)] for table in TABLES]
+    rows.append(["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
+    width = max(len(str(row[0])) for row in rows)
+    yield f"{HEADINGS[0]:{width}}  {HEADINGS[1]:>6}  {'  '.join(f'{name:>6}' for name in HEADINGS[2:])}"
+    for table, *counts in rows:
+        yield f"{table:{width}}  {'  '.join(f'{count:6}' for count in counts)}"
+    yield from ("", *LEGEND)
+    for way, title in (("evaluation", "not measured here"), ("training", "weights not trained here")):
+        yield from reasons(way, title, there)
+
+
+def count_of(table: str, there: Known) -> list[int]:
+    """Values, those by each way of evaluation, those by each way of training."""
+    found = [reach(value, there) for value in values_of(table)]
+    return [len(found), *_by_way([each.evaluation for each in found]), *_by_way([each.training for each in found])]
+
+
+def _by_way(ways: Sequence[Way]) -> list[int]:
+    counts = Counter(ways)
+    return [counts[way] for way in WAYS]
+
+
+def reasons(way: str, title: str, there: Known) -> Iterator[str]:
+    """Why values are out of reach, each reason with its number of values and the tables."""
+    place = {"evaluation": 0, "training": -1}[way]
+    found: dict[str, list[str]] = {}
+    for value in published_values():
+        within: Reach = reach(value, there)
+        if getattr(within, way) == "none":
+            found.setdefault(within.lacking[place], []).append(value.table)
+    for reason, tables in found.items():
+        yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
+
+
+def table_lines(table: str, setup: Setup, results: Sequence[Measured], there: Known) -> Iterator[str]:
+    """A table value by value: published, measured, difference and interval, commands, and what is missing."""
+    values = values_of(table)
+    yield f"{table}: {TABLES[table]}; {values[0].source}"
+    last = ""
+    for value in values:
+        if value.what != last:
+            yield from ("", f"{value.what}; weights {value.checkpoint}")
+            last = value.what
+        found = measurement(value, results, setup, there)
+        yield f"  {value.measured_by}: published {_published(value)}; {_measured(found, value)}"
+        yield from (f"    note: {value.note}" for _ in filter(None, [value.note]))
+        yield f"    missing: {', '.join(missing_for(value, setup, there)) or 'nothing'}"
+        yield from (f"    {shlex.join(words)}" for words in commands_of(value, setup, there))
+
+
+def _published(value: PublishedValue) -> str:
+    spread = f" +- {value.std:g}" if value.std is not None else ""
+    return f"{value.value:g}{suffix(value.unit)}{spread}"
+
+
+def _measured(found: Measurement | None, value: PublishedValue) -> str:
+    if found is None:
+        return "not measured here"
+    digits = interval_decimals(found.number, value.unit)
+    ends = [f"{end - value.value:+.{digits}f}" for end in found.interval or ()]
+    between = f" [{', '.join(ends)}]" if ends else ""
+    text = f"measured {found.number:.2f}{suffix(value.unit)}, difference {found.difference(value):+.2f}{between}"
+    return "; ".join([text, *found.remarks])

@@ -1,0 +1,159 @@
+"""The commands that would measure a published value: of weights that are given, or that are trained first."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedValue, values_of
+from bench.reproduce.reach import Known, known, reach, trained_by
+from bench.run.plan import named_urls
+from checkpoints.export import is_export
+from checkpoints.resolve import TIMM_SCHEMES
+from engine.printing import printable
+from pretrain.loop.exporting import EXPORT
+
+START = "start"  # folder of a training that holds its initial weights, and the network of a value that is of these
+HEADER = """#!/usr/bin/env bash
+# {table}: {caption}
+# Every command can be repeated: what is done is skipped or goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What there is: checkpoint name -> reference, image set name -> URL. processes: of torchrun; 1 runs without."""
+
+    checkpoints: Mapping[str, str]
+    data: Mapping[str, str]
+    out: Path
+    processes: int = 1
+
+    def training(self, value: PublishedValue) -> Path:
+        """The folder of the training of a value's weights."""
+        return self.out / "pretraining" / value.checkpoint
+
+    def export(self, value: PublishedValue) -> Path:
+        """The export of the network that was evaluated: that of the training's end, or of its start."""
+        names = {"": EXPORT, START: START}
+        return self.training(value) / names.get(value.network, f"{EXPORT}-{value.network}")
+
+    def given(self, value: PublishedValue) -> str:
+        """The reference that the user gave for it; "" for none. One of the network itself goes before."""
+        return self.checkpoints.get(run_name(value)) or self.checkpoints.get(value.checkpoint, "")
+
+
+def run_name(value: PublishedValue) -> str:
+    """The name of the weights in results: that of the checkpoint and, where it is not the usual one, the network."""
+    return value.checkpoint + (f"-{value.network}" if value.network not in ("", START) else "")
+
+
+def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) -> dict[str, str]:
+    """`NAME=REFERENCE ...` as a mapping. ValueError for a name that no value has."""
+    names = {name for value in values for name in (value.checkpoint, run_name(value))}
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, reference = text.partition("=")
+        if not (equals and reference):
+            raise ValueError(f"--checkpoints {text}: write NAME=PATH, for example {min(names)}=/data/weights.pth")
+        if name not in names:
+            raise ValueError(f"--checkpoints {text}: no weights here are called {name!r}; there are: {_listed(names)}")
+        found[name] = reference
+    return found
+
+
+def named_data(texts: Sequence[str]) -> dict[str, str]:
+    """`--data NAME=URL ...` as a mapping. ValueError for a name that no value has."""
+    names = {*SETS, *(name for name, _ in PRETRAINED_ON.values() if name)}
+    found = named_urls(texts, "") if texts else {}
+    if unknown := [name for name in found if name not in names]:
+        raise ValueError(f"--data {unknown[0]}: the tables know images by other names: {_listed(names)}")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def commands_of(value: PublishedValue, setup: Setup, there: Known) -> list[list[str]]:
+    """The words of each command, in order; empty for what cannot be measured."""
+    if reach(value, there).evaluation == "none":
+        return []
+    found, reference = weights_of(value, setup, there)
+    if value.protocol == LOG:
+        return found
+    words = ["bench", "run", "--checkpoint", reference, "--name", run_name(value), "--suite", value.protocol]
+    words += ["--data", f"{value.data}={setup.data.get(value.data, SETS[value.data].url)}", "--out", str(setup.out)]
+    words += ["--set", *(f"{value.protocol}.{change}" for change in value.settings.split())] if value.settings else []
+    return [*found, _launched(words, setup)]
+
+
+def weights_of(value: PublishedValue, setup: Setup, there: Known) -> tuple[list[list[str]], str]:
+    """The commands that make the weights, and what `bench run --checkpoint` then takes."""
+    if (reference := setup.given(value)) and value.protocol != LOG:
+        return _imported(value, reference, setup, there)
+    if reach(value, there).training != "none":
+        return [_launched(_pretrain(value, setup), setup)], str(setup.export(value))
+    return [], f"PATH-OF-{run_name(value)}"
+
+
+def _pretrain(value: PublishedValue, setup: Setup) -> list[str]:
+    method, recipe, changes = trained_by(value)
+    words = ["bench", "pretrain", method, "--recipe", recipe, "--images", images_of(value, setup)]
+    words += ["--out", str(setup.training(value)), "--resume"]
+    return [*words, "--set", *changes] if changes else words
+
+
+def images_of(value: PublishedValue, setup: Setup) -> str:
+    """URL of the images to pretrain on: given, or an example."""
+    name, example = PRETRAINED_ON[value.images]
+    return setup.data.get(name, example)
+
+
+def _launched(words: list[str], setup: Setup) -> list[str]:
+    if setup.processes == 1:
+        return words
+    return ["torchrun", "--nproc-per-node", str(setup.processes), "--no-python", *words]
+
+
+def _imported(value: PublishedValue, reference: str, setup: Setup, there: Known) -> tuple[list[list[str]], str]:
+    """An import of its own where the file alone does not say what to take of it."""
+    scheme, importer = reference.partition(":")[0], value.importer.split()
+    is_file = scheme not in (*there.importers, *TIMM_SCHEMES) and not Path(reference).expanduser().is_dir()
+    named = f"{importer[0]}:{reference}" if is_file and importer else reference
+    own_network = run_name(value) in setup.checkpoints and run_name(value) != value.checkpoint
+    branch = [] if own_network or value.network in ("", START) else ["--branch", value.network]
+    options = [*branch, *importer[1:]]
+    if not options or is_export(Path(reference).expanduser()) or scheme in TIMM_SCHEMES:
+        return [], named
+    folder = str(setup.out / "imports" / run_name(value))
+    return [["bench", "import", named, "--out", folder, *options]], folder
+
+
+def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
+    """What there is not yet to measure it with: `weights`, `data`, or what is not in this tool; empty for nothing."""
+    within = reach(value, there)
+    if within.evaluation == "none":
+        return list(within.lacking)
+    if value.protocol == LOG:
+        return [] if PRETRAINED_ON[value.images][0] in setup.data else ["data"]
+    found = [] if setup.given(value) or is_export(setup.export(value)) else ["weights"]
+    return found if value.data in setup.data else [*found, "data"]
+
+
+def script(table: str, setup: Setup) -> Iterator[str]:
+    """The lines of a shell script with every command of a table once, and what it is for."""
+    yield HEADER.format(table=table, caption=TABLES[table])
+    yield "set -euo pipefail"
+    written: set[str] = set()
+    for value in values_of(table):
+        found = [shlex.join(words) for words in commands_of(value, setup, known())]
+        yield ""
+        yield printable(f"# {value.what}: {value.measured_by}, published {value.value:g}")
+        yield from (f"# not here: {reason}" for reason in ([] if found else missing_for(value, setup, known())))
+        without = [line for line in found if "PATH-OF-" in line]
+        yield from ("# weights: give --checkpoints NAME=PATH" for _ in without)
+        yield from (f"# {line}" for line in without)
+        for line in found:
+            if line not in without and line not in written:
+                yield line
+                written.add(line)

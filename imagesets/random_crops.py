@@ -1,0 +1,124 @@
+"""The random resized crop of every training: a window of random area and aspect ratio, resized to a square.
+
+There are two rules for the window and one way to apply it. What the sources' codes differ in beside the rule is who
+draws the numbers: torch (torchvision, in pretraining), Python (timm, in fine-tuning), or a generator of the image's own
+(ours, in linear probes). Their draws come in one order: area, ratio, top, left.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from numpy.random import RandomState
+from PIL import Image
+
+from engine import checks
+from imagesets.transforms import FILTERS
+
+CropRule = Literal["torchvision", "mae"]
+Window = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+AREA = (0.08, 1.0)  # of the image; torchvision's, which every supervised training leaves as it is
+RATIO = (3 / 4, 4 / 3)  # width to height; torchvision's, which every source leaves as it is
+LOG_RATIO = (math.log(RATIO[0]), math.log(RATIO[1]))
+TRIES = 10
+
+
+class Draws(Protocol):
+    """Where random numbers come from."""
+
+    def uniform(self, low: float, high: float) -> float: ...
+    def ratio(self) -> float: ...  # exp of a uniform number in LOG_RATIO
+    def below(self, count: int) -> int: ...
+
+
+class TorchDraws:
+    """torch's global generator, in torchvision's single precision (transforms.py, RandomResizedCrop.get_params)."""
+
+    def uniform(self, low: float, high: float) -> float:
+        return torch.empty(1).uniform_(low, high).item()
+
+    def ratio(self) -> float:
+        low, high = torch.log(torch.tensor(RATIO)).tolist()
+        return torch.exp(torch.empty(1).uniform_(low, high)).item()
+
+    def below(self, count: int) -> int:
+        return int(torch.randint(0, count, (1,)).item())
+
+
+class PythonDraws:
+    """Python's global generator, as timm uses it (data/transforms.py, RandomResizedCropAndInterpolation)."""
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)
+
+    def ratio(self) -> float:
+        return math.exp(random.uniform(*LOG_RATIO))
+
+    def below(self, count: int) -> int:
+        return random.randrange(count)
+
+
+@dataclass(frozen=True)
+class OwnDraws:
+    """A generator of one image's own. RandomState's streams are frozen for ever (NumPy NEP 19)."""
+
+    generator: RandomState
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.generator.uniform(low, high)
+
+    def ratio(self) -> float:
+        return math.exp(self.generator.uniform(*LOG_RATIO))
+
+    def below(self, count: int) -> int:
+        return int(self.generator.randint(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomResizedCrop:
+    """RGB image -> a window of it at size x size pixels, by Pillow. scale: least and largest area of the window.
+
+    rule: torchvision's ten tries for a window inside the image, else the largest central one of an allowed ratio; or
+    MAE's one try, cut down to the image (util/crop.py:22-42). ValueError for a scale that is no range of shares.
+    """
+
+    size: int
+    scale: tuple[float, float] = AREA
+    interpolation: Literal["bilinear", "bicubic"]
+    rule: CropRule = "torchvision"
+    draws: Draws
+
+    def __post_init__(self) -> None:
+        checks.scales(self, "scale")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        window = image.crop(self.window(*image.size))
+        return window.resize((self.size, self.size), FILTERS[self.interpolation])
+
+    def window(self, width: int, height: int) -> Window:
+        """The next window of an image of width x height pixels."""
+        if self.rule == "mae":
+            wide, high = self.sides(width, height)
+            return self.placed(width, height, min(max(wide, 1), width), min(max(high, 1), height))
+        for _ in range(TRIES):
+            wide, high = self.sides(width, height)
+            if 0 < wide <= width and 0 < high <= height:
+                return self.placed(width, height, wide, high)
+        wide = min(width, round(height * RATIO[1]))
+        high = min(height, round(width / RATIO[0]))
+        left, top = (width - wide) // 2, (height - high) // 2
+        return left, top, left + wide, top + high
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of a window; it may be larger than the image."""
+        area = width * height * self.draws.uniform(*self.scale)
+        ratio = self.draws.ratio()
+        return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+
+    def placed(self, width: int, height: int, wide: int, high: int) -> Window:
+        """A window of these sides somewhere in the image."""
+        top, left = self.draws.below(height - high + 1), self.draws.below(width - wide + 1)
+        return left, top, left + wide, top + high

@@ -1,0 +1,209 @@
+"""The table of published numbers: whole, with sources, and made of names that exist; beside measured ones."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.leaderboard.files import rewrite
+from bench.leaderboard.tables import to_terminal
+from bench.published import check, rows
+from bench.published.check import MeasuredNumbers, against_published, tolerance_of
+from bench.published.rows import with_published
+from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, published_values, values_of
+from bench.reproduce.reach import chosen, known, reach, trained_by
+from bench.results.board import best, board_of
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
+from checkpoints.export import ViTExport
+from downstream.metrics.average_precision import AT
+from downstream.metrics.scores import scores
+from engine.tasks import Workspace
+from probes.finetune.model_selection import ModelSelection
+from probes.finetune.trainer import TrainState
+
+VALUES = published_values()
+MEASURED = [value for value in VALUES if value.protocol not in ("", LOG)]
+USED = CheckpointUsed(name="mine", digest="d" * 64, method="moca")
+IMAGENET = DataUsed(name="in1k", url="imagenet:/data", images=SETS["imagenet"].images)
+
+
+def test_every_table_has_values_and_every_value_a_table():
+    assert set(TABLES) == {value.table for value in VALUES}
+    assert sum(len(values_of(table)) for table in TABLES) == len(VALUES) == 462  # all that the four papers print
+    with pytest.raises(ValueError, match="did you mean 'moca:table5j'"):
+        values_of("moca:table5jj")
+
+
+def test_every_value_has_its_source_and_images():
+    for value in VALUES:
+        assert value.source.split()[0].lower() == value.table.split(":")[0], value
+        assert value.table.split(":")[1].removeprefix("table").removeprefix("section") in value.source or "A.2" in (
+            value.source
+        )
+        assert value.images in PRETRAINED_ON and (value.data in SETS or (value.protocol == LOG and not value.data))
+        assert set(value.digest) <= set("0123456789abcdef") and len(value.digest) in (0, *range(8, 65))
+
+
+def test_weights_of_one_name_are_the_same():
+    facts: dict[str, set] = {}
+    for value in VALUES:
+        what = (value.model, value.architecture, value.epochs, value.images, value.pretraining, value.importer)
+        facts.setdefault(value.checkpoint, set()).add(what)
+    assert {name: each for name, each in facts.items() if len(each) > 1} == {}
+    trained = {value.pretraining: value.checkpoint for value in VALUES if value.pretraining and not value.network}
+    both = Counter(name for name in trained.values())
+    assert max(both.values()) == 1  # and weights of two names are not
+
+
+@pytest.mark.parametrize("protocol", sorted({(each.protocol, each.settings) for each in MEASURED}))
+def test_protocols_and_settings_exist(protocol):
+    value = next(each for each in MEASURED if (each.protocol, each.settings) == protocol)
+    assert reach(value, known()).evaluation == ("set" if value.settings else "named")
+    assert chosen(value, known()).layout == ("" if value.data == "imagenet" else value.data)
+
+
+@pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
+def test_methods_recipes_and_changes_exist(pretraining):
+    value = next(each for each in VALUES if each.pretraining == pretraining)
+    within = reach(value, known())
+    assert within.training == ("set" if trained_by(value)[2] else "named"), within.lacking
+
+
+def test_importers_and_networks_exist():
+    for value in VALUES:
+        key = value.importer.partition(" ")[0]
+        assert not key or key in known().importers
+        if value.network not in ("", "start"):
+            assert value.network in list(known().importers[key].BRANCHES)[1:]
+
+
+@pytest.mark.parametrize("task", sorted({chosen(value, known()).key for value in MEASURED}))
+def test_metrics_exist(task, exports, tmp_path):
+    """By what the task's own code gives; settings that decide about time and about no name are cheap ones here."""
+    export = ViTExport.load(exports[0])
+    for value in {(each.protocol, each.metric): each for each in MEASURED}.values():
+        protocol = chosen(value, known())
+        if protocol.key == task:
+            assert value.metric in metrics_of(protocol, export, tmp_path, value.metric), (value.protocol, value.metric)
+
+
+def metrics_of(protocol, export, cache, asked) -> set[str]:
+    space, task = Workspace(cache=cache, data="tiny:"), protocol.task
+    if protocol.key == "knn":
+        k = int(asked.split("_")[1].removeprefix("k"))
+        assert k in task.k
+        return {name.replace("k1", f"k{k}") for name in replace(task, k=(1,)).run(export, space).metrics}
+    if protocol.key == "lowshot":
+        return set(replace(task, tolerance=0.1).run(export, space).metrics)
+    if protocol.key == "linear":
+        cheap = dict(epochs=1, warmup_epochs=0, augment=False, lrs=task.lrs[:1], readouts=task.readouts[:1], batch=16)
+        return set(replace(task, **cheap).run(export, space).metrics)
+    if protocol.key in ("finetune", "semi"):
+        arrays = {f"{epoch}_{top}": np.ones(4) for epoch in ("best", "last") for top in ("top1", "top5")}
+        selection = ModelSelection(select=task.select, val=None, held=None, mean=(), std=())
+        return set(selection.metrics(TrainState(arrays=arrays)))
+    if protocol.layout == "coco":
+        return {f"{kind}_{name}" for kind in ("box", "mask") for name in AT}
+    return set(scores(np.ones((2, 3, 3), np.int64)))
+
+
+def measured(**numbers: float) -> MeasuredNumbers:
+    return MeasuredNumbers(
+        digests=["e" * 64, "f" * 64], protocol=ProtocolUsed(name="knn@moca", version=1), data=IMAGENET, numbers=numbers
+    )
+
+
+def of_digest(digest: str, **others):
+    value = next(each for each in VALUES if (each.table, each.checkpoint) == ("moca:table9", "moca-b"))
+    return replace(value, digest=digest, **others)
+
+
+def test_weights_of_a_known_digest_are_held_against_the_published_number():
+    (line,) = against_published(measured(top1_k20_bestT=76.1), [of_digest("ffffffff")])
+    assert line == (
+        "NOT AS PUBLISHED: top1_k20_bestT is 77.2 in moca:table9, difference -1.10, beyond the tolerance of 0.5 "
+        "(ours, the source states none)"
+    )
+    (line,) = against_published(measured(top1_k20_bestT=77.4), [of_digest("e" * 64)])
+    assert line.startswith("as published: ") and "difference +0.20, within" in line
+
+
+def test_a_stated_deviation_is_the_tolerance():
+    assert tolerance_of(of_digest("", tolerance=0.1))[0] == pytest.approx(0.25)
+    (line,) = against_published(measured(top1_k20_bestT=76.9), [of_digest("ffffffff", tolerance=0.1)])
+    assert line.startswith("NOT AS") and "twice the source's deviation of 0.1" in line
+
+
+@pytest.mark.parametrize(
+    ("found", "value"),
+    [
+        (measured(top1_k20_bestT=1.0), of_digest("")),
+        (measured(top1_k20_bestT=1.0), of_digest("abababab")),
+        (measured(top1_k10_bestT=1.0), of_digest("ffffffff")),
+        (measured(top1_k20_bestT=1.0), of_digest("ffffffff", settings="k=20")),
+        (replace(measured(top1_k20_bestT=1.0), limit=100), of_digest("ffffffff")),
+        (replace(measured(top1_k20_bestT=1.0), data=DataUsed(name="imagenet", url="x")), of_digest("ffffffff")),
+        (replace(measured(top1_k20_bestT=1.0), protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
+    ],
+)
+def test_nothing_is_said_of_another_quantity(found, value):
+    assert list(against_published(found, [value])) == []
+
+
+def test_a_run_says_so_at_once(bench, exports, tmp_path, monkeypatch):
+    export = ViTExport.load(exports[0])
+    monkeypatch.setitem(SETS, "imagenet", replace(SETS["imagenet"], images={"train": 64, "val": 32}))
+    monkeypatch.setattr(check, "published_values", lambda: (of_digest(export.digest[:12], value=-50.0),))
+    words = ("--checkpoint", exports[0], "--suite", "knn@moca", "--data", "any=tiny:", "--out", tmp_path)
+    code, out, _ = bench("run", *words)
+    assert code == 0 and "NOT AS PUBLISHED: top1_k20_bestT is -50 in moca:table9, difference +" in out
+
+
+def result(top1: float, **others) -> Result:
+    fields = dict(
+        status="ok",
+        task="knn",
+        protocol=ProtocolUsed(name="knn@moca", version=1),
+        metrics={"top1_k20_bestT": MetricRecord(value=top1)},
+        checkpoint=USED,
+        data=IMAGENET,
+        seed=0,
+    )
+    return Result(**fields | others)
+
+
+def test_published_rows_stand_beside_measured_ones_and_compete_with_none():
+    found = [result(70.0), result(60.0, checkpoint=replace(USED, name="other", digest="e" * 64))]
+    column = ("in1k/knn@moca", "top1_k20_bestT")
+    board = with_published(board_of(found), found)
+    cells = {row.checkpoint.name: row.cells[column].mean for row in board.rows}
+    assert cells["moca-b"] == 77.2 and cells["msn-b"] == 73.4 and "moca-b-100-lambda1" not in cells
+    assert best(board, *column) == 70.0
+    text = to_terminal(board, 120)
+    assert "moca-b (published)" in text and "moca-b is MOCA, ViT-B/16, 200 epochs of ImageNet-1k (moca:table5j" in text
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"limit": 100},
+        {"data": DataUsed(name="imagenet", url="x", images={"train": 64, "val": 32})},
+        {"protocol": ProtocolUsed(name="knn@moca", version=1, modified=True, changes={"k": [20]})},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_published_rows_are_of_the_same_protocol_and_images_alone(others):
+    found = [result(70.0, **others)]
+    assert with_published(board_of(found), found) == board_of(found)
+
+
+def test_the_csv_holds_what_was_measured(bench, tmp_path):
+    write_result(result_path(tmp_path, USED, "in1k", "knn@moca-seed0"), result(70.0), {})
+    code, out, _ = bench("leaderboard", "--out", tmp_path, "--published")
+    assert code == 0 and "moca-b (published)" in out
+    assert "moca-b (published)" in (tmp_path / "leaderboard.md").read_text()
+    assert "moca-b" not in (tmp_path / "leaderboard.csv").read_text()
+    rewrite(tmp_path)
+    assert "published" not in (tmp_path / "leaderboard.md").read_text()
+    assert rows.published_values is published_values

@@ -1,0 +1,155 @@
+"""bench reproduce: what it lists and counts, a table with a number measured here, and commands that can be run."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from bench.cli.main import parse_arguments
+from bench.published.values import SETS, TABLES, published_values, values_of
+from bench.reproduce import reach as reaching
+from bench.reproduce.reach import known, reach
+from bench.reproduce.steps import Setup, commands_of, missing_for, script
+
+
+def setup(tmp_path, **others) -> Setup:
+    return Setup(**{"checkpoints": {}, "data": {}, "out": tmp_path, **others})
+
+
+def value_of(table: str, checkpoint: str, metric: str):
+    return next(each for each in values_of(table) if (each.checkpoint, each.metric) == (checkpoint, metric))
+
+
+def test_every_table_is_listed_with_its_counts(bench):
+    code, out, _ = bench("reproduce")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.split()[:1] and line.split()[0] in TABLES}
+    assert code == 0 and list(lines) == list(TABLES)
+    for table, line in lines.items():
+        values, named, changed, none = (int(word) for word in line.split(";")[0].split() if word.isdecimal())
+        assert values == named + changed + none == len(values_of(table)), line
+
+
+def test_the_summary_counts_all_values(bench):
+    code, out, _ = bench("reproduce", "--summary")
+    assert code == 0
+    rows = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in out.splitlines()[1 : len(TABLES) + 2]}
+    everything = rows.pop("all")
+    assert list(rows) == list(TABLES) and everything == [sum(column) for column in zip(*rows.values(), strict=True)]
+    ways = [reach(value, known()) for value in published_values()]
+    assert everything[0] == len(ways)
+    for number, way in enumerate(reaching.WAYS):
+        assert everything[1 + number] == sum(each.evaluation == way for each in ways)
+        assert everything[4 + number] == sum(each.training == way for each in ways)
+    assert out.count("not measured here: ") == len({each.lacking[0] for each in ways if each.evaluation == "none"})
+
+
+def test_what_is_not_here_is_said(tmp_path):
+    there = replace(known(), protocols={}, methods={})
+    value = value_of("moca:table9", "moca-b", "top1_k20_bestT")
+    within = reach(value, there)
+    assert (within.evaluation, within.training) == ("none", "none")
+    assert within.lacking == ("there is no protocol knn@moca", "there is no method moca")
+    assert commands_of(value, setup(tmp_path), there) == []
+    assert missing_for(value, setup(tmp_path), there) == list(within.lacking)
+    changed = reach(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"), known())
+    assert (changed.evaluation, changed.training) == ("set", "set")
+    wrong = reach(replace(value, settings="kk=20", pretraining="moca vit_x"), known())
+    assert "no setting 'kk'" in wrong.lacking[0] and wrong.lacking[1] == "moca has no recipe vit_x"
+
+
+def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
+    """On tiny images, which is said; a result of other settings is not taken for it."""
+    words = ("--checkpoint", exports[0], "--name", "moca-b", "--data", "imagenet=tiny:", "--out", tmp_path)
+    assert bench("run", *words, "--suite", "knn@moca")[0] == 0
+    given = ("--checkpoints", f"moca-b={exports[0]}", "--data", "imagenet=tiny:")
+    code, out, _ = bench("reproduce", "moca:table9", *given, "--out", tmp_path)
+    assert code == 0
+    blocks = {line.strip().split(": ")[0]: line for line in out.splitlines() if ": published " in line}
+    line = blocks["knn@moca top1_k20_bestT"]  # the last of three models
+    assert "published 78.4; not measured here" in line
+    (line,) = [line for line in out.splitlines() if "published 77.2; measured" in line]
+    top1 = json.loads(next(tmp_path.rglob("knn@moca-seed0.json")).read_text())["metrics"]["top1_k20_bestT"]
+    ends = ", ".join(f"{end - 77.2:+.1f}" for end in top1["interval"])
+    assert f"measured {top1['value']:.2f}, difference {top1['value'] - 77.2:+.2f} [{ends}]; " in line
+    assert "on other images: 64 train + 32 val, imagenet has 1281167 train + 50000 val" in line
+    after = out.splitlines()[out.splitlines().index(line) + 1 :]
+    assert after[0] == "    missing: nothing"
+    run = f"bench run --checkpoint {exports[0]} --name moca-b --suite knn@moca --data imagenet=tiny: --out {tmp_path}"
+    assert after[1].strip() == run
+    assert "missing: weights" in out  # of moca-l
+    assert bench("run", *words, "--suite", "knn@moca", "--set", "knn.k=20", "--rerun")[0] == 0
+    assert bench("reproduce", "moca:table9", "--out", tmp_path)[1].count("; measured ") == 1
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_commands_of_a_script_are_commands(table, tmp_path):
+    """Every line that is no comment parses with the real parser, names with spaces too."""
+    out = tmp_path / "results of today"
+    lines = list(script(table, setup(out)))
+    commands = [line for line in lines if not line.startswith(("#", "set -")) and line]
+    assert len(set(commands)) == len(commands)
+    for line in commands:
+        words = shlex.split(line)
+        arguments = parse_arguments(words[1:])
+        assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
+    values = values_of(table)
+    measurable = [value for value in values if reach(value, known()).evaluation != "none"]
+    assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
+
+
+def test_commands_of_a_script_run(bench, exports, tmp_path):
+    """--dry-run of a pretraining and of the evaluation of given weights, with images that are there."""
+    given = {"checkpoints": {"moca-b-100": str(exports[0])}, "data": {"imagenet": "digits:"}}
+    value = value_of("moca:table2c", "moca-b-100", "top1_k20_bestT")
+    (run,) = commands_of(value, setup(tmp_path, **given), known())
+    code, out, _ = bench(*run[1:], "--dry-run")
+    assert code == 0 and "knn@moca on imagenet: 1297 train + 500 val images, to do" in out
+    ablation = value_of("moca:table2c", "moca-b-100-lambda1", "top1_k20_bestT")
+    pretrain, run = commands_of(ablation, setup(tmp_path, data={"imagenet": "digits:"}), known())
+    assert run[3] == str(tmp_path / "pretraining" / "moca-b-100-lambda1" / "export")
+    code, out, _ = bench(*pretrain[1:], "batch=64", "--dry-run")
+    assert code == 0 and "image_weight = 1.0" in out and "epochs = 100" in out
+
+
+def test_a_network_that_is_not_the_usual_one_is_imported(tmp_path, exports):
+    value = value_of("extrema:table9", "extrema-b", "mIoU")
+    file = tmp_path / "extrema.pth"
+    file.touch()
+    first, run = commands_of(value, setup(tmp_path, checkpoints={"extrema-b": str(file)}), known())
+    folder = str(tmp_path / "imports" / "extrema-b-online")
+    assert first == ["bench", "import", f"extrema:{file}", "--out", folder, "--branch", "online"]
+    assert run[2:6] == ["--checkpoint", folder, "--name", "extrema-b-online"]
+    (run,) = commands_of(value, setup(tmp_path, checkpoints={"extrema-b-online": str(exports[0])}), known())
+    assert run[3] == str(exports[0])
+    trained, run = commands_of(value, setup(tmp_path), known())
+    assert trained[1] == "pretrain" and run[3].endswith("/export-online")
+
+
+def test_commands_for_several_processes(tmp_path):
+    value = value_of("moca:table9", "moca-b", "top1")
+    for words in commands_of(value, setup(tmp_path, processes=8), known()):
+        assert words[:5] == ["torchrun", "--nproc-per-node", "8", "--no-python", "bench"]
+
+
+def test_what_is_missing(tmp_path):
+    value = value_of("moca:table9", "moca-b", "top1")
+    assert missing_for(value, setup(tmp_path), known()) == ["weights", "data"]
+    there = setup(tmp_path, data={"imagenet": SETS["imagenet"].url}, checkpoints={"moca-b": "x.pth"})
+    assert missing_for(value, there, known()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["moca:table55"], "no table 'moca:table55'; did you mean"),
+        (["--plan", "moca:table55"], "no table 'moca:table55'"),
+        (["moca:table9", "--summary"], "give one of them"),
+        (["moca:table9", "--checkpoints", "mocha=x"], "no weights here are called 'mocha'"),
+        (["moca:table9", "--checkpoints", "moca-b"], "write NAME=PATH"),
+        (["moca:table9", "--data", "in1k=imagenet:/data"], "the tables know images by other names: ade20k"),
+    ],
+)
+def test_a_wrong_request_is_said_in_one_line(bench, words, message):
+    code, out, err = bench("reproduce", *words)
+    assert code == 2 and message in err and out == "" and err.count("\n") == 1
