@@ -3,8 +3,8 @@
 A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
 `RECIPES`, name -> Recipe, "smoke" among them. Everything random about an image is drawn where its views are made:
 crops and colours, and the uniform numbers (noise) from which `forward` takes masks and choices. So `forward` is a
-function of weights, buffers and views: it draws nothing but drop path, and changes nothing but the running statistics
-of batch norms. What moves beside the student's weights (a teacher, a centre, a codebook) moves in the hooks.
+function of weights, buffers and views: it draws nothing but drop path and dropout, and changes nothing but the running
+statistics of batch norms. What moves beside the student's weights (a teacher, a centre, a codebook) moves in the hooks.
 
 Letters: B images of this process in one forward pass, V views, L patches, D width.
 """
@@ -60,6 +60,10 @@ class Method(nn.Module):
     # Whether an image's loss depends on the others of its forward pass (batch norms, negatives, a codebook). If so,
     # accumulation changes the numbers, and so do several processes that share nothing.
     batch_statistics = False
+    # Whether `forward` gets the images' labels as views["label"] (B,) int64, from 0 to below the setting `classes`. If
+    # so, images without labels, or with another number of classes, are refused.
+    needs_labels = False
+    repeats = 1  # how often an image occurs in an epoch, which then shows fewer images
     min_batch = 1  # images that a forward pass needs
     min_batch_setting = ""  # the setting that needs them, as a user writes it
     remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence
