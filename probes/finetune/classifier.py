@@ -14,10 +14,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
 
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
+STATISTICS = ("running_mean", "running_var")  # of a batch norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,21 +101,29 @@ def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> Vi
 def projector_layer(export: ViTExport) -> nn.Sequential:
     """The first linear layer of the pretrained projector, its norm if it has one, and GELU.
 
-    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256. ValueError for an export without a projector.
+    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256. A batch norm (MSN) becomes part of the linear layer, with the
+    statistics of pretraining, so that no image depends on others of its batch; that is ours. ValueError for an export
+    without a projector.
     """
-    for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA
+    for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA and MSN
         if f"{linear}.weight" in export.extra:
             weight = export.extra[f"{linear}.weight"]
-            layers: list[nn.Module] = [from_export(nn.Linear(*reversed(weight.shape)), export, linear)]
-            layers += [from_export(nn.LayerNorm(len(weight)), export, norm)] if norm else []
-            return nn.Sequential(*layers, nn.GELU())
+            layer = from_export(nn.Linear(*reversed(weight.shape)), export, linear)
+            if f"{norm}.running_mean" in export.extra:
+                batch_norm = from_export(nn.BatchNorm1d(len(weight)), export, norm, *STATISTICS)
+                fused = fuse_linear_bn_eval(layer.double().eval(), batch_norm.double().eval())
+                return nn.Sequential(fused.float(), nn.GELU())
+            has_norm = f"{norm}.weight" in export.extra
+            norms = [from_export(nn.LayerNorm(len(weight)), export, norm)] if has_norm else []
+            return nn.Sequential(layer, *norms, nn.GELU())
     raise ValueError(
-        "the export carries no projector, whose first layer the head is to read: import a full ExtreMA or iBOT "
-        "training checkpoint, or add --set semi.projector=false"
+        "the export carries no projector, whose first layer the head is to read: import a full ExtreMA, iBOT "
+        "or MSN training checkpoint, or add --set semi.projector=false"
     )
 
 
-def from_export(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
-    """The layer with the tensors `name`.weight and `name`.bias of the export."""
-    layer.load_state_dict({kind: export.extra[f"{name}.{kind}"] for kind in ("weight", "bias")})
+def from_export(layer: nn.Module, export: ViTExport, name: str, *buffers: str) -> nn.Module:
+    """The layer with the tensors `name`.weight and `name`.bias of the export, and its `buffers`."""
+    found = {kind: export.extra[f"{name}.{kind}"] for kind in ("weight", "bias", *buffers)}
+    layer.load_state_dict(layer.state_dict() | found)
     return layer

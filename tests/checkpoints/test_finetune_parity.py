@@ -9,6 +9,7 @@ from math import cos, pi
 import pytest
 import torch
 from examples import EXAMPLES, extrema_case, extrema_images
+from recorded_example import encode
 from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor
@@ -22,6 +23,7 @@ from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, Wa
 from probes.finetune.classifier import Classifier, HeadRecipe
 
 TOLERANCE = 1e-6
+PAIR = ("weight", "bias")
 AVERAGE = HeadRecipe(pool="avg")
 
 
@@ -166,6 +168,26 @@ def test_extrema_projector_layer():
     values = F.gelu(F.layer_norm(values, values.shape[1:], extra["projector.4.weight"], extra["projector.4.bias"]))
     values = F.linear(values, extra["projector.6.weight"], extra["projector.6.bias"])
     official = tensors("extrema/cases.safetensors")[f"{extrema_case()[1]}/teacher/projection"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_msn_projector_layer():
+    """Recorded in training mode, which the statistics of that batch in place of the running ones give too."""
+    record, export = tensors("msn/golden.safetensors"), imported("msn")
+    images, extra = record["step0/view0"].double(), dict(export.extra)
+    given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
+    for name, value in zip(("running_mean", "running_var"), (given.mean(0), given.var(0, correction=0)), strict=True):
+        extra[f"projector.1.{name}"] = value.float()
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(replace(export, extra=extra), 5, recipe, 0.0, seed=0).double().eval()
+    values = classifier.features(images)
+    for number in (2, 3):
+        values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
+        if number == 2:
+            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
+            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
+    official = record["step0/target_h"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
