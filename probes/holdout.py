@@ -1,4 +1,4 @@
-"""The slice of the training images that chooses among heads and epochs, so that validation images choose nothing."""
+"""Held-out training images, which select heads and epochs in place of the validation images."""
 
 import numpy as np
 
@@ -22,9 +22,9 @@ def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
     return stratified_sample(train.labels, np.where(counts > 0, shares, 0), seed)
 
 
-def check_labels(trained: np.ndarray, judged: np.ndarray, train: ImageSet) -> None:
-    """ValueError when images are judged whose class is never trained on: they could never be right."""
-    if len(lacking := np.setdiff1d(judged, trained)):
+def check_labels(trained: np.ndarray, evaluated: np.ndarray, train: ImageSet) -> None:
+    """ValueError for evaluated labels that are not among those trained on: such images could never be right."""
+    if len(lacking := np.setdiff1d(evaluated, trained)):
         names = ", ".join(train.classes[label] for label in lacking[:3])
         raise ValueError(
             f"{train.url}: {len(lacking)} classes of the validation images have no training image ({names}"

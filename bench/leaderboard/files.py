@@ -15,7 +15,7 @@ from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.record import result_files
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import tied_with_best
+from bench.statistics.significance import level_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
@@ -69,7 +69,7 @@ def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        level = tied_with_best(board, measured)
+        level = level_with_best(board, measured)
         board = with_published(board, [each.result for each in measured]) if published else board
         write_atomic(out / "leaderboard.md", to_markdown(board, level))
         if _state(out) == before:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: named, loaded, proved, and saved as exports when they came in another format."""
+"""The checkpoints of a run: loaded, verified, named, and saved as exports when they come in another format."""
 
 import re
 from dataclasses import dataclass
@@ -21,25 +21,25 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """A checkpoint that has been loaded and proved; other processes load `reference`, where nothing is imported."""
+    """A checkpoint that has been loaded and verified."""
 
-    used: CheckpointUsed
+    used: CheckpointUsed  # what results say about it
     spec: ViTSpec
-    reference: str
+    reference: str  # from which other processes load it without an import
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from the other checkpoints of a run."""
+        """Name and digest, which identify it among the checkpoints of a run."""
         return self.used.name, self.used.digest
 
 
 def prepare(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
 ) -> tuple[LoadedCheckpoint, ViTExport]:
-    """Load `reference`, verify the fingerprint of an export and, when `save`, keep an import under `out`/exports.
+    """Load `reference`, verify an export's fingerprint and, if `save`, save an import under `out`/exports.
 
-    options: of an import, whose fingerprint was computed from its weights a moment ago. ValueError when it cannot be
-    loaded or its activations are not the recorded ones.
+    options: of an import. It needs no verification: its fingerprint was just computed from its weights. ValueError
+    where the checkpoint cannot be loaded or its activations differ from the recorded ones.
     """
     try:
         reference, export = opened(reference, options)
@@ -59,8 +59,10 @@ def prepare(
 
 
 def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, ViTExport]:
-    """The export that `reference` means, and what loads it again. A pretraining's folder means its export, or, before
-    there is one, the encoder of its newest state, which is said. options: of an import."""
+    """The export that `reference` means, and a reference that loads it again. options: of an import.
+
+    The folder of a pretraining means its export or, before the end, the encoder of its newest state; that is printed.
+    """
     folder = Path(reference).expanduser()
     if not is_run(folder):
         return reference, load(reference, options)
@@ -77,7 +79,7 @@ def _save(export: ViTExport, folder: Path) -> None:
     try:
         export.save(folder)
     except OSError:
-        if not is_export(folder):  # otherwise another run has just saved the same export
+        if not is_export(folder):  # another run may have just saved the same export
             raise
 
 
@@ -99,7 +101,7 @@ def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
 
 
 def default_name(reference: str, digest: str) -> str:
-    """`dino:/data/dino_small.pth` -> "dino_small"; an export that we named loses the digest that we added."""
+    """`dino:/data/dino_small.pth` -> "dino_small". The digest in the names of saved imports is removed."""
     text = Path(reference.rpartition(":")[2].rstrip("/")).name
     for suffix in SUFFIXES:
         text = text.removesuffix(suffix)
@@ -108,7 +110,7 @@ def default_name(reference: str, digest: str) -> str:
 
 
 def checked_name(name: str, option: str) -> str:
-    """`name`, if it can be part of a file name everywhere."""
+    """`name`, if it may be part of a file name on any system. ValueError names the `option`."""
     if not SAFE_NAME.fullmatch(name):
         raise ValueError(f"{option} {name!r}: use letters, digits and . _ @ + - only, not starting with a sign")
     return name

@@ -1,4 +1,4 @@
-"""`bench run --dry-run`: what would be done, in numbers, and with which settings. Nothing is run or written."""
+"""`bench run --dry-run`: what a run would do, in numbers, and with which settings. Nothing is run or written."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,15 +21,15 @@ WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A job, the images that it would see, what it would do in numbers, or why it would fail."""
+    """A job and what it would do."""
 
     job: Job
-    images: Mapping[str, int]
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
+    images: Mapping[str, int]  # split -> images that it would read
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # what it would do in numbers, by name
+    problem: str = ""  # why it would fail
 
     def lines(self, width: int) -> Iterator[str]:
-        """Two lines, or more where the second one is longer than `width`."""
+        """Two lines; more if the second one is longer than `width`."""
         counts = " + ".join(f"{count} {split}" for split, count in self.images.items())
         yield f"  {self.job.title}: {counts} images, {STATES[self.job.state]}"
         # A name and its value stay on one line.
@@ -44,7 +44,7 @@ def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
         return Planned(job=job, images=images)
     try:
         sizes = job.chosen.task.sizes(spec, images)
-    except Exception as error:  # mostly settings that do not fit; a task of somebody else's may do anything
+    except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
         return Planned(job=job, images=images, problem=in_one_line(error))
     return Planned(job=job, images=images, sizes=sizes)
 
@@ -52,7 +52,7 @@ def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
 def show(
     plans: Mapping[str, Sequence[Planned]], unavailable: Sequence[str], selected: Sequence[ChosenProtocol], width: int
 ) -> int:
-    """Print what would be done, title of the checkpoint -> jobs; 1 where a checkpoint or a task would fail."""
+    """Print the plans, by title of the checkpoint. Returns 1 if a checkpoint or a task would fail."""
     say(*settings_lines(selected, width))
     for title, entries in plans.items():
         say(title, *(line for entry in entries for line in entry.lines(width)))
@@ -69,7 +69,7 @@ def show(
 
 
 def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[str]:
-    """All settings of every protocol, as `--set` takes them; where they are many, who shows them."""
+    """All settings of every protocol, as `--set` takes them; of many protocols, the command that lists them."""
     if len(selected) > MAX_SHOWN:
         yield f"settings of these {len(selected)} protocols: bench list PROTOCOL"
         return

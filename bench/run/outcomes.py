@@ -1,4 +1,4 @@
-"""What a task found, checked, and as a result file holds it: metrics with their intervals, and arrays by name."""
+"""A task's outcome, checked, and in the form of a result file: metrics with their intervals, and arrays by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,15 +14,15 @@ from engine.tasks import Metric, Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """metrics: by name. arrays: all of the `.npz` file. interval_method: of all intervals, one after the other."""
+    """An outcome as a result file holds it."""
 
-    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    interval_method: str = ""
+    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)  # by name
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # all arrays of the `.npz` file, by name
+    interval_method: str = ""  # all methods that the intervals are from
 
 
 def checked(outcome: Outcome) -> Outcome:
-    """The outcome. ValueError for one that cannot be a result, with what is wrong and with which metric or array."""
+    """The outcome itself. ValueError where it cannot be a result; it names what is wrong and the metric or array."""
     if not outcome.metrics:
         raise ValueError("the task returned no metrics")
     _refuse("metrics that are no engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
@@ -46,7 +46,7 @@ def _refuse(what: str, outcome: Outcome, is_right: Callable[[Metric], bool]) -> 
 
 
 def recorded(outcome: Outcome, images: int) -> Recorded:
-    """A checked outcome on so many validation images, as its result file holds it."""
+    """A checked outcome on `images` validation images, as its result file holds it."""
     metrics, methods = {}, set()
     for name, metric in outcome.metrics.items():
         interval, method = _interval(metric, images)
@@ -65,7 +65,7 @@ def recorded(outcome: Outcome, images: int) -> Recorded:
 
 
 def _interval(metric: Metric, images: int) -> tuple[tuple[float, float] | None, str]:
-    # With the method. None without an array, and of a single image.
+    # The interval and its method; None without an array, and for a single image.
     if metric.per_image is not None:
         values = np.asarray(metric.per_image)
         return intervals.of_mean(values, metric.unit)
@@ -86,7 +86,7 @@ def _array_name(name: str, metric: Metric) -> str | None:
 
 
 def _arrays(outcome: Outcome) -> dict[str, np.ndarray]:
-    """All arrays by name. ValueError where two share one."""
+    """All arrays by name. ValueError where two have the same name."""
     found = dict(outcome.arrays)
     for name, metric in outcome.metrics.items():
         array = _array_name(name, metric)

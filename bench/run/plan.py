@@ -1,4 +1,4 @@
-"""What a run has to do: one job for every image set and protocol, and which results exist already."""
+"""The plan of a run: a job for every image set and protocol, and which results exist already."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,10 @@ class Job:
     """One result to obtain."""
 
     chosen: ChosenProtocol
-    protocol: ProtocolUsed
-    settings: Mapping[str, Any]
+    protocol: ProtocolUsed  # what the result says of the protocol
+    settings: Mapping[str, Any]  # of the task, as JSON values
     data: DataUsed
-    path: Path
+    path: Path  # of the result file
     state: State
 
     @property
@@ -49,7 +49,7 @@ class Job:
 
 
 def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
-    """`--data NAME=URL ...` as a mapping; the smoke suite alone has a default. ValueError says how to write one."""
+    """`--data NAME=URL ...` as a mapping. Only the smoke suite has a default. ValueError says what to write."""
     if not texts:
         if suite == "smoke":
             names = ["digits", *(TINY + layout for layout in extensions("layouts"))]
@@ -67,7 +67,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
 
 
 def example(url: str) -> str:
-    """What somebody who wrote a URL or a path alone may have meant: `x=folder:/tmp/x`."""
+    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
     scheme, colon, place = url.partition(":")
     if colon and scheme.isalnum():
         return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(place).name) or scheme}={url}"
@@ -77,7 +77,7 @@ def example(url: str) -> str:
 
 
 def open_data(name: str, url: str, space: Workspace) -> DataUsed:
-    """Open both splits for the tasks of the run; so a wrong URL stops it before it starts. Tiny scenes are drawn."""
+    """Open both splits for all tasks, so that a wrong URL stops the run before it starts. Draws tiny scenes."""
     whole = replace(space, data=url, limit=None)
     try:
         if not layout_of(url):
@@ -102,14 +102,14 @@ def plan(
     space: Workspace,
     rerun: bool,
 ) -> list[Job]:
-    """Jobs in the order to run them: cheap first, and those that failed before last, so that a rerun gets on."""
+    """Jobs in the order to run them: cheap ones first; those that failed before come last."""
     pairs = [(chosen, images) for chosen in selected for images in data if layout_of(images.url) == chosen.layout]
     jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen, images in pairs]
     return sorted(jobs, key=lambda job: job.state == "failed before")
 
 
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
-    """Protocols that none of the image sets is for. ValueError if that is all of them."""
+    """Protocols for which no image set is given. ValueError if that is all of them."""
     there = {layout_of(images.url) for images in data}
     lacking = [chosen for chosen in selected if chosen.layout not in there]
     if selected and len(lacking) == len(selected):
@@ -144,11 +144,11 @@ def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
     except NewerSchema:
         raise
     except ValueError:
-        return "new"  # damaged: worth nothing, so it is made again
+        return "new"  # a damaged file is replaced
     if result.status == "failed":
         return "failed before"
     _refuse_other_images(path, result, data)
-    if result.skipped and not skip_bad:  # all images were asked for
+    if result.skipped and not skip_bad:  # this run asks for all images
         return "failed before" if failure_beside(path).exists() else "new"
     return "done"
 

@@ -1,7 +1,7 @@
-"""`bench run`: checkpoints x image sets x protocols, each to one result file.
+"""`bench run`: one result file for every checkpoint, image set and protocol.
 
-What exists is skipped, what failed before is tried again after everything new, and a result is written the moment it
-is known. Under torchrun every process runs every task on its share of the images, and the first one writes.
+Existing results are skipped, and jobs that failed before are tried again after all new ones. Each result is written as
+soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
 import time
@@ -42,26 +42,26 @@ from engine.printing import say, text_of
 from engine.tasks import Outcome, SelectOn, Workspace
 from engine.training.interruptions import Stopped
 
-MAIN_METRICS = 3  # how many a line of output shows
-# Name and digest -> the export, in the memory of the process that loaded it, until its tasks are done.
+MAIN_METRICS = 3  # metrics that a line of output shows
+# Name and digest -> export, in the process that loaded it, until its tasks are done.
 Exports = dict[tuple[str, str], ViTExport]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What the user asked for. `space.world` is filled in by `run_suite`, `space.data` for every job."""
+    """The options of `bench run`."""
 
-    checkpoints: tuple[str, ...]
-    names: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...]  # references, as `--checkpoint` takes them
+    names: tuple[str, ...] = ()  # of the checkpoints; none: by their files
     imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
-    suite: str
-    data: tuple[str, ...] = ()
-    select: SelectOn = "holdout"
-    changes: tuple[str, ...] = ()
-    out: Path
-    space: Workspace
-    rerun: bool = False
-    dry_run: bool = False
+    suite: str  # suites, tasks and protocols, comma-separated
+    data: tuple[str, ...] = ()  # NAME=URL
+    select: SelectOn = "holdout"  # images that select heads and epochs
+    changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
+    out: Path  # folder of the results
+    space: Workspace  # `run_suite` sets its `world`, and its `data` for every job
+    rerun: bool = False  # replace existing results
+    dry_run: bool = False  # print what would be done
 
 
 @dataclass(kw_only=True)
@@ -69,26 +69,26 @@ class Tally:
     """How the jobs ended."""
 
     done: int = 0
-    skipped: int = 0
-    failed: list[str] = field(default_factory=list)  # what failed and why, a line each
+    skipped: int = 0  # jobs whose result exists
+    failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A job after it was run: an outcome or an error, and the time it took."""
+    """How one job ended: with an outcome, or with an error."""
 
     seconds: float
-    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # none after an error
+    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
     error: Exception | None = None
 
 
 def run_suite(request: RunRequest) -> int:
-    """Do what was asked and return the exit code. ValueError for whatever is wrong with the request itself."""
+    """Run all jobs and return the exit code. ValueError where the request itself is wrong."""
     with start_world(request.space.device) as world:
         request = replace(request, space=replace(request.space, world=world))
         selected = world.on_all_ranks(lambda: _selected(request, world))
         data = _opened(request)
-        # The first process imports, proves and saves; the others load what it saved.
+        # Rank 0 imports, verifies and saves; the others load what it saved.
         exports: Exports = {}
         found = world.on_rank0(lambda: _prepared(request, exports))
         lacking = world.on_all_ranks(lambda: without_data(data, selected))
@@ -109,7 +109,7 @@ def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
 
 
 def _opened(request: RunRequest) -> list[DataUsed]:
-    """The image sets, which every process opens, once, for all tasks."""
+    """Open the image sets, in every process, once for all tasks."""
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
     space, urls = request.space, named_urls(request.data, request.suite)
@@ -119,14 +119,14 @@ def _opened(request: RunRequest) -> list[DataUsed]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Checkpoints of a run; of a dry run also those that cannot be had, and why."""
+    """The checkpoints of a run."""
 
     checkpoints: Sequence[LoadedCheckpoint]
-    unavailable: Sequence[str] = ()
+    unavailable: Sequence[str] = ()  # in a dry run: a line for each that cannot be loaded
 
 
 def _prepared(request: RunRequest, exports: Exports) -> Prepared:
-    """Load and prove all checkpoints, and keep those that will be evaluated in `exports`."""
+    """Load and verify all checkpoints. Puts those that will be evaluated into `exports`."""
     if not request.dry_run:
         check_writable(request.out)  # now, and not after the first task has run for hours
     names = request.names or (None,) * len(request.checkpoints)
@@ -155,7 +155,7 @@ def _run_all(
     selected: Sequence[ChosenProtocol],
 ) -> int:
     world = request.space.world
-    # What the first process found undone is what all do.
+    # All processes follow the plan of rank 0.
     plans = world.on_rank0(
         lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in checkpoints]
     )
@@ -189,10 +189,10 @@ def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
 def _run_one(
     request: RunRequest, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
 ) -> None:
-    """export: where this process has it in memory."""
+    """Run all jobs of one checkpoint. export: the checkpoint, if this process has loaded it already."""
     world = request.space.world
-    tell = say if world.is_rank0 else _say_nothing
-    tell(checkpoint_title(checkpoint))
+    say_once = say if world.is_rank0 else _say_nothing
+    say_once(checkpoint_title(checkpoint))
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
@@ -200,10 +200,10 @@ def _run_one(
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     for count, job in enumerate(jobs, start=1):
         if job.state == "done" or export is None:
-            tell(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
+            say_once(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
             tally.skipped += 1
             continue
-        tell(f"  [{count}/{len(jobs)}] {job.title} ...")
+        say_once(f"  [{count}/{len(jobs)}] {job.title} ...")
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
         attempt = _agreed(attempt, job, world)
         if world.is_rank0:
@@ -224,12 +224,12 @@ def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
 
 
 def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
-    """Transform name -> all feature kinds that the jobs will read, so that one pass over the images serves them all."""
+    """Transform name -> all feature kinds that the jobs will read; one pass over the images extracts them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
         try:
             wanted = job.chosen.task.features(export, space) if job.state != "done" else {}
-        except Exception:  # the task fails itself when its turn comes, and not the others with it
+        except Exception:  # the task will fail on its own, without the others
             continue
         for transform, kinds in wanted.items():
             found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
@@ -237,10 +237,10 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
 
 
 def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
-    """The attempt as all processes see it: failed if it failed in one.
+    """The attempt as all processes record it: failed if it failed in any.
 
-    A process that left its task alone may meet the others inside theirs; they could then never agree again, so a run
-    whose processes are at different places ends here.
+    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
+    at different places could never agree again, so the run ends here with RuntimeError.
     """
     mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
     found = world.gather_objects(mine)
@@ -256,9 +256,9 @@ def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
     started = time.perf_counter()
     try:
         outcome = checked(job.chosen.task.run(export, space))
-    except Stopped:  # not a failure: the same command goes on
+    except Stopped:  # not a failure: the same command resumes it
         raise
-    except Exception as error:  # whatever else a task raises becomes a failed result, and the other tasks go on
+    except Exception as error:  # whatever else a task raises becomes a failed result
         return Attempt(seconds=time.perf_counter() - started, error=error)
     return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
 
@@ -339,4 +339,4 @@ def _show_plan(
 
 
 def _say_nothing(*lines: object) -> None:
-    """Stands for `say` in every process but the first."""
+    """`say` in every process but rank 0."""

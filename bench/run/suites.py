@@ -1,4 +1,4 @@
-"""Which protocols `--suite` and `--set` ask for: suites, protocol names and task files found in the extension folders.
+"""The protocols that `--suite` and `--set` ask for, among those of all task files in the extension folders.
 
 Cheap tasks run first, by the `COST` that they state.
 """
@@ -24,7 +24,7 @@ class ChosenProtocol:
 
     key: str  # the task file
     name: str  # the protocol
-    protocol: Protocol
+    protocol: Protocol  # with the changed settings
     plugin: str = ""  # package that brings the task, `benchtoys 1.0`; "" for ours
     changes: Mapping[str, Any] = field(default_factory=dict)  # setting -> JSON value that differs from the protocol
 
@@ -53,17 +53,17 @@ class Catalogue:
 
 
 def catalogue(kinds: Sequence[str] = KINDS) -> Catalogue:
-    """Import every task file. One that cannot be imported is left out, with its reason in `broken`."""
+    """Import every task file. Those that fail are left out; `broken` says why."""
     protocols: dict[str, ChosenProtocol] = {}
     suites: dict[str, tuple[str, ...]] = {}
     broken = {extension: reason for kind in kinds for extension, reason in refused(kind).items()}
     found = [extension for kind in kinds for extension in extensions(kind).values()]
-    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours first: they keep their names
+    for extension in sorted(found, key=lambda extension: bool(extension.plugin)):  # ours keep their names
         try:
             module = loaded(extension)
             added, files_suites = _protocols(extension, module), dict(module.SUITES)
             _check_names(extension, added, files_suites, protocols)
-        except Exception as error:  # a stranger's file: whatever it does must not take the others with it
+        except Exception as error:  # a plugin may raise anything; the other files must stay usable
             broken[extension] = in_one_line(error)
             continue
         protocols |= added
@@ -93,7 +93,7 @@ def _check_names(
     suites: Mapping[str, Sequence[str]],
     known: Mapping[str, ChosenProtocol],
 ) -> None:
-    """ValueError for names of another task file, which a later one does not take over, and for names of nothing."""
+    """ValueError where a name is taken by an earlier task file, and where a suite names no protocol of its file."""
     if twice := sorted(added.keys() & known.keys()):
         raise ValueError(f"the protocol {twice[0]!r} is one of {known[twice[0]].key!r} already")
     if any(chosen.key == extension.key for chosen in known.values()):
@@ -103,7 +103,7 @@ def _check_names(
 
 
 def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
-    """The protocols that `smoke`, `knn`, `knn@dino` or a comma-separated list of such words stand for, cheap first."""
+    """The protocols meant by `smoke`, `knn`, `knn@dino` or a comma-separated list of such words, cheap ones first."""
     wanted: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
         keyed = {name for name, chosen in found.protocols.items() if chosen.key == word}
@@ -125,9 +125,9 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
 def changed_protocols(
     selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn = "holdout"
 ) -> list[ChosenProtocol]:
-    """Apply `select` to all, and every TASK.FIELD=VALUE to the protocols whose name or file TASK is.
+    """Apply `select` to all protocols, and every TASK.FIELD=VALUE to those whose name or task file is TASK.
 
-    All changes of a protocol apply together. Where both the file and the protocol itself are named, the protocol wins.
+    All changes of a protocol apply together. A change of the protocol overrides one of the task file.
     """
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
     known = list(dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name)))

@@ -1,7 +1,7 @@
-"""`bench compare`: every pair of checkpoints, on every number that both have of the same images under the same recipe.
+"""`bench compare`: every pair of checkpoints, on every metric that both have under the same conditions.
 
-What differs in anything but the checkpoint is not compared, and the reason is given. Several seeds that both have are
-averaged per image. Holm's correction runs over all comparisons of the call.
+Results that differ in anything but the checkpoint are not compared, and the reason is given. Seeds that both have are
+averaged per image. Holm's correction covers all comparisons of the call.
 """
 
 from collections.abc import Sequence
@@ -17,38 +17,38 @@ from bench.statistics.paired import PairedTest, holm
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What to compare; None: everything. `protocol` may be a task, such as knn."""
+    """What to compare; None: everything."""
 
-    data: str | None = None
-    protocol: str | None = None
-    metric: str | None = None
+    data: str | None = None  # name of an image set
+    protocol: str | None = None  # a protocol, or a task such as knn
+    metric: str | None = None  # name of a metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One metric of two checkpoints. p_holm: `paired.p` corrected for all comparisons of the call."""
+    """One metric of two checkpoints."""
 
-    first: str
-    second: str
-    group: str
-    metric: str
-    unit: str = "%"
-    higher_is_better: bool | None = True
-    seeds: tuple[int, ...]
-    paired: PairedTest
-    p_holm: float
+    first: str  # label of a checkpoint
+    second: str  # label of the other
+    group: str  # image set, protocol and changed settings
+    metric: str  # its name
+    unit: str = "%"  # of the metric
+    higher_is_better: bool | None = True  # None: neither
+    seeds: tuple[int, ...]  # seeds that both have, averaged per image
+    paired: PairedTest  # the test and its numbers
+    p_holm: float  # p of the test, corrected for all comparisons of the call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparisons:
-    """All comparisons of a call, and a line for each thing that could not be compared."""
+    """All comparisons of a call."""
 
-    found: tuple[Comparison, ...]
-    left_out: tuple[str, ...]
+    found: tuple[Comparison, ...]  # with their corrected p
+    left_out: tuple[str, ...]  # a line for each thing that could not be compared
 
 
 def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
-    """Compare every pair of the named checkpoints. ValueError names the choices for a word that is none of them."""
+    """Compare every pair of the named checkpoints. ValueError gives the choices for an unknown name."""
     measured, left_out = read_measured(out)
     by_label = labelled(measured)
     labels = [label_of(name, by_label, out) for name in names]
@@ -71,7 +71,7 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
 
 
 def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple[list[Comparison], list[str]]:
-    """One comparison for each metric (or the one) that both have, not yet corrected, and why others have none."""
+    """Uncorrected comparisons of the metrics that both have (or of `metric` alone), and why others have none."""
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
     testable = [name for name in shared if name in first.traced and name in second.traced]
@@ -97,7 +97,7 @@ def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple
 
 
 def _meaning(result: Result, name: str) -> str:
-    # What two numbers must share to be subtracted.
+    # Two numbers with the same meaning can be subtracted.
     better = {True: "higher is better", False: "lower is better", None: "neither is better"}
     return f"{result.metrics[name].unit or 'no unit'}, {better[result.metrics[name].higher_is_better]}"
 
@@ -115,7 +115,7 @@ def _is_wanted(result: Result, wanted: Wanted) -> bool:
 
 
 def _refuse(wanted: Wanted, measured: Sequence[Measured]) -> None:
-    # ValueError for the first option that no result fits by itself, or for all together.
+    # ValueError for the first option that no result fits, or for their combination.
     results = [each.result for each in measured]
     choices = {
         "data": {result.data.name for result in results},

@@ -23,28 +23,28 @@ from engine.files import digest
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A result and where its file is."""
+    """A result and its file."""
 
-    path: Path
+    path: Path  # of the JSON file
     result: Result
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Name -> values for every image, read once. ValueError, one line, when they cannot be had."""
+        """Name -> array of the `.npz` file, read once. ValueError where it cannot be read."""
         return read_arrays(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """The results of two checkpoints that may be compared, one of each for every seed that both have."""
+    """The results of two checkpoints that may be compared."""
 
-    group: str
-    first: tuple[Measured, ...]
-    second: tuple[Measured, ...]
+    group: str  # image set, protocol and changed settings
+    first: tuple[Measured, ...]  # one for every seed that both have
+    second: tuple[Measured, ...]  # the same for the other checkpoint
 
 
 def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
-    """All results of a folder, and a line for each file that could not be read."""
+    """All results in a folder, and a line for each file that could not be read."""
     measured, problems = [], []
     for path in result_files(out):
         try:
@@ -55,7 +55,7 @@ def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
 
 
 def labelled(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Checkpoint -> its results; `name`, or `name (digest8)` where two checkpoints share a name."""
+    """Label -> results of a checkpoint. The label is `name`, or `name (digest8)` where two checkpoints share a name."""
     by_checkpoint: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for each in measured:
         by_checkpoint[each.result.checkpoint.name, each.result.checkpoint.digest].append(each)
@@ -67,7 +67,7 @@ def labelled(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
 
 
 def label_of(name: str, by_label: Mapping[str, Sequence[Measured]], out: Path) -> str:
-    """The label that `name`, `name (digest8)` or `name-digest8` means."""
+    """The label that `name`, `name (digest8)` or `name-digest8` stands for. ValueError if none or several fit."""
     fits = []
     for label, results in by_label.items():
         used = results[0].result.checkpoint
@@ -85,7 +85,7 @@ def label_of(name: str, by_label: Mapping[str, Sequence[Measured]], out: Path) -
 def matched(
     first: Sequence[Measured], second: Sequence[Measured], labels: tuple[str, str]
 ) -> tuple[list[Match], list[str]]:
-    """Results of two checkpoints that differ in the checkpoint alone, and why the others may not be compared."""
+    """Pairs of results that differ in the checkpoint alone, and the reasons why others may not be compared."""
     matches, reasons = [], []
     sides = [_by_place(first), _by_place(second)]
     for place in sorted(sides[0] | sides[1]):
@@ -108,7 +108,7 @@ def matched(
 
 
 def difference(match: Match, metric: str) -> PairedTest:
-    """Both numbers, their difference with its interval, and p. ValueError says why there is none."""
+    """The paired test of a metric. ValueError says why there is none."""
     if _is_resampled(match, metric):
         sides = (match.first, match.second)
         metrics = tuple(float(np.mean([_record(each, metric).value for each in side])) for side in sides)
@@ -129,7 +129,7 @@ def p_value(match: Match, metric: str) -> float:
 
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Values (N,) of both on the images that both have, mean over seeds. ValueError says why there is none."""
+    """Values (N,) of both on the images that both could read, mean over seeds. ValueError says why there are none."""
     sides = [np.stack([_per_image(each, metric) for each in side]) for side in (match.first, match.second)]
     if sides[0].shape != sides[1].shape:
         raise ValueError(f"{metric}: {sides[0].shape[1]} images against {sides[1].shape[1]}")
@@ -141,7 +141,7 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def array_of(measured: Measured, metric: str) -> np.ndarray:
-    """The array of a metric that has one. ValueError where it is not beside the result."""
+    """The array of a metric that has one. ValueError where the file lacks it."""
     name = measured.result.metrics[metric].array
     if name not in measured.arrays:
         raise ValueError(f"{measured.path}: no array {name!r} beside it; make the result again with --rerun")
@@ -159,7 +159,7 @@ def _per_image(measured: Measured, metric: str) -> np.ndarray:
 
 
 def conditions(result: Result) -> dict[str, Any]:
-    """Everything but checkpoint and seed that a number depends on."""
+    """Everything that a number depends on, but for checkpoint and seed."""
     return {
         "protocol version": result.protocol.version,
         **{f"{split} images": fingerprint[:8] for split, fingerprint in result.data.fingerprints.items()},
@@ -171,7 +171,7 @@ def conditions(result: Result) -> dict[str, Any]:
 
 
 def _by_place(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    # `digits/knn@dino` -> good results, of any seed and any variant.
+    # `digits/knn@dino` -> results that are ok, of any seed and any settings.
     found: dict[str, list[Measured]] = defaultdict(list)
     for each in measured:
         if each.result.status == "ok":
@@ -187,7 +187,7 @@ def _by_conditions(measured: Sequence[Measured]) -> dict[str, dict[int, Measured
 
 
 def _difference(left: Mapping[str, Mapping[int, Measured]], right: Mapping[str, Mapping[int, Measured]]) -> str:
-    # Between the two results that differ least.
+    # What differs between the two most similar results.
     sides = [[conditions(next(iter(seeds.values())).result) for seeds in side.values()] for side in (left, right)]
     candidates = []
     for one in sides[0]:

@@ -1,4 +1,4 @@
-"""What `bench compare` says: tables, a sentence for each comparison, and the same as JSON and CSV."""
+"""The output of `bench compare`: tables and a sentence for each comparison, or JSON, or CSV."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ HEADER = (
 
 
 def to_text(comparisons: Comparisons) -> str:
-    """Printable tables, one for each pair and protocol, then the sentences, then what was not compared."""
+    """Tables, one for each pair and protocol, then the sentences, then what was not compared; printable."""
     found, lines = comparisons.found, []
     for title, rows in groupby(found, comparison_title):
         lines += [title, *_table(list(rows)), ""]
@@ -54,14 +54,14 @@ def conclusion(each: Comparison, over: int) -> str:
 
 
 def better(each: Comparison) -> Literal["first", "second", ""]:
-    """Which one is better; nothing where the corrected test cannot tell, or where neither is better by its number."""
+    """The better one; "" where the corrected test finds no difference, or where the metric has no better direction."""
     if each.p_holm > LEVEL or each.higher_is_better is None:
         return ""
     return "first" if (each.paired.difference > 0) == each.higher_is_better else "second"
 
 
 def comparison_title(each: Comparison) -> str:
-    """What is compared, and what that rests on: images, seeds and test."""
+    """What is compared, on which images and seeds, by which test."""
     seeds = f", mean of {len(each.seeds)} seeds" if len(each.seeds) > 1 else ""
     are_fractions = each.unit == "%" and each.paired.test == "paired bootstrap"
     alone = " alone, as values are fractions" if are_fractions else ""
@@ -93,7 +93,7 @@ def to_json(comparisons: Comparisons) -> str:
 
 
 def comparisons_csv(comparisons: Comparisons) -> str:
-    """One row for each comparison; nothing where there is no number. A header alone when nothing was compared."""
+    """A header and a row for each comparison, with empty cells where there is no number."""
     records = [_record(each) | {"seeds": "+".join(map(str, each.seeds))} for each in comparisons.found]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, HEADER, lineterminator="\n")

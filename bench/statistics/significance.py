@@ -1,4 +1,4 @@
-"""Which checkpoints of a leaderboard column cannot be told from its best one: paired tests, Holm over the column."""
+"""Checkpoints that do not differ significantly from the best of a leaderboard column: paired tests, Holm-corrected."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from bench.statistics.paired import holm
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
 
 
-def tied_with_best(board: Board, measured: Iterable[Measured]) -> dict[Key, frozenset[Key]]:
-    """(group, metric) -> (name, digest) of all that are level with the best one, which is among them."""
+def level_with_best(board: Board, measured: Iterable[Measured]) -> dict[Key, frozenset[Key]]:
+    """(group, metric) -> (name, digest) of the best checkpoint and of all that do not differ significantly from it."""
     by_group: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in measured:
-        # A copy of it, whose arrays go with it: they are in memory for one group at a time.
+        # A copy, so that its arrays are freed with it: memory holds those of one group at a time.
         by_group[group_of(each.result)][key_of(each.result.checkpoint)].append(replace(each))
     found = {}
     for group, metrics in board.groups.items():
@@ -28,7 +28,7 @@ def tied_with_best(board: Board, measured: Iterable[Measured]) -> dict[Key, froz
 
 
 def key_of(used: CheckpointUsed) -> Key:
-    """What tells a checkpoint from all others."""
+    """Name and digest, which identify a checkpoint."""
     return used.name, used.digest
 
 
@@ -45,7 +45,7 @@ def _level(board: Board, column: Key, measured: Mapping[Key, list[Measured]]) ->
 
 
 def _p(measured: Mapping[Key, list[Measured]], metric: str, leader: Key, other: Key) -> float | None:
-    # None where no paired test is possible; such a checkpoint is never level by lack of evidence.
+    # None where no paired test is possible; such a checkpoint counts as different.
     one, another = (measured.get(key, ()) for key in (leader, other))
     matches, _ = matched(one, another, (leader[0], other[0]))
     if len(matches) != 1:

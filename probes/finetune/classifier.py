@@ -1,12 +1,12 @@
-"""An export with a classifier on top, to be trained end to end: which tokens and which norm the head reads.
+"""An export with a classifier on top for end-to-end training: which tokens the head reads, behind which norm.
 
     avg   mean of the patches -> a fresh LayerNorm -> head; the pretrained final norm is thrown away
           (MAE models_vit.py:23-53, MOCA --use_fc_norm, LUT; BEiT, SimMIM and ExtreMA modeling_finetune.py:204-276)
     cls   class token behind the pretrained final norm -> head (iBOT --use_cls)
 
-Class-attention blocks (ExtreMA) are left out under "avg" and trained under "cls". Positions are trained along, sine
-tables too. Between these features and the head may stand the first layer of the pretrained projector (SimCLR-v2's
-semi-supervised recipe). B batch, D width or the projector layer's, K classes.
+Class-attention blocks (ExtreMA) are left out under "avg" and trained under "cls". Position tables are trained too, even
+sine tables. The first layer of the pretrained projector may precede the head (SimCLR-v2's semi-supervised recipe).
+B images of a batch, D width or the projector layer's, C classes.
 """
 
 from dataclasses import dataclass, replace
@@ -22,21 +22,19 @@ SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """pool: see above. std: of the truncated normal that weights are drawn from; scale: they are then multiplied by it.
+    """The classifier's head and what it reads."""
 
-    tables: of models with a shared relative position table, copied "per_block" (SimMIM utils.py:209-221, BEiT) or left
-    "shared" (data2vec run_class_finetuning.py:324). projector: the head reads the projector's first layer.
-    """
-
-    pool: Literal["avg", "cls"] = "avg"
-    std: float = 2e-5
-    scale: float = 1.0
+    pool: Literal["avg", "cls"] = "avg"  # see the top of this file
+    std: float = 2e-5  # of the truncated normal that initial weights are drawn from
+    scale: float = 1.0  # factor on these weights
+    # A shared relative position table is copied into every block (SimMIM utils.py:209-221, BEiT) or stays shared
+    # (data2vec run_class_finetuning.py:324).
     tables: Literal["per_block", "shared"] = "per_block"
-    projector: bool = False
+    projector: bool = False  # the head reads the first layer of the pretrained projector
 
 
 class Classifier(nn.Module):
-    """(B, 3, H, W) prepared images -> logits (B, K). Raises ValueError where the export lacks what the recipe pools."""
+    """(B, 3, H, W) prepared images -> logits (B, C). Raises ValueError where the export lacks what the recipe pools."""
 
     def __init__(self, export: ViTExport, classes: int, recipe: HeadRecipe, drop_path: float, seed: int) -> None:
         super().__init__()
@@ -67,7 +65,7 @@ class Classifier(nn.Module):
 
 
 def averaged(export: ViTExport) -> ViTExport:
-    """The trunk alone, with a fresh norm (1, 0) that follows the mean over patches in place of its final one."""
+    """The trunk alone. A fresh norm (weight 1, bias 0) after the mean over patches replaces the final one."""
     spec = replace(export.spec, pool="avg", final_norm="pooled", class_attention=0)
     tensors = {name: t for name, t in export.tensors.items() if not name.startswith(("norm.", "fc_norm."))}
     tensors |= {"fc_norm.weight": torch.ones(spec.width), "fc_norm.bias": torch.zeros(spec.width)}
@@ -76,7 +74,7 @@ def averaged(export: ViTExport) -> ViTExport:
 
 
 def with_class(export: ViTExport) -> ViTExport:
-    """The export, if it has a class token behind a norm."""
+    """The export, if its final norm applies to a class token. ValueError otherwise."""
     spec = export.spec
     if not spec.has_class_token:
         raise ValueError("the model has no class token: add --set finetune.pool=avg, or semi.pool=avg")
@@ -88,7 +86,7 @@ def with_class(export: ViTExport) -> ViTExport:
 
 
 def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> ViTExport:
-    """The same function with a shared relative position table copied into every block, where that is asked."""
+    """The same function, with a shared relative position table copied into every block if `tables` says so."""
     if export.spec.relative_position != "shared" or tables == "shared":
         return export
     spec = replace(export.spec, relative_position="per_block")
@@ -99,8 +97,10 @@ def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> Vi
 
 
 def projector_layer(export: ViTExport) -> nn.Sequential:
-    """The pretrained projector's first linear layer with its norm, if any, and GELU (ExtreMA builder.py:31-73, iBOT
-    eval_cls.py:207-256). Raises ValueError for an export without a projector."""
+    """The first linear layer of the pretrained projector, its norm if it has one, and GELU.
+
+    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256. ValueError for an export without a projector.
+    """
     for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA
         if f"{linear}.weight" in export.extra:
             weight = export.extra[f"{linear}.weight"]

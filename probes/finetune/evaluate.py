@@ -1,6 +1,6 @@
-"""Which validation images a network under training gets right, with the work shared by processes, lanes or loaders.
+"""Which validation images a network gets right in the middle of its training; processes and threads share the work.
 
-N images, B images of a batch, S side in pixels, K classes.
+N images, B images of a batch, S side in pixels, C classes.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,15 @@ from probes.finetune.training_groups import loaders
 
 BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
 
-Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, K)
+Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
 
 class Correct(NamedTuple):
-    """Whether the label is the first guess, and among the first five: (N,) float32 each, NaN where unreadable.
+    """Which images are right."""
 
-    unreadable: paths of these -> why.
-    """
-
-    top1: np.ndarray
-    top5: np.ndarray
-    unreadable: dict[str, str]
+    top1: np.ndarray  # (N,) float32: 1 where the label is the first guess, NaN where unreadable
+    top5: np.ndarray  # the same for the first five guesses
+    unreadable: dict[str, str]  # path -> reason
 
     @property
     def accuracy(self) -> float:
@@ -44,14 +41,14 @@ class Correct(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates networks on some images. `space.workers`: lanes on a CPU, loader processes otherwise."""
+    """Evaluates networks on one set of images."""
 
     image_set: ImageSet
     transform: EvalTransform
-    space: Workspace
+    space: Workspace  # its `workers` are threads on a CPU, loader processes otherwise
 
     def __call__(self, network: Network) -> Correct:
-        """Every process gets the whole result. Raises UnreadableImage unless `space.skip_bad`."""
+        """The result on all images, in every process. Raises UnreadableImage unless `space.skip_bad`."""
         count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         world = self.space.world
@@ -64,7 +61,7 @@ class Evaluator:
         return Correct(*places, unreadable)
 
     def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
-        """Number of each of these batches -> hits (2, B), NaN where unreadable, and why these are."""
+        """Number of each of these batches -> hits (2, B), NaN where unreadable, and the reasons."""
         reader = Reader(self.image_set, self.transform, batches)
         found = {}
 

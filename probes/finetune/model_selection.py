@@ -1,8 +1,8 @@
-"""Which epoch of a training is reported: evaluated after every epoch, without keeping any weights but the latest.
+"""Which epoch of a training is reported. Each is evaluated when it ends, so that no weights need to be kept.
 
-last     the last one; the validation images choose nothing
+last     the last one
 holdout  the best on held-out training images, the first of equals
-val      the best on the validation images that are reported, as in many papers: too high
+val      the best on the validation images that are reported, as in many papers: an optimistic number
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ Select = Literal["last", "holdout", "val"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSelection:
-    """val, held: evaluators on the validation and the held-out images. mean, std: (3,) of the image preparation."""
+    """Evaluates epochs and selects the one to report."""
 
     select: Select
-    val: Evaluator
-    held: Evaluator | None
-    mean: tuple[float, ...]
+    val: Evaluator  # on the validation images
+    held: Evaluator | None  # on the held-out training images
+    mean: tuple[float, ...]  # (3,) of the image preparation
     std: tuple[float, ...]
 
     @property
@@ -37,7 +37,7 @@ class ModelSelection:
         return "holdout" if self.select == "holdout" else "val"
 
     def __call__(self, training: Training) -> None:
-        """After an epoch: note how well it did, and what the epochs that may be reported get right."""
+        """Evaluate an epoch that has just ended; keep what the best and the last epoch get right."""
         evaluated, config, train_state = training.evaluated, training.config, training.train_state
 
         def network(pixels: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class ModelSelection:
         return found
 
     def facts(self, train_state: TrainState) -> dict[str, Any]:
-        """JSON values: what chose, the best, the last and the reported epoch, and how every epoch did."""
+        """JSON values: the rule, the best, the last and the reported epoch, and the accuracy of each."""
         best, last = max(train_state.history, key=self._score)["epoch"], train_state.history[-1]["epoch"]
         return {
             "selection": self.select,

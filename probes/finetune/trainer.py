@@ -1,8 +1,8 @@
-"""Train a classifier end to end; go on after a kill at any step as if nothing had happened.
+"""Train a classifier end to end, resumable at any step with the same bits.
 
-A state holds the weights, both moments of AdamW, the averaged weights and what the evaluations found
-(engine/training/states.py). A batch is back-propagated in parts that fit the device, over as many processes as there
-are, and always has the recipe's size.
+A state holds the weights, both moments of AdamW, the averaged weights and the evaluations' results
+(engine/training/states.py). Processes share each batch, and each share is split into micro-batches that fit the device,
+so that a batch always has the recipe's size.
 """
 
 from collections import deque
@@ -40,35 +40,30 @@ from engine.training.states import (
 from probes.finetune.classifier import Classifier
 from probes.finetune.training_groups import MixedGroup
 
-SAVE_EVERY = 60.0  # seconds of work that a kill may cost, or more where saving is slow
+SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """How a training goes. lr: peak. layer_decay, weight_decay, decay_tokens: engine/layer_decay.py. clip: norm of the
-    gradient, 0 for any.
+    """How a training goes."""
 
-    average: decay of the averaged weights, 0 for none; with it, they are what is evaluated. judge_every: epochs; the
-    last one is always evaluated. groups: those of each step that are this process's, of `group` images, `part` at once.
-    """
-
-    lr: float
-    schedule: LayerSchedule
-    epochs: int
+    lr: float  # peak learning rate
+    schedule: LayerSchedule  # of the learning rate
+    epochs: int  # of the whole training
     steps_per_epoch: int
-    layer_decay: float
-    weight_decay: float
-    decay_tokens: bool
-    clip: float
-    average: float
-    groups: range
-    group: int
-    part: int
-    judge_every: int
-    device: str
-    precision: Literal["float32", "bfloat16"]
-    seed: int
-    folder: Path
+    layer_decay: float  # factor on the rate for every block further from the head, see engine/layer_decay.py
+    weight_decay: float  # of matrices
+    decay_tokens: bool  # weight decay on class token and position table too
+    clip: float  # largest norm of the gradient; 0: no clipping
+    average: float  # decay of averaged weights, which are then evaluated; 0: none
+    groups: range  # the groups of each step that this process works on
+    group: int  # images of a group, which are mixed with each other
+    micro_batch_size: int  # images in a forward pass
+    judge_every: int  # epochs between evaluations; the last epoch is always evaluated
+    device: str  # cpu, cuda or cuda:N
+    precision: Literal["float32", "bfloat16"]  # of forward passes
+    seed: int  # of everything random
+    folder: Path  # of the training states
 
     def progress(self, step: int) -> TrainProgress:
         """Where the training stands after `step` updates."""
@@ -82,19 +77,20 @@ class FinetuneConfig:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """What training and evaluation have found so far. history: a JSON entry an epoch. arrays: by name.
+    """What training and evaluation have found so far."""
 
-    skipped: paths of unreadable images -> why, of those to train on ("train"), with those held out, and of "val".
-    """
-
-    history: list[dict[str, Any]] = field(default_factory=list)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)  # one JSON entry for each evaluated epoch
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name: what the best and the last epoch got right
+    # Paths of unreadable images -> reason: those to train on and held-out ones ("train"), and those of "val".
     skipped: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
 
 
 class Training:
-    """A training under way. step: updates done. judged: those that the last evaluation came after. request: to this
-    process; is_leaving: whether one of all processes has had one, as they agreed."""
+    """A training.
+
+    step: updates done. evaluated_at: updates before the last evaluation. request: of this process to stop; is_leaving:
+    whether any process has been asked to stop, the same in all.
+    """
 
     def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
         self.classifier, self.config, self.world = classifier.to(config.device), config, world
@@ -105,9 +101,9 @@ class Training:
         self.averaged = self._averaged() if config.average else None
         self.network: nn.Module = self.classifier
         if world.size > 1:
-            # No module has buffers that change, so none need be sent.
+            # No module has buffers that change, so none need to be sent.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
-        self.step, self.judged = 0, 0
+        self.step, self.evaluated_at = 0, 0
         self.request, self.is_leaving = StopRequest(), False
         self.train_state = TrainState()
         self.losses: deque[float] = deque(maxlen=SHOWN)
@@ -122,7 +118,7 @@ class Training:
 
     @property
     def evaluated(self) -> Classifier:
-        """The network whose accuracy counts."""
+        """The network that is evaluated: the averaged one, where there is one."""
         return self.averaged.module if self.averaged is not None else self.classifier
 
     @property
@@ -136,22 +132,22 @@ class Training:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait while another run does the same training, then keep others from it for the length of a block."""
+        """Lock this training for the length of a block; wait while another run does the same."""
         lock = locked(self.config.folder.with_suffix(".lock"), "it does the same training")
         with ExitStack() as held:
             self.world.on_rank0(lambda: held.enter_context(lock))
             yield
 
     def resume(self) -> None:
-        """Go on from the newest state, where there is one."""
+        """Load the newest state, where there is one."""
         path = self.world.on_rank0(lambda: newest_whole(self.config.folder))
         if path is not None:
             self.world.on_all_ranks(lambda: self.load(path))
 
     def run(self, batches: Iterator[MixedGroup], evaluate: Callable[["Training"], None], label: str) -> None:
-        """Train to the end. `batches`: this process's groups, from `step` on. `evaluate` may write to `train_state`.
+        """Train to the end. batches: this process's groups from `step` on. evaluate: may write to `train_state`.
 
-        Raises ValueError for a loss that is not finite, and what reading images raises; the last state stays. Raises
+        ValueError for a loss that is not finite, and whatever reading images raises; the last state stays on disk.
         Stopped, in all processes after the same step, once a signal has asked one of them to stop.
         """
         steps, saving = self.config.steps, Timer(SAVE_EVERY)
@@ -159,30 +155,34 @@ class Training:
         self.network.train()
         with listening(self.request.ask), progress:
             progress.resume(self.step)
-            while self.judged < steps:
+            while self.evaluated_at < steps:
                 if self.is_due():
-                    self.judge(evaluate)
+                    self.run_evaluation(evaluate)
                 else:
                     self.update(batches)
                     self.step += 1
                     progress.advance(1)
-                if self.is_leaving or saving.is_due() or self.judged == steps:
+                if self.is_leaving or saving.is_due() or self.evaluated_at == steps:
                     with saving:
                         self.save()
                 if self.is_leaving:
                     raise Stopped.after(self.step, steps, label, self.config.folder)
 
     def is_due(self) -> bool:
-        """Whether an epoch is over that is to be evaluated and has not been."""
+        """Whether an epoch has ended that is to be evaluated and has not been."""
         config, (epoch, within) = self.config, divmod(self.step, self.config.steps_per_epoch)
-        return self.judged < self.step and within == 0 and (epoch % config.judge_every == 0 or epoch == config.epochs)
+        return (
+            self.evaluated_at < self.step
+            and within == 0
+            and (epoch % config.judge_every == 0 or epoch == config.epochs)
+        )
 
-    def judge(self, evaluate: Callable[["Training"], None]) -> None:
-        """Evaluate the weights as they are."""
+    def run_evaluation(self, evaluate: Callable[["Training"], None]) -> None:
+        """Evaluate the current weights."""
         self.network.eval()
         evaluate(self)
         self.network.train()
-        self.judged = self.step
+        self.evaluated_at = self.step
         self.is_leaving = any(self.world.gather_objects(self.request.asked))
 
     def update(self, batches: Iterator[MixedGroup]) -> None:
@@ -191,7 +191,7 @@ class Training:
             group["lr"] = self.rate(group["lr_scale"])
         self.optimizer.zero_grad(set_to_none=True)
         last: list[Tensor] = []
-        # What can fail in one process alone comes before the first exchange between them: the last part's backward.
+        # Whatever can fail in one process alone comes before their first collective: the last backward pass.
         shares = self.world.gather_results(lambda: self.forward_backward(batches, last))
         for share in shares:
             self.train_state.skipped["train"] |= share.unreadable
@@ -209,10 +209,10 @@ class Training:
         return self.config.schedule.at(self.config.lr, self.progress, scale)
 
     def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
-        """This process's share of a step. The last part's loss goes to `last`, still to be propagated back."""
-        count = len(self.config.groups) * self.config.group // self.config.part
+        """This process's share of a step. The last micro-batch's loss goes to `last`, without its backward pass."""
+        count = len(self.config.groups) * self.config.group // self.config.micro_batch_size
         total, unreadable = torch.zeros((), device=self.config.device), {}
-        for number, (images, targets, place) in enumerate(self.parts(batches, unreadable), start=1):
+        for number, (images, targets, place) in enumerate(self.micro_batches(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():
                 loss = self.loss(images, targets, place) / count
@@ -223,20 +223,20 @@ class Training:
                     loss.backward()
         return Share(total.item(), unreadable, self.request.asked)
 
-    def parts(
+    def micro_batches(
         self, batches: Iterator[MixedGroup], unreadable: dict[str, str]
     ) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
-        """Images and targets of this step on the device, a part at a time, with its place: group and first image."""
+        """Micro-batches of this step on the device: images, targets, and their place (group, first image in it)."""
         for number in self.config.groups:
             group = next(batches)
             unreadable |= group.unreadable
-            for first in range(0, len(group.images), self.config.part):
-                chosen = slice(first, first + self.config.part)
+            for first in range(0, len(group.images), self.config.micro_batch_size):
+                chosen = slice(first, first + self.config.micro_batch_size)
                 images, targets = (t[chosen].to(self.config.device, non_blocking=True) for t in group[:2])
                 yield images, targets, (number, first)
 
     def loss(self, images: Tensor, targets: Tensor, place: tuple[int, int]) -> Tensor:
-        """Cross-entropy with target probabilities, its drop path drawn for this place in the training."""
+        """Cross-entropy with target probabilities. Drop path is seeded by the place in the training."""
         with seeded(DROP, self.config.seed, self.step, *place, device=self.config.device), self.autocast():
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
@@ -249,15 +249,15 @@ class Training:
         self.losses.append(loss)
 
     def save(self) -> None:
-        """Save the state; once the training is over, what the evaluations found is all that is kept."""
-        over = self.judged == self.config.steps
+        """Save the state; at the end of the training, the evaluations' results alone."""
+        over = self.evaluated_at == self.config.steps
         if not self.world.is_rank0 or not (over or self.is_finite()):
             return
         tensors = {} if over else self.state()
         tensors |= {f"train_state.{name}": torch.tensor(array) for name, array in self.train_state.arrays.items()}
         facts = {
             "step": self.step,
-            "judged": self.judged,
+            "judged": self.evaluated_at,
             "losses": list(self.losses),
             "history": self.train_state.history,
             "skipped": self.train_state.skipped,
@@ -265,7 +265,7 @@ class Training:
         save_state(self.config.folder, self.step, State(tensors=tensors, facts=facts), kept=1 if over else KEPT)
 
     def is_finite(self) -> bool:
-        """Whether the weights are worth keeping; a broken gradient shows in the next step's loss only."""
+        """Whether all weights are finite; a broken gradient would show in the next step's loss only."""
         return all(bool(parameter.isfinite().all()) for parameter in self.classifier.parameters())
 
     def state(self) -> dict[str, Tensor]:
@@ -276,16 +276,16 @@ class Training:
         return found | optimizer_tensors(self.optimizer)
 
     def load(self, path: Path) -> None:
-        """Take up a state."""
+        """Load a state."""
         state = load_state(path)
         facts = state.facts
         self.step = facts["step"]
-        self.judged = facts.get("judged", self.step)  # states before signals were heard have none
+        self.evaluated_at = facts.get("judged", self.step)  # states before signals were heard have none
         self.losses.extend(facts["losses"])
         self.train_state.history = facts["history"]
         self.train_state.skipped = facts["skipped"]
         self.train_state.arrays = {name: tensor.numpy() for name, tensor in state.under("train_state.").items()}
-        if self.judged == self.config.steps:
+        if self.evaluated_at == self.config.steps:
             return
         self.classifier.load_state_dict(state.under("network."))
         if self.averaged is not None:
@@ -294,9 +294,8 @@ class Training:
 
 
 class Share(NamedTuple):
-    """What a process did of a step: its mean loss, path -> why of the images it could not read, and whether a signal
-    asked it to stop."""
+    """One process's part in a step."""
 
-    loss: float
-    unreadable: dict[str, str]
-    asked: bool
+    loss: float  # mean over its images
+    unreadable: dict[str, str]  # path -> reason
+    asked: bool  # whether a signal has asked this process to stop

@@ -1,10 +1,10 @@
-"""Training images for fine-tuning: timm's augmentation, mixed within a group, the same whoever makes them.
+"""Training images for fine-tuning: timm's augmentation, with mixup and cutmix inside groups.
 
-A step's batch is made of groups, the images that are mixed with each other: in the sources, what one GPU held.
+A batch consists of groups, whose images are mixed with each other; in the sources a group is what one GPU holds.
 Everything random about image i in epoch e comes from (seed, e, i, repeat), and about a mix from (seed, step, group), so
-that neither the number of loader processes nor a kill on the way changes a training.
+a training depends neither on the number of loader processes nor on being killed.
 
-m images of a group, S side in pixels, K classes, n training images.
+m images of a group, S side in pixels, C classes.
 """
 
 import os
@@ -30,20 +30,16 @@ LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """policy: timm's name of a RandAugment policy, or empty. crop_scale: least area of the random crop. flip: chance.
+    """Augmentation of the training images and their labels."""
 
-    erase: chance of one rectangle of noise. mixup, cutmix: alpha of each, 0 for none; with both, either is as likely.
-    smoothing: of the labels.
-    """
-
-    policy: str
-    crop_scale: float
-    flip: float
-    erase: float
-    mixup: float
-    cutmix: float
-    smoothing: float
-    interpolation: Literal["bilinear", "bicubic"]
+    policy: str  # timm's name of a RandAugment policy; empty: none
+    crop_scale: float  # least share of the image that a random crop takes
+    flip: float  # chance of a mirror image
+    erase: float  # chance of a rectangle of noise
+    mixup: float  # alpha; 0: none. With cutmix, each is used half of the time
+    cutmix: float  # alpha; 0: none
+    smoothing: float  # of the labels
+    interpolation: Literal["bilinear", "bicubic"]  # of resizing
 
     @property
     def mixes(self) -> bool:
@@ -63,7 +59,7 @@ class Augmentation:
         )
 
     def mixed(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, K)."""
+        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, C)."""
         from timm.data import Mixup
         from timm.data.mixup import mixup_target
 
@@ -74,17 +70,17 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """How `count` training images become steps of `batch` images and groups of `group`; the rest is left out, other
-    images in every epoch.
+    """How the training images of an epoch are divided into steps and groups.
 
-    repeats: how often an image occurs in an epoch, which then shows fewer images (DeiT's RASampler): one after the
-    other, in other groups where there are as many.
+    Images that do not fill a batch are left out, others in every epoch.
     """
 
-    count: int
-    batch: int
-    group: int
-    seed: int
+    count: int  # training images
+    batch: int  # images of a step, over all processes
+    group: int  # images of a group
+    seed: int  # of the order
+    # Times that an epoch shows an image (DeiT's RASampler); it then shows fewer images. The repeats of an image lie
+    # next to each other in the batch, and so go to different groups, as far as there are enough.
     repeats: int = 1
 
     @property
@@ -93,11 +89,11 @@ class GroupPlan:
 
     @property
     def groups(self) -> int:
-        """Of a step, over all processes."""
+        """Groups of a step, over all processes."""
         return self.batch // self.group
 
     def images(self, step: int, group: int) -> list[tuple[int, int]]:
-        """Place in the training set, and number of the repeat, of each image of one group of `step`."""
+        """(place in the training set, number of the repeat) of each image of one group of `step`."""
         epoch, within = divmod(step, self.steps_per_epoch)
         order = shuffled(self.count, self.seed, epoch)
         first = within * self.batch + group
@@ -105,9 +101,9 @@ class GroupPlan:
         return [(int(order[position // self.repeats]), position % self.repeats) for position in positions]
 
 
-def group_size(share: int, most: int, even: bool) -> int:
-    """The largest size up to `most` that divides `share` images; even where asked. ValueError where there is none."""
-    if size := micro_batch_size(share, most, even):
+def group_size(share: int, largest: int, even: bool) -> int:
+    """The largest divisor of `share` images up to `largest`, an even one if `even`. ValueError where there is none."""
+    if size := micro_batch_size(share, largest, even):
         return size
     raise ValueError(
         f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, or "
@@ -116,23 +112,23 @@ def group_size(share: int, most: int, even: bool) -> int:
 
 
 class MixedGroup(NamedTuple):
-    """images (m, 3, S, S) float32, targets (m, K) probabilities; unreadable: path -> why, replaced by the next."""
+    """The images of a group, mixed."""
 
-    images: Tensor
-    targets: Tensor
-    unreadable: dict[str, str]
+    images: Tensor  # (m, 3, S, S) float32
+    targets: Tensor  # (m, C) probabilities
+    unreadable: dict[str, str]  # path -> reason; the next readable image took its place
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixedGroups(Dataset):
-    """The given `groups` of every one of `steps`, step by step. transform: of `Augmentation`."""
+    """Groups of one process, step by step."""
 
     image_set: ImageSet
     plan: GroupPlan
     steps: range
-    groups: range
+    groups: range  # of each step
     augmentation: Augmentation
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[[Image.Image], Tensor]  # of the augmentation
 
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
@@ -153,7 +149,7 @@ class MixedGroups(Dataset):
 
 
 def loaders(space: Workspace) -> int:
-    """Loader processes: as asked, else some for a GPU, none for a CPU, which they would take from the training."""
+    """Loader processes: as asked, else some for a GPU and none for a CPU, whose cores the training needs."""
     if space.workers is not None:
         return space.workers
     return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0

@@ -1,8 +1,8 @@
-"""The papers' training augmentation, and batches of features that the frozen backbone computes of augmented images.
+"""The papers' training augmentation, and batches of features that the frozen backbone computes from augmented images.
 
 A crop depends on seed, epoch and image alone, so neither the number of workers nor a kill changes a training. Images go
-through the backbone as in probes/features/extraction.py: on a CPU every core reads, decodes, crops and computes chunks
-of its own, and whichever completes a batch makes the heads' step.
+through the backbone as in probes/features/extraction.py: on a CPU each core reads, decodes, crops and computes chunks
+of its own. The thread that completes a batch then updates the heads with it.
 """
 
 import threading
@@ -27,17 +27,14 @@ from probes.linear.batches import EpochPlan, Readouts, Step
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTransform:
-    """A random window of the image, resized to `size`, mirrored every other time; pixels by Pillow, always exactly.
+    """A random window of the image, resized by Pillow, mirrored with chance 1/2; --decode fast does not apply."""
 
-    rule: of the window. names: (N,) by which the images of the set are known to the generator.
-    """
-
-    size: int
+    size: int  # S, side in pixels
     interpolation: Literal["bilinear", "bicubic"]
-    rule: CropRule
+    rule: CropRule  # whose rule draws the window
     seed: int
     epoch: int
-    names: np.ndarray
+    names: np.ndarray  # (N,) numbers that seed the images' draws
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
@@ -52,24 +49,20 @@ class TrainTransform:
 
 @dataclass(kw_only=True)
 class AugmentedBatches:
-    """Batches of features that are computed anew for every epoch.
-
-    rows (n,): images of the set to train on. chunk: images of a forward pass. workers: see
-    probes/features/extraction.py.
-    """
+    """Batches of features that are computed in every epoch."""
 
     image_set: ImageSet
-    rows: np.ndarray
+    rows: np.ndarray  # (n,) images of the set to train on
     backbone: Backbone
     readouts: Readouts
     plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule
-    chunk: int
+    chunk: int  # images of a forward pass
     skip_bad: bool
-    workers: int | None
-    skipped: dict[int, str] = field(default_factory=dict)
-    forwards: int = 0
+    workers: int | None  # see probes/features/extraction.py
+    skipped: dict[int, str] = field(default_factory=dict)  # image -> why it could not be read
+    forwards: int = 0  # images through the backbone so far
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         order = self.rows[self.plan.order(epoch)]
@@ -100,7 +93,7 @@ class AugmentedBatches:
 
 
 def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
-    """The chunks of every batch, as places in an epoch; no chunk reaches into another batch."""
+    """The chunks of every batch, as places in an epoch's order; no chunk spans two batches."""
     ends = [min(start + batch, rows) for start in range(0, rows, batch)]
     return [
         [range(at, min(at + chunk, end)) for at in range(start, end, chunk)]
@@ -109,9 +102,10 @@ def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
 
 
 class Joiner:
-    """Takes computed chunks in any order, from any thread, and makes the steps in theirs, from batch `first` on.
+    """Collects computed chunks, in any order and from any thread, and calls `step` with the batches in order.
 
-    Images that could not be read are left out of their batch; `unreadable`: their places in the epoch -> why.
+    first: number of the first batch. Unreadable images are left out of their batch; `unreadable`: their places in the
+    epoch -> reason.
     """
 
     def __init__(
@@ -134,7 +128,7 @@ class Joiner:
         self._lock = threading.Lock()
 
     def take(self, done: Computed) -> None:
-        """A chunk; the thread that completes the batch whose turn it is makes its step."""
+        """Add a chunk. If it completes the next batch, this thread calls `step` with that batch."""
         with self._lock:
             self._waiting[done.number] = done
             while self._next < len(self._numbers) and all(n in self._waiting for n in self._numbers[self._next]):

@@ -1,7 +1,7 @@
-"""The order in which a linear probe sees its training images, and the batches of features that are on disk already.
+"""The order of a linear probe's training images, and batches of cached features.
 
-An epoch's order depends on seed and epoch alone, so that a training that was killed goes on as if it had not been.
-B rows of a batch, n training rows.
+An epoch's order depends on seed and epoch alone, so a training that was killed resumes with the same batches.
+B images of a batch, n training images, N images of a table, D width. A row is the features of one image.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,20 +16,20 @@ from torch import Tensor
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
 
-BLOCK = 1024  # rows read at once where no step is made
+BLOCK = 1024  # rows of a block, where the heads are only evaluated
 
-# What is done with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
+# Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]
 
 
 class Batches(Protocol):
-    """One training set, cut into batches anew for every epoch."""
+    """One training set, divided into other batches in every epoch."""
 
     @property
     def plan(self) -> "EpochPlan": ...
     @property
-    def skipped(self) -> dict[int, str]: ...  # images that could not be read so far, and why
+    def skipped(self) -> dict[int, str]: ...  # image -> why it could not be read, so far
     @property
     def forwards(self) -> int: ...  # images that went through the backbone, so far
     # Call `step` with the batches of an epoch in order, from number `first` on.
@@ -38,15 +38,12 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """How `rows` training rows are plan. asked: rows of a batch; all rows make one batch where they are fewer.
+    """How the training images of an epoch are divided into batches."""
 
-    drop_last: leave out what does not fill a batch.
-    """
-
-    rows: int
-    asked: int
-    drop_last: bool
-    seed: int
+    rows: int  # training images
+    asked: int  # images of a batch; fewer training images make a single batch
+    drop_last: bool  # leave out images that do not fill a batch
+    seed: int  # of the order
 
     @property
     def size(self) -> int:
@@ -57,7 +54,7 @@ class EpochPlan:
         return self.rows // self.size if self.drop_last else -(-self.rows // self.size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Places 0..rows-1 in the order of an epoch, without those that are left out."""
+        """Places 0..rows-1 in the order of an epoch, without images that are left out."""
         # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
         shuffled = np.random.RandomState([self.seed, epoch]).permutation(self.rows)
         return shuffled[: self.count * self.size]
@@ -71,34 +68,34 @@ class EpochPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Features that are on disk. arrays: kind -> (N, D). labels (N,). readouts: name -> kinds side by side."""
+    """Cached features of a set of images."""
 
-    arrays: Mapping[FeatureKind, np.ndarray]
-    labels: np.ndarray
-    readouts: Readouts
-    device: str
+    arrays: Mapping[FeatureKind, np.ndarray]  # kind -> (N, D)
+    labels: np.ndarray  # (N,)
+    readouts: Readouts  # name -> kinds side by side
+    device: str  # on which rows are returned
 
     def read(self, rows: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
-        """Features of every readout (B, D) and labels (B,) of some rows, on the device."""
+        """Features (B, D) of every readout and labels (B,) of some rows, on the device."""
         found = {name: torch.from_numpy(joined(self.arrays, kinds, rows)) for name, kinds in self.readouts.items()}
         labels = torch.from_numpy(self.labels[rows])
         return {name: value.to(self.device) for name, value in found.items()}, labels.to(self.device)
 
     def blocks(self, rows: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Some rows, at most BLOCK at once."""
+        """The same, at most BLOCK rows at a time."""
         for start in range(0, len(rows), BLOCK):
             yield self.read(rows[start : start + BLOCK])
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedBatches:
-    """Batches of features that never change. rows (n,): those of the table to train on."""
+    """Batches of cached features, the same in every epoch but for their order."""
 
     table: Table
-    rows: np.ndarray
+    rows: np.ndarray  # (n,) rows of the table to train on
     plan: EpochPlan
-    skipped: dict[int, str] = field(default_factory=dict)
-    forwards: int = 0
+    skipped: dict[int, str] = field(default_factory=dict)  # none: extraction has left them out
+    forwards: int = 0  # none: nothing goes through the backbone
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):

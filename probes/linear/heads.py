@@ -1,10 +1,10 @@
-"""Many linear classifiers trained together on the same features, each as if it were alone.
+"""Many linear classifiers trained together on the same features, with the same results as one by one.
 
-Heads that read the same features are laid side by side, so that one matrix product serves a group of them; a group's
-logits fit the cache, since one product for all heads is slower than a loop over them. The gradient of the cross-entropy
-is written out, and SGD's momentum takes it up in the same product.
+The weights of heads on the same features lie side by side, so that one matrix product computes a group of heads. The
+logits of a group fit the cache: a single product for all heads is slower than a loop over them. The gradient of the
+cross-entropy is written out, and the product that computes it adds it to SGD's momentum.
 
-B rows of a batch, D width, C classes, G heads of a group, H heads in all.
+B images of a batch, D width, C classes, G heads of a group, H heads in all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,36 +23,37 @@ Entry = Literal["plain", "batch_norm", "layer_norm"]
 State = dict[str, Tensor]
 
 CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
-MIN_CLASSES = 64  # classes; torch's softmax over fewer is 10 times slower than its steps one by one
+MIN_CLASSES = 64  # for torch's softmax, which is 10 times slower than its single steps over fewer classes
 SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away
-RUNNING = 0.1  # torch's share of a batch in BatchNorm's running statistics, which the sources leave as it is
+RUNNING = 0.1  # share of a batch in BatchNorm's running statistics: torch's default, which the sources keep
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """One classifier. readout: what it reads. lr: at the schedule's top, for the batch that is really used."""
+    """One linear classifier."""
 
-    readout: str
-    lr: float
+    readout: str  # name of the features that it reads
+    lr: float  # peak, for the batch that is used
     weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSettings:
-    """What all heads share.
+    """Settings that all heads share."""
 
-    entry: what precedes the linear layer: nothing, BatchNorm without affine parameters, or a trained LayerNorm and L2
-    normalisation (MSN), which "msn" trains. eps: of the norm.
-    """
-
-    optimizer: Optimizer = "sgd"
-    momentum: float = 0.9
+    optimizer: Optimizer = "sgd"  # SGD with momentum, LARS, or MSN's SGD
+    momentum: float = 0.9  # of the optimiser
+    # What precedes the linear layer: nothing, BatchNorm without affine parameters, or MSN's trained LayerNorm followed
+    # by L2 normalisation, which optimizer="msn" trains.
     entry: Entry = "plain"
-    eps: float = 1e-5
+    eps: float = 1e-5  # of that norm
 
 
 class HeadGroup:
-    """G heads on one readout, whose weights (D, G*C) and biases (G*C,) lie side by side."""
+    """G heads of one readout; their weights (D, G*C) and biases (G*C,) lie side by side.
+
+    places: of these heads among all.
+    """
 
     def __init__(self, heads: Sequence[Head], places: range, weight: Tensor, recipe: HeadSettings) -> None:
         self.places, self.recipe, self.readout = places, recipe, heads[0].readout
@@ -65,14 +66,14 @@ class HeadGroup:
         self.decays = any(head.weight_decay for head in heads)
 
     def add_parameters(self) -> None:
-        """Parameters beside weight and bias."""
+        """Add parameters beside weight and bias; none here."""
 
     def logits(self, inputs: Tensor) -> Tensor:
         """(B, D) -> (B, G, C)."""
         return torch.addmm(self.parameters["bias"], inputs, self.parameters["weight"]).view(-1, self.size, self.classes)
 
     def step(self, inputs: Tensor, labels: Tensor, factor: float) -> Tensor:
-        """One step on (B, D) and (B,) at `factor` of each head's rate -> the loss of each head before it (G,)."""
+        """One step on inputs (B, D) and labels (B,), at `factor` times each head's rate -> losses (G,) before it."""
         errors, losses = residuals(self.logits(inputs), labels)
         if self.recipe.optimizer == "sgd":
             self._accumulate(inputs, errors.flatten(1))
@@ -104,7 +105,7 @@ class HeadGroup:
         return self.parameters["weight"].new_tensor(values).repeat_interleave(self.classes)
 
     def head(self, place: int) -> State:
-        """The parameters of one head, in memory of their own, named as a group of it alone would name them."""
+        """A copy of one head's parameters, with the names that a group of this head alone would give them."""
         at = self.places.index(place)
         columns = slice(at * self.classes, (at + 1) * self.classes)
         return {name: value[..., columns].clone() for name, value in self.parameters.items()}
@@ -113,7 +114,7 @@ class HeadGroup:
 class NormedGroup(HeadGroup):
     """One head of MSN (linear_eval.py:251-266): LayerNorm with trained gain and shift (D,), unit length, linear layer.
 
-    Trained by its own Nesterov SGD, which keeps the rate inside the buffer (src/sgd.py): mu <- momentum mu - lr d,
+    MSN's own Nesterov SGD trains it, which keeps the rate inside the buffer (src/sgd.py): mu <- momentum mu - lr d,
     p <- p - lr d + momentum mu. Vectors are not decayed (linear_eval.py:367-374).
     """
 
@@ -155,10 +156,10 @@ class NormedGroup(HeadGroup):
 
 
 class Heads:
-    """H heads, in groups, with what they share.
+    """H heads in groups.
 
-    widths: D of every readout. batch: rows of a step, by which groups are sized. diverged: (H,) number of the step
-    whose loss was not finite, -1 where all were.
+    widths: D of every readout. batch: images of a step, which decides the size of the groups. diverged: (H,) first step
+    with a loss that was not finite, -1 where there is none.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Heads:
                 torch.cat([drawn[place] for place in places]).T.contiguous(),
                 recipe,
             )
-            for places in grouped([head.readout for head in heads], self._most(batch, dtype))
+            for places in grouped([head.readout for head in heads], self._largest_group(batch, dtype))
         ]
         self.running = {
             readout: (torch.zeros(width, device=device, dtype=dtype), torch.ones(width, device=device, dtype=dtype))
@@ -197,7 +198,7 @@ class Heads:
         self.steps = 0
         self.diverged = torch.full((len(heads),), -1, dtype=torch.int64, device=device)
 
-    def _most(self, batch: int, dtype: torch.dtype) -> int:
+    def _largest_group(self, batch: int, dtype: torch.dtype) -> int:
         if self.recipe.entry == "layer_norm":
             return 1
         return max(1, CACHE // (batch * self.classes * dtype.itemsize))
@@ -211,12 +212,12 @@ class Heads:
         return losses
 
     def logits(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Features (B, D) of every readout -> (B, H, C), by running statistics where there is a BatchNorm."""
+        """Features (B, D) of every readout -> logits (B, H, C); a BatchNorm uses its running statistics."""
         inputs = self._entered(features, training=False)
         return torch.cat([group.logits(inputs[group.readout]) for group in self.groups], dim=1)
 
     def hits(self, features: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """How many of the rows each head gets right (H,) int64."""
+        """Number of images that each head gets right (H,) int64."""
         inputs = self._entered(features, training=False)
         guesses = [group.logits(inputs[group.readout]).argmax(dim=2) for group in self.groups]
         return (torch.cat(guesses, dim=1) == labels[:, None]).sum(dim=0)
@@ -233,7 +234,7 @@ class Heads:
         }
 
     def alone(self, place: int) -> "Heads":
-        """A copy of one head, to keep while this one is trained on; it has no momentum."""
+        """A copy of one head, without its momentum."""
         head = self.heads[place]
         group = next(group for group in self.groups if place in group.places)
         copied = Heads([head], {head.readout: len(group.parameters["weight"])}, self.classes, self.recipe, batch=1)
@@ -243,7 +244,7 @@ class Heads:
         return copied
 
     def state(self) -> State:
-        """Every tensor that training changes, by name; the tensors themselves."""
+        """Every tensor that training changes, by name, not copied."""
         found = {"diverged": self.diverged, "steps": torch.tensor(self.steps)}
         for number, group in enumerate(self.groups):
             for kind, tensors in (("parameter", group.parameters), ("buffer", group.buffers)):
@@ -253,18 +254,18 @@ class Heads:
         return found
 
     def load(self, state: State) -> None:
-        """Continue from what `state` gave of heads that were made in the same way."""
+        """Load the `state` of heads that were made with the same arguments."""
         for name, value in self.state().items():
             value.copy_(state[name])
         self.steps = int(state["steps"])
 
 
-def grouped(readouts: Sequence[str], most: int) -> list[range]:
-    """Places of neighbours that read the same, in as few ranges of at most `most` as will do, of nearly one size."""
+def grouped(readouts: Sequence[str], largest: int) -> list[range]:
+    """Ranges of adjacent heads with the same readout: as few as possible of up to `largest` heads, nearly equal."""
     found, start = [], 0
     for end in range(1, len(readouts) + 1):
         if end == len(readouts) or readouts[end] != readouts[start]:
-            pieces = -(-(end - start) // most)
+            pieces = -(-(end - start) // largest)
             cuts = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
             found += [range(*pair) for pair in pairwise(cuts)]
             start = end
@@ -274,7 +275,7 @@ def grouped(readouts: Sequence[str], most: int) -> list[range]:
 def residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, G, C), which may be overwritten, and labels (B,) -> softmax minus one-hot (B, G, C), mean losses (G,).
 
-    A row's loss counts at most -log of the smallest normal number, 87 in float32.
+    The loss of an image is at most -log of the smallest normal number, 87 in float32.
     """
     chances = softmax(logits)
     places = labels[:, None, None].expand(-1, logits.shape[1], 1)
@@ -284,9 +285,9 @@ def residuals(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Over the last dimension; `logits` may be overwritten."""
+    """Softmax over the last dimension; `logits` may be overwritten."""
     if logits.shape[-1] >= MIN_CLASSES:
-        # In place: a second copy would take a group with its weights and momentum from 21 to 34 MB, past a cache of 32.
+        # In place: a copy would raise a group with weights and momentum from 21 to 34 MB, more than a cache of 32.
         return torch.softmax(logits, dim=-1, out=logits)
     chances = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     return chances.div_(chances.sum(dim=-1, keepdim=True))

@@ -1,7 +1,7 @@
-"""Train heads together for some epochs, judge each one after every epoch, keep the best; go on after a kill.
+"""Train heads together, evaluate each after every epoch and keep the best; resumable after a kill.
 
 The state of a training is saved at the end of an epoch, and where a signal stops it (engine/training/states.py).
-H heads, E epochs, V rows.
+H heads, E epochs, V images.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,50 +22,46 @@ from engine.training.states import State, load_state, newest_whole, save_state, 
 from probes.linear.batches import Batches, Table
 from probes.linear.heads import Head, Heads
 
-PER = 256  # images that a learning rate is for, in every source
-SAVE_EVERY = 10.0  # seconds of work that a kill may cost at least; the file of 45 heads of 1000 classes is 140 MB
+LR_BATCH = 256  # batch that learning rates are stated for, in every source
+SAVE_EVERY = 10.0  # least seconds between two states; that of 45 heads of 1000 classes is a file of 140 MB
 
 Found = TypeVar("Found")
-CountHits = Callable[[Heads], Tensor]  # heads -> how many rows of the selection set each gets right (H,)
+CountHits = Callable[[Heads], Tensor]  # heads -> number of selection images that each gets right (H,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """How long a training takes and how its rates fall. folder: of the states that it goes on from."""
+    """Length and schedule of a training."""
 
-    epochs: int
-    schedule: Schedule
-    folder: Path
+    epochs: int  # of the whole training
+    schedule: Schedule  # of the learning rates
+    folder: Path  # of the training states
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A training under way, after `epoch` epochs and `iteration` batches of the next.
-
-    history: (E, H) rows of the selection set that each head got right after each epoch, -1 once it has diverged.
-    best: copy of the best head so far, from `best_place` after `best_epoch`; the first of equals.
-    """
+    """A training of several heads."""
 
     heads: Heads
     batches: Batches
     count_hits: CountHits
     config: SweepConfig
-    history: np.ndarray = field(init=False)
-    epoch: int = 0
-    iteration: int = 0
+    history: np.ndarray = field(init=False)  # (E, H) selection images right after each epoch, -1 once diverged
+    epoch: int = 0  # epochs done
+    iteration: int = 0  # batches done of the next epoch
     request: StopRequest = field(default_factory=StopRequest)
-    best: Heads | None = None
-    best_place: int = -1
-    best_epoch: int = -1
+    best: Heads | None = None  # copy of the best head so far, the first of equals
+    best_place: int = -1  # its place among the heads
+    best_epoch: int = -1  # the epoch, from 0, that it is from
 
     def __post_init__(self) -> None:
         self.history = np.full((self.config.epochs, len(self.heads.heads)), -1, np.int64)
 
     def run(self, label: str) -> None:
-        """Train to the end, from where an earlier run of the same training was. Raises ValueError if all diverge, and
-        Stopped where a signal asks to stop.
+        """Train to the end, from the newest state of the same training.
 
-        While another process does the same training, wait; then there is little left to do.
+        ValueError if all heads diverge; Stopped, after saving the state, where a signal asks to stop.
+        Waits while another process does the same training, and then finds its state.
         """
         with locked(self.config.folder.with_suffix(".lock"), "it trains the same heads"):
             if (path := newest_whole(self.config.folder)) is not None:
@@ -78,7 +74,7 @@ class Sweep:
                     raise
 
     def train(self, label: str) -> None:
-        """All epochs that are left."""
+        """Train for the remaining epochs."""
         saving = Timer(SAVE_EVERY)
         with Progress(label, self.progress().steps, "steps") as bar:
             bar.resume(self.progress().step)
@@ -93,7 +89,7 @@ class Sweep:
             self.leave_if_asked(label)
 
     def progress(self) -> TrainProgress:
-        """Where the training stands."""
+        """How far the training is."""
         count = self.batches.plan.count
         step = self.epoch * count + self.iteration
         return TrainProgress(step=step, steps_per_epoch=count, epochs=self.config.epochs)
@@ -104,7 +100,7 @@ class Sweep:
             raise Stopped.after(progress.step, progress.steps, label, self.config.folder)
 
     def train_epoch(self, bar: Progress) -> None:
-        """What is left of a pass over the training set."""
+        """Train for the rest of the current epoch."""
 
         def step(number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
             self.leave_if_asked(bar.label)
@@ -116,7 +112,7 @@ class Sweep:
         self.batches.run(self.epoch, step, self.iteration)
 
     def evaluate_epoch(self) -> None:
-        """Note how every head does, and keep the best one."""
+        """Record how many images every head gets right, and copy the best one."""
         alive = self.alive()
         if not alive.any():
             self.refuse()
@@ -147,8 +143,7 @@ class Sweep:
         return int(self.history[-1].argmax())
 
     def record(self, evaluated: int) -> dict[str, Any]:
-        """How every head did on the `evaluated` rows of the selection set, in percent, and which was chosen; for
-        JSON."""
+        """JSON values: accuracy of every head on the `evaluated` selection images in percent, and the selected one."""
         size = self.batches.plan.size
         grid = [self.record_of(place, evaluated, size) for place in range(len(self.heads.heads))]
         return {
@@ -163,7 +158,7 @@ class Sweep:
 
     def record_of(self, place: int, evaluated: int, batch: int) -> dict[str, Any]:
         head, diverged = self.heads.heads[place], int(self.heads.diverged[place])
-        settings = {"readout": head.readout, "lr": head.lr * PER / batch, "weight_decay": head.weight_decay}
+        settings = {"readout": head.readout, "lr": head.lr * LR_BATCH / batch, "weight_decay": head.weight_decay}
         settings |= {"lr_effective": head.lr}
         if diverged >= 0:
             return settings | {"diverged_at_step": diverged}
@@ -198,10 +193,9 @@ class Sweep:
 
 
 def trained_by_rank0(world: World, train: Callable[[], Found]) -> Found:
-    """What `train` finds, in every process. Training is not divided: the first process trains, the others wait.
+    """The result of `train` in every process. Rank 0 trains alone; the others wait and ignore signals.
 
-    Their signals wait too: what stops a job goes to all its processes, and the first one stops for all. Raises Stopped
-    in all.
+    A signal that stops a job reaches all its processes: rank 0 stops, and every process raises Stopped.
     """
     if world.is_rank0:
         return world.on_rank0(train)
@@ -210,7 +204,7 @@ def trained_by_rank0(world: World, train: Callable[[], Found]) -> Found:
 
 
 def ranked(head: Heads, table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the label of each row is the first guess of a single head, and whether among its first five (V,) bool."""
+    """Top-1 and top-5 correctness (V,) bool of a single head on every image of a table."""
     first, five = [], []
     for features, labels in table.blocks(np.arange(len(table.labels))):
         logits = head.logits(features)[:, 0]

@@ -1,4 +1,4 @@
-"""Logistic regressions on prepared features: fit rows, choose lambda, judge on the validation images, doubt the result.
+"""Logistic regressions on prepared features: fit rows, select lambda, evaluate on the validation images.
 
 The sources' lambda means different things: iBOT takes it as the coefficient of 0.5 ||W||^2 against the mean loss, MSN,
 MOCA and (as 1 / C) DINOv2 divide it by n first. Undivided, 0.1 fits nothing, and accuracy alone does not show it; so
@@ -43,7 +43,7 @@ class Fitter:
     """Settings of the fits, and what they work on.
 
     train (n, D), val (V, D): float32 on the device. labels (n,), val_labels (V,): int64 in 0..C-1.
-    tolerance, max_iterations: the solver's own when None. holdout: share of the rows that chooses among `lambdas`.
+    tolerance, max_iterations: the solver's own when None. holdout: share of the rows that selects among `lambdas`.
     """
 
     train: Tensor
@@ -60,7 +60,7 @@ class Fitter:
     seed: int
 
     def fit(self, name: str, rows: np.ndarray) -> list[Fitted]:
-        """A fit of some rows for every lambda, or for the one that held-out rows choose.
+        """A fit of some rows for every lambda, or for the one that held-out rows select.
 
         Raises ValueError, beginning with `name`, where the certified gap is above tolerance.
         """
@@ -69,7 +69,7 @@ class Fitter:
         for raw in lambdas:
             fit = self.minimised(rows, raw, weights)
             self.demand(name, raw, len(rows), fit)
-            found.append(self.judged(rows, raw, fit, sweep))
+            found.append(self.evaluated(rows, raw, fit, sweep))
             weights = fit.weights
         return found
 
@@ -99,7 +99,7 @@ class Fitter:
         return (max(certain, key=lambda entry: entry["top1"])["lambda"],), sweep
 
     def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None) -> logistic.Fit:
-        """The fit of some rows, begun from `start` (D, C) by the solver that can; its gap is to be looked at."""
+        """The fit of some rows, begun from `start` (D, C) by the solver that can; the caller checks its gap."""
         minimise, _, iterations = SOLVERS[self.solver]
         return minimise(
             self.train[rows],
@@ -128,7 +128,7 @@ class Fitter:
                 f"{self.gap_allowed:.0e} asked; raise max_iterations, or lambda"
             )
 
-    def judged(self, rows: np.ndarray, raw: float, fit: logistic.Fit, sweep: list[dict[str, float]]) -> Fitted:
+    def evaluated(self, rows: np.ndarray, raw: float, fit: logistic.Fit, sweep: list[dict[str, float]]) -> Fitted:
         """Accuracy of a fit, and what it rests on."""
         correct = predictions(self.val, fit.weights) == self.val_labels
         fitted = predictions(self.train[rows], fit.weights) == self.labels[rows]

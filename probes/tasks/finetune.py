@@ -38,7 +38,7 @@ from probes.lowshot.shots import part_of
 from probes.splits import open_splits
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
-PARTS = {"cpu": 32, "cuda": 128}  # images at once unless --batch-size says otherwise
+MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
 RULES = {
     "batch/256": lambda batch: batch / 256,
     "batch/512": lambda batch: batch / 512,
@@ -69,7 +69,7 @@ class Finetune(Task):
     average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
     pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
     head_std: float = 2e-5  # standard deviation of the head's initial weights
-    head_scale: float = 1.0  # factor on these
+    head_scale: float = 1.0  # factor on these weights
     tables: Literal["per_block", "shared"] = "per_block"  # whether blocks get copies of a shared relative table
     projector: bool = False  # the head reads the first layer of the pretrained projector
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
@@ -107,7 +107,7 @@ class Finetune(Task):
         check_policy(self.policy)
 
     def selecting(self, select: SelectOn) -> "Finetune":
-        # A recipe under which nothing chooses, the "last" epoch, trains on all images and stays as it is.
+        # A recipe that reports the last epoch trains on all images and needs no selection.
         return replace(self, select=select) if "val" in (select, self.select) else self
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
@@ -138,15 +138,15 @@ class Finetune(Task):
     def train(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> Outcome:
-        """Train on `train`, report on `val`, choose the epoch by `held` where there is one."""
-        plan, part = self.plan(len(train), space)
+        """Train on `train`, report on `val`, select the epoch by `held` where there is one."""
+        plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         recipe = HeadRecipe(
             pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables, projector=self.projector
         )
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
-        key = self.key(export, train, val, plan, part, space)
-        training = Training(classifier, self.config(plan, part, key, space), space.world)
+        key = self.key(export, train, val, plan, micro_batch_size, space)
+        training = Training(classifier, self.config(plan, micro_batch_size, key, space), space.world)
         size = sized.spec.image_size
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
@@ -173,15 +173,15 @@ class Finetune(Task):
         return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
 
     def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
-        """What the training consisted of, as JSON values."""
+        """JSON values about the training."""
         config, skipped = training.config, training.train_state.skipped
         return {
             "learning_rate": config.lr,
             "steps": config.steps,
             "batch": {
                 "images": plan.batch,
-                "at_once": config.part,
-                "accumulated": plan.batch // (config.part * world.size),
+                "at_once": config.micro_batch_size,
+                "accumulated": plan.batch // (config.micro_batch_size * world.size),
                 "processes": world.size,
                 "mixed_together": plan.group,
             },
@@ -197,14 +197,14 @@ class Finetune(Task):
         }
 
     def plan(self, images: int, space: Workspace) -> tuple[GroupPlan, int]:
-        """How batches are cut into groups, and how many images of a group are worked on at once."""
+        """How batches are divided into groups, and images of a group in a forward pass."""
         share = share_of(self.batch, space.world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
-        most = space.batch_size or PARTS.get(torch.device(space.device).type, PARTS["cpu"])
+        largest = space.batch_size or MICRO_BATCH.get(torch.device(space.device).type, MICRO_BATCH["cpu"])
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
-        return plan, group_size(group, most, even=False)
+        return plan, group_size(group, largest, even=False)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -228,7 +228,7 @@ class Finetune(Task):
         told = "update" if self.schedule == "simmim" else "epoch"
         return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
 
-    def config(self, plan: GroupPlan, part: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
+    def config(self, plan: GroupPlan, micro_batch_size: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
         """The settings of `Training`."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
@@ -243,7 +243,7 @@ class Finetune(Task):
             average=self.average,
             groups=range(rank * share, (rank + 1) * share),
             group=plan.group,
-            part=part,
+            micro_batch_size=micro_batch_size,
             judge_every=self.judge_every,
             device=space.device,
             precision=space.precision,
@@ -252,9 +252,15 @@ class Finetune(Task):
         )
 
     def key(
-        self, export: ViTExport, train: ImageSet, val: ImageSet, plan: GroupPlan, part: int, space: Workspace
+        self,
+        export: ViTExport,
+        train: ImageSet,
+        val: ImageSet,
+        plan: GroupPlan,
+        micro_batch_size: int,
+        space: Workspace,
     ) -> dict[str, Any]:
-        """Everything that decides about the bits of a training."""
+        """Everything that the bits of a training depend on."""
         return {
             "version": VERSION,
             "export": export.digest,
@@ -262,7 +268,7 @@ class Finetune(Task):
             "train": train.fingerprint,
             "val": val.fingerprint,
             "plan": asdict(plan),
-            "part": part,
+            "part": micro_batch_size,
             "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
@@ -273,7 +279,7 @@ class Finetune(Task):
         }
 
     def warnings(self, export: ViTExport, plan: GroupPlan) -> list[str]:
-        """Why a number may not be what the protocol's name suggests."""
+        """Reasons why a number may not be what the protocol's name suggests."""
         found = []
         size = SIZES.get((export.spec.width, export.spec.depth), export.spec.label)
         if self.size and size != self.size:

@@ -1,11 +1,11 @@
 """Linear classifiers on frozen features: by SGD as in DINO, iBOT, MOCA, DINOv2 and MSN, by LARS as in MAE and ExtreMA.
 
 All heads of a sweep (learning rate x readout x weight decay) train together on the same batches. With `augment` the
-frozen backbone runs once on every augmented batch, as in the papers; without it the heads see one cached feature an
-image, which is a protocol of its own (`..._cached`).
+frozen backbone runs once on every augmented batch, as in the papers; without it the heads train on one cached feature
+of each image, which is a protocol of its own (`..._cached`).
 
-Head and epoch are chosen on a slice of the training images that is never trained on (`select` holdout) or, as in the
-papers, on the validation images that are reported (`select` val).
+Head and epoch are selected on held-out training images (`select` holdout) or, as in the papers, on the validation
+images that are reported (`select` val).
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
-from probes.linear.sweep import PER, Sweep, SweepConfig, ranked, trained_by_rank0
+from probes.linear.sweep import LR_BATCH, Sweep, SweepConfig, ranked, trained_by_rank0
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
@@ -43,7 +43,7 @@ VERSION = 1  # of a training's state on disk; raise it when the same settings wo
 class Linear(Task):
     """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
 
-    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images serves the cached protocols as well
+    COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
     # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both.
@@ -62,7 +62,7 @@ class Linear(Task):
     warmup_epochs: int = 0  # over which the rate rises from 0
     pace: Pace = "epoch"  # how often the rate moves on along its half cosine
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
-    select: SelectOn = "holdout"  # images that choose head and epoch: held-out ones, or validation's
+    select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
     holdout: float = 0.1  # share of the training images that is held out for this
     crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
@@ -96,7 +96,7 @@ class Linear(Task):
         return replace(self, select=select)
 
     def suited(self, spec: ViTSpec) -> tuple["Linear", dict[str, str]]:
-        """This evaluation of what the network has (probes/features/stand_ins.py), and what is read for each readout."""
+        """This task with readouts that the network has (probes/features/stand_ins.py), and the one for each readout."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
@@ -111,7 +111,7 @@ class Linear(Task):
         return found | {"batch": plan.size, "forward passes": passes}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
-        """How images are prepared that are evaluated, and those to train on where they are not augmented."""
+        """How images are prepared for evaluation, and for training without augmentation."""
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
@@ -124,7 +124,7 @@ class Linear(Task):
         held = held_out(train, self.holdout, space.seed) if self.select == "holdout" else np.empty(0, np.int64)
         transform = self.transform(export, space)
         queries = extract(export, val, self.kinds, space, transform)
-        # Of images that are augmented, the plain features are only read of those that choose.
+        # With augmentation, plain features are needed for the held-out images alone.
         images = train.subset(held, f"held-out-{self.holdout:g}-seed{space.seed}") if self.augment else train
         gallery = extract(export, images, self.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if self.augment else gallery.labels, queries.labels, train)
@@ -135,7 +135,7 @@ class Linear(Task):
         self, export: ViTExport, train: ImageSet, held: np.ndarray, gallery: FeatureSet, queries: FeatureSet,
         space: Workspace,
     ) -> "Found":  # fmt: skip
-        """Train all heads, choose, and judge the chosen ones on the validation images."""
+        """Train all heads, select, and evaluate the selected ones on the validation images."""
         asked = self.table(queries, space)
         if self.select == "val":
             table, evaluated = asked, np.arange(len(queries))
@@ -205,7 +205,7 @@ class Linear(Task):
     def heads(self, width: int, classes: int, batch: int, space: Workspace) -> Heads:
         """All heads of the grid, readout by readout, then weight decay by weight decay."""
         grid = [
-            Head(readout=readout, lr=lr * batch / PER, weight_decay=weight_decay)
+            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
             for readout in self.readouts
             for weight_decay in self.weight_decays
             for lr in self.lrs
@@ -217,7 +217,7 @@ class Linear(Task):
     def key(
         self, export: ViTExport, train: ImageSet, gallery: FeatureSet, queries: FeatureSet, space: Workspace
     ) -> dict[str, Any]:
-        """Everything that decides about the bits of a training."""
+        """Everything that the bits of a training depend on."""
         return {
             "version": VERSION,
             "export": export.digest,
@@ -233,7 +233,7 @@ class Linear(Task):
     def trained_on(
         self, train: ImageSet, batches: AugmentedBatches, held: FeatureSet, space: Workspace
     ) -> dict[str, Any]:
-        """As `FeatureSet.facts` says it of features that are kept. held: of the images that choose."""
+        """The same facts as `FeatureSet.facts`, for augmented images. held: features of the held-out images."""
         skipped = {train.path(index): batches.skipped[index] for index in sorted(batches.skipped)}
         skipped |= held.facts["skipped"] if self.select == "holdout" else {}
         return {

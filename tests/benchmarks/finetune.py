@@ -114,7 +114,7 @@ class Subject:
         return self.timed(self.bare_step)
 
     def bare_step(self) -> None:
-        training, part = self.training, self.training.config.part
+        training, part = self.training, self.training.config.micro_batch_size
         training.optimizer.zero_grad(set_to_none=True)
         for first in range(0, len(self.batch.images), part):
             images, targets = (t[first : first + part].to(training.config.device) for t in self.batch[:2])
