@@ -170,6 +170,35 @@ def test_extrema_projector_layer():
 
 
 @torch.no_grad()
+def test_mocov3_projector_layer():
+    """The recorded predictions, from the layer that the head reads: no bias, batch norm, ReLU."""
+    record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
+    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().train()
+    values = classifier.features(record["step0/x1"].double())
+    extra = {name: tensor.double() for name, tensor in export.extra.items()}
+    values = F.linear(values, extra["projector.3.weight"])
+    values = F.relu(F.batch_norm(values, None, None, extra["projector.4.weight"], extra["projector.4.bias"], True))
+    values = F.batch_norm(F.linear(values, extra["projector.6.weight"]), None, None, training=True)
+    head = {name: tensor.double() for name, tensor in record.items() if name.startswith("model0/predictor.")}
+    values = F.linear(values, head["model0/predictor.0.weight"])
+    weight, bias = (head[f"model0/predictor.1.{kind}"] for kind in ("weight", "bias"))
+    values = F.relu(F.batch_norm(values, None, None, weight, bias, True))
+    values = F.batch_norm(F.linear(values, head["model0/predictor.3.weight"]), None, None, training=True)
+    official = record["step0/q1"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_batch_norms_of_a_projector_are_those_of_its_training():
+    """In evaluation they normalise by the statistics that the checkpoint holds."""
+    record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
+    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).eval()
+    norm = classifier.entry[1]
+    assert isinstance(norm, torch.nn.BatchNorm1d) and isinstance(classifier.entry[2], torch.nn.ReLU)
+    assert torch.equal(norm.running_var, record["model0/base_encoder.head.1.running_var"])
+
+
+@torch.no_grad()
 def test_ibot_projector_layer():
     record, export = tensors("ibot/golden.safetensors"), imported("ibot")
     classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
