@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
 from engine.core_threads import run_on_core_threads
-from engine.training.interruptions import deafen
+from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -104,7 +104,7 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
         reader,
         batch_size=None,  # the reader's items are batches
         num_workers=loaders,
-        worker_init_fn=deafen,
+        worker_init_fn=ignore_signals,
         prefetch_factor=4 if loaders else None,
         pin_memory=extractor.backbone.mean.device.type == "cuda",
     )
