@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -97,14 +97,14 @@ def _ours(kind: str) -> dict[str, Extension]:
 
 
 @cache
-def _entry_points(path: tuple[str, ...]) -> EntryPoints:
-    """Of all packages on `path`, which is sys.path: they are read once, and again when that changes."""
-    return entry_points()
+def _entry_points(path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """Those of our groups, by group, of all packages on `path`, which is sys.path: read again when that changes."""
+    return {group: list(entry_points(group=group)) for group in (f"bench.{kind}" for kind in FOLDERS)}
 
 
 def _plugins(kind: str) -> list[Extension]:
-    points = _entry_points(tuple(sys.path)).select(group=f"bench.{kind}")
-    points = sorted(points, key=lambda point: (point.name, point.module))
+    found = _entry_points(tuple(sys.path))[f"bench.{kind}"]
+    points = sorted(found, key=lambda point: (point.name, point.module))
     return [
         Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
         for point in points

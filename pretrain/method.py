@@ -3,8 +3,8 @@
 A method file in methods/ defines `METHOD`, a subclass of `Method` that is built as METHOD(spec, settings), and
 `RECIPES`, name -> Recipe, "smoke" among them. Everything random about an image is drawn where its views are made:
 crops and colours, and the uniform numbers (noise) from which `forward` takes masks and choices. So `forward` is a
-function of weights, buffers and views: it draws nothing but drop path, and changes nothing but the running statistics
-of batch norms. What moves beside the student's weights (a teacher, a centre, a codebook) moves in the hooks.
+function of weights, buffers and views: it draws nothing but drop path and dropout, and changes nothing but the running
+statistics of batch norms. What moves beside the student's weights (a teacher, a centre, a codebook) moves in the hooks.
 
 Letters: B images of this process in one forward pass, V views, L patches, D width.
 """
@@ -49,6 +49,7 @@ class Group:
     parameters: Mapping[str, Parameter]  # by name
     lr: float | None = None  # a constant; None: the recipe's schedule
     weight_decay: float | None = None  # a constant; None: the recipe's schedule
+    clipped: bool = True  # whether the recipe's `clip` counts and scales their gradients
 
 
 class Method(nn.Module):

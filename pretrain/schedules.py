@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from engine import checks
-from engine.training.schedules import Schedule, TableCosine, TrainProgress, WarmupCosine
+from engine.training.schedules import Schedule, TableCosine, TrainProgress, WarmupCosine, half_cosine
 
-__all__ = ["Constant", "CosineTo", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
+__all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,44 @@ class Multistep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineTo:
-    """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
-    DINO and MOCA, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
+class CountedCosine:
+    """MSN's (src/utils.py, WarmupCosineSchedule), which counts updates from 1: linear from `start` * peak, then half a
+    cosine to `floor` at epoch stretch * E."""
 
-    end: float  # value after the last update
+    warmup: float  # epochs
+    start: float  # share of the peak
+    floor: float = 0.0  # rate at the cosine's end
+    stretch: float = 1.25  # where that is, in times the training's epochs
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "end", prefix="weight_decay_schedule.")  # the only field of a recipe with this schedule
+        checks.amounts(self, "warmup", "start", "floor", prefix="schedule.")
+        if not 1 <= self.stretch < math.inf:
+            raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
-        return cosine(peak, self.end, progress.step / progress.steps)
+        number, warmup = progress.step + 1, int(self.warmup * progress.steps_per_epoch)
+        if number < warmup:
+            return self.start * peak + number / warmup * (1.0 - self.start) * peak
+        return half_cosine(peak, number, int(self.stretch * progress.steps), warmup, self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineTo:
+    """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
+    DINO, MOCA and MSN, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
+
+    end: float  # value after the last update
+    stretch: float = 1.0  # over so many times the updates (MSN 1.25)
+    first: int = 0  # number of the first update (MSN counts from 1)
+
+    def __post_init__(self) -> None:
+        prefix = "weight_decay_schedule."  # the only field of a recipe with this schedule
+        checks.amounts(self, "end", prefix=prefix)
+        if not 1 <= self.stretch < math.inf or self.first not in (0, 1):
+            raise ValueError(f"{prefix}stretch={self.stretch}, first={self.first}: must be 1 or more, and 0 or 1")
+
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        return cosine(peak, self.end, (progress.step + self.first) / int(self.stretch * progress.steps))
 
 
 def cosine(start: float, end: float, done: float) -> float:

@@ -10,6 +10,7 @@ from bench.reproduce.steps import Setup, run_name
 from bench.results.board import board_of, group_of
 from bench.results.record import Result
 from bench.statistics.matching import Measured
+from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import identity_in, is_run
 
 
@@ -76,8 +77,6 @@ def measured_cost(folder: Path, metric: str) -> Measurement | None:
     """
     if not is_run(folder):
         return None
-    from pretrain.loop.cost import cost_of
-
     identity = identity_in(folder)
     spent, epochs = cost_of(folder, identity), identity["settings"]["epochs"]
     name, scale = {

@@ -57,7 +57,9 @@ def reach(value: PublishedValue, there: Known) -> Reach:
 def chosen(value: PublishedValue, there: Known) -> ChosenProtocol:
     """The protocol of a value, with its settings. ValueError where there is no such protocol or setting."""
     if value.protocol not in there.protocols:
-        raise ValueError(f"there is no protocol {value.protocol}" if value.protocol else "no protocol is it")
+        raise ValueError(
+            f"there is no protocol {value.protocol}" if value.protocol else "no protocol here is that of its source"
+        )
     texts = [f"{value.protocol}.{change}" for change in value.settings.split()]
     return changed_protocols([there.protocols[value.protocol]], texts)[0] if texts else there.protocols[value.protocol]
 

@@ -131,8 +131,8 @@ class Updates:
         self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
     def clipped(self) -> float:
-        """Clip the gradient as the recipe says; returns its 2-norm before."""
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        """Clip the gradient as recipe and groups say; returns its 2-norm before."""
+        gradients, others = self.gradients_of(clipped=True), self.gradients_of(clipped=False)
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
         clip = self.recipe.clip
@@ -140,7 +140,14 @@ class Updates:
             torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
         elif clip:
             torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
+        if others:
+            total = torch.linalg.vector_norm(torch.stack([total, *torch._foreach_norm(others)]))
         return total.item()
+
+    def gradients_of(self, clipped: bool) -> list[Tensor]:
+        """Those there are, of the groups that are clipped or of the others."""
+        parameters = [p for group in self.groups if group.clipped == clipped for p in group.parameters.values()]
+        return [p.grad for p in parameters if p.grad is not None]
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

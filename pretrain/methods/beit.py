@@ -16,7 +16,7 @@ from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Step, decay_groups
 from pretrain.parts.mask_shapes import BlockMask
-from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.token_prediction import TokenPrediction
 from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
@@ -76,9 +76,7 @@ class BeitPretraining(TokenPrediction):
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images, mask tokens for the hidden patches -> logits (M, K)."""
-        patches = with_mask_tokens(self.vit.project(images), mask, self.mask_token)
-        latent = self.vit.encode(self.vit.place(patches, self.spec.grid))[0]
-        return to_float32(self.lm_head(latent[:, 1:][mask]))
+        return to_float32(self.lm_head(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss": self.trivial_tokens(views)}

@@ -95,13 +95,12 @@ class Can(Method):
 
     batch_statistics = True  # its negatives; processes share them
     sync_batch_norm = True  # ours, as in SimCLR
+    min_batch, min_batch_setting = 2, "its negatives: the method"  # the views of one image alone always agree
     remedy = ", or contrast_weight higher"  # ours
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
         self.autoencoder = mae.MaskedAutoencoder(spec, settings.autoencoder())
-        if settings.projector_norm == "bn":
-            self.min_batch, self.min_batch_setting = 2, "projector_norm=bn"
         hidden = [settings.projector_hidden or spec.width] * (settings.projector_layers - 1)
         dims = [spec.width, *hidden, settings.projector_width]
         self.projector = xavier_(mlp(dims, norm=settings.projector_norm, activation="relu"))

@@ -20,7 +20,7 @@ from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts import trivial
 from pretrain.parts.mask_shapes import BlockMask, MaskedView
-from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, crop, view
@@ -109,9 +109,7 @@ class Data2Vec(Method):
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images, mask tokens for the hidden patches -> (M, D)."""
-        patches = with_mask_tokens(self.student.project(images), mask, self.mask_token)
-        tokens = self.student.encode(self.student.place(patches, self.spec.grid))[0]
-        return to_float32(self.lm_head(tokens[:, 1:][mask]))
+        return to_float32(self.lm_head(hidden_tokens(self.student, images, mask, self.mask_token)))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         targets = self.targets(views["image"], views["mask"].bool())

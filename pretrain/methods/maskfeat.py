@@ -19,7 +19,7 @@ from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts import trivial
 from pretrain.parts.hog import COLOURS, by_patch, hog
 from pretrain.parts.mask_shapes import BlockMask, MaskedView
-from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import TOKEN_STD, truncated_
@@ -81,9 +81,7 @@ class MaskFeat(Method):
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images, mask tokens for the hidden patches -> features of these (M, 3*bins*cells*cells)."""
-        patches = with_mask_tokens(self.vit.project(images), mask, self.mask_token)
-        tokens = self.vit.encode(self.vit.place(patches, self.spec.grid))[0]
-        return to_float32(self.projection(tokens[:, 1:][mask]))
+        return to_float32(self.projection(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss": trivial.of_patches(self.targets(views["image"]))}

@@ -3,10 +3,12 @@
 Letters: B images of this process, M predictions of each (masks, views), N images of all processes, d projected width.
 """
 
+from math import log
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
 from engine.distributed import current_world
@@ -92,6 +94,17 @@ def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperatur
     weights = masks.to(losses.dtype)
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
     return (losses * weights[masks]).sum() / masks[..., 0].numel()
+
+
+def mean_entropy_loss(probabilities: Tensor) -> Tensor:
+    """log K - H(mean p), 0 where all K are used alike: MSN's me-max (Assran et al. 2022, Eq. 1; src/losses.py).
+
+    probabilities (..., K); the mean is over those of all processes.
+    """
+    mean, world = to_float32(probabilities).flatten(0, -2).mean(dim=0), current_world()
+    if world.size > 1:
+        mean = all_reduce(mean / world.size)
+    return log(mean.numel()) - torch.special.entr(mean).sum()
 
 
 @torch.no_grad()

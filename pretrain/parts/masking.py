@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from checkpoints.vit import ViT
+
 
 def kept(patches: int, ratio: float) -> int:
     """How many of `patches` stay visible at a mask ratio: the product as written, cut off, as in every source."""
@@ -35,6 +37,13 @@ def mask_at(ids: Tensor, patches: int) -> Tensor:
 def with_mask_tokens(patches: Tensor, mask: Tensor, token: Tensor) -> Tensor:
     """Patches (B, L, D) with the mask token (1, 1, D) in place of those that the mask (B, L) hides."""
     return torch.where(mask.unsqueeze(-1), token.to(patches), patches)
+
+
+def hidden_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tensor:
+    """Images (B, 3, H, W) with the mask token in place of what the mask (B, L) hides -> the encoder's last, normed
+    tokens of the hidden patches (M, D), image by image; M: of the whole batch."""
+    patches = with_mask_tokens(vit.project(images), mask, token)
+    return vit.encode(vit.place(patches, vit.spec.grid))[0][:, vit.spec.prefix :][mask]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,11 +183,20 @@ class SelfDistillation(Method):
 
 def check(spec: ViTSpec, settings: DistillationSettings) -> None:
     """ValueError where settings and encoder do not fit."""
+    check_encoder(spec)
+    if settings.local_crops:
+        check_crop_size(spec, "local_size", settings.local_size)
+
+
+def check_encoder(spec: ViTSpec) -> None:
+    """ValueError for an encoder that is no plain ViT with a class token and a learned table of positions."""
     if not spec.class_token or spec.position != "learned" or spec.family != "vit" or spec.final_norm != "all":
         raise ValueError("the encoder needs class_token=True, position=learned, final_norm=all, no relative position")
-    if not settings.local_crops:
-        return
-    if settings.local_size < 1 or settings.local_size % spec.patch_size:
-        raise ValueError(f"local_size={settings.local_size}: must be a multiple of patch_size={spec.patch_size}")
-    if spec.position_resize == "fixed" and settings.local_size != spec.image_size:
-        raise ValueError("position_resize=fixed allows no local crops of another size: use bicubic_offset")
+
+
+def check_crop_size(spec: ViTSpec, name: str, size: int) -> None:
+    """ValueError where the encoder takes no crops of `size` pixels, a setting called `name`."""
+    if size < 1 or size % spec.patch_size:
+        raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
+    if spec.position_resize == "fixed" and size != spec.image_size:
+        raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")

@@ -100,3 +100,17 @@ class Centre(nn.Module):
 def mean_output(logits: Tensor) -> Tensor:
     """Logits (..., K) -> their mean (K,) over all images and views, in float32 at least."""
     return to_float32(logits).flatten(0, -2).mean(dim=0)
+
+
+@torch.no_grad()
+def sinkhorn(shares: Tensor, iterations: int = 3) -> Tensor:
+    """Probabilities (B, K) of this process's images -> others, nearer to using all K alike over the images of all
+    processes: Sinkhorn-Knopp, which ends with rows that sum to 1 (MSN src/losses.py:93-127; SwAV, Caron et al. 2020).
+    """
+    for _ in range(iterations):
+        uses = shares.sum(dim=0)
+        if current_world().size > 1:
+            distributed.all_reduce(uses)
+        shares = shares / uses
+        shares = shares / shares.sum(dim=1, keepdim=True)
+    return shares

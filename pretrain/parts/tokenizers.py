@@ -18,6 +18,7 @@ from engine.precision import to_float32
 from pretrain.parts.masking import normalised, patchify
 
 SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
+GROUPS = 4  # of DALL-E's encoder, with a pool between them (dall_e/encoder.py:43)
 LAPLACE_EPS = 0.1  # openai/DALL-E dall_e/utils.py:6, map_pixels
 PER_CODE = 40  # patches that k-means is fitted to, for each code; FAISS warns below 39
 ROUNDS = 10  # of k-means
@@ -107,19 +108,19 @@ class DalleEncoder(Tokenizer):
     """The encoder of DALL-E's discrete VAE (Ramesh et al. 2021; openai/DALL-E dall_e/encoder.py): a convolution,
     groups of residual blocks with a pool between them, logits of the codes. The side is halved three times.
 
-    width: channels of the first group; each of the others has twice as many.
+    width: channels of the first group; each of the others has twice as many. blocks: in each group.
     """
 
-    def __init__(self, width: int, codes: int, groups: int, blocks: int, source: str = "") -> None:
+    def __init__(self, width: int, codes: int, blocks: int, source: str = "") -> None:
         super().__init__()
         self.codes, self.source = codes, source
         layers: dict[str, nn.Module] = {"input": nn.Conv2d(3, width, 7, padding=3)}
         inside = width
-        for group in range(groups):
+        for group in range(GROUPS):
             outside = width << group
-            inner = {f"block_{n + 1}": DalleBlock(outside if n else inside, outside, groups * blocks)
-                     for n in range(blocks)}  # fmt: skip
-            pool = {"pool": nn.MaxPool2d(2)} if group < groups - 1 else {}
+            sizes = [(inside if number == 1 else outside, outside) for number in range(1, blocks + 1)]
+            inner = {f"block_{n}": DalleBlock(*size, GROUPS * blocks) for n, size in enumerate(sizes, start=1)}
+            pool = {"pool": nn.MaxPool2d(2)} if group < GROUPS - 1 else {}
             layers[f"group_{group + 1}"], inside = named({**inner, **pool}), outside
         layers["output"] = named({"relu": nn.ReLU(), "conv": nn.Conv2d(inside, codes, 1)})
         self.blocks = named(layers)
@@ -181,11 +182,9 @@ def dalle_from(file: ForeignFile) -> DalleEncoder:
         if found := re.search(r"(blocks\..*)\.([wb])$", plain):
             tensors[f"{found[1]}.{'weight' if found[2] == 'w' else 'bias'}"] = tensor.float()
     try:
-        groups, blocks = (max(int(found[1]) for name in tensors for found in re.finditer(rf"{part}_(\d+)", name))
-                          for part in ("group", "block"))  # fmt: skip
+        blocks = max(int(found[1]) for name in tensors for found in re.finditer(r"block_(\d+)", name))
         width, codes = len(tensors["blocks.input.weight"]), len(tensors["blocks.output.conv.weight"])
-        source = f"{file.path.name} sha256 {file.sha256[:12]}"
-        encoder = DalleEncoder(width, codes, groups, blocks, source)
+        encoder = DalleEncoder(width, codes, blocks, f"{file.path.name} sha256 {file.sha256[:12]}")
         encoder.load_state_dict(tensors)
     except (KeyError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:100]

@@ -98,12 +98,10 @@ class TwoSizes:
     scale: tuple[float, float]
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Image.Image]:
-        box = transforms.RandomResizedCrop.get_params(image, list(self.scale), [3 / 4, 4 / 3])
-        resized = transforms.functional.resized_crop
-        return (
-            resized(image, *box, [self.size] * 2, InterpolationMode.BICUBIC, antialias=True),
-            resized(image, *box, [self.second] * 2, InterpolationMode.LANCZOS, antialias=True),
-        )
+        rule = RandomResizedCrop(size=self.size, scale=self.scale, interpolation="bicubic", draws=TorchDraws())
+        part = image.crop(rule.window(*image.size))
+        first = part.resize((self.size, self.size), Image.Resampling.BICUBIC)
+        return first, part.resize((self.second, self.second), Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,15 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def msn_vit(vit: ViT) -> ViT:
+    """DINO's family, but for the patch embedding: normal with the variance of a layer before a ReLU, zero bias (MSN
+    src/deit.py:200-211)."""
+    embed = truncated_vit(vit).trunk.patch_embed.proj
+    nn.init.kaiming_normal_(embed.weight, mode="fan_in", nonlinearity="relu")
+    nn.init.zeros_(embed.bias)
+    return vit
+
+
 def beit_token(width: int) -> nn.Parameter:
     """A mask token (1, 1, D) of BEiT's family."""
     token = nn.Parameter(torch.empty(1, 1, width))

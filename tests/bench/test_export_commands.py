@@ -270,3 +270,25 @@ def test_a_folder_with_a_strange_config_is_one_line_that_names_it(content, comma
     given = ("--checkpoint", folder, "--data", "tiny=tiny:", "--out", tmp_path / "o") if first == "run" else (folder,)
     code, _, err = bench(first, *given, *more)
     assert code == 2 and err.count("\n") == 1 and str(folder) in err
+
+
+def test_statistics_of_a_file_that_names_none(bench, toys, exports, tmp_path):
+    """As `bench import` and `bench inspect` take them; whatever names its own is not asked."""
+    import timm
+
+    def run(*words: object, checkpoint=exports[0]) -> tuple[int, str, str]:
+        options = ("--out", tmp_path / "out", "--data", "tiny=tiny:")
+        return bench("run", "--checkpoint", checkpoint, "--suite", "toys", *options, *words)
+
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=1)
+    torch.save(model.state_dict(), tmp_path / "mine.pth")
+    mine = f"timm:{tmp_path / 'mine.pth'}"
+    code, _, err = run(checkpoint=mine)
+    assert code == 2 and "; use --statistics imagenet (as DeiT), half " in err.splitlines()[-1]
+    assert run("--statistics", "half", checkpoint=mine)[0] == 0
+    (export,) = (tmp_path / "out" / "exports").iterdir()
+    assert ViTExport.load(export).mean == (0.5, 0.5, 0.5)
+    code, said, _ = bench("inspect", mine, "--statistics", "clip")
+    assert code == 0 and "mean 0.481455 0.457827 0.408211" in said
+    code, _, err = run("--statistics", "half")
+    assert code == 2 and "is an export already: only its image size can change" in err.splitlines()[-1]

@@ -95,7 +95,7 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
         assert k in task.k
         return {name.replace("k1", f"k{k}") for name in replace(task, k=(1,)).run(export, space).metrics}
     if protocol.key == "lowshot":
-        return set(replace(task, tolerance=0.1).run(export, space).metrics)
+        return set(replace(task, tolerance=0.1, lists="", solver="lbfgs").run(export, space).metrics)
     if protocol.key == "linear":
         cheap = dict(epochs=1, warmup_epochs=0, augment=False, lrs=task.lrs[:1], readouts=task.readouts[:1], batch=16)
         return set(replace(task, **cheap).run(export, space).metrics)

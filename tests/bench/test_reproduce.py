@@ -9,6 +9,7 @@ import pytest
 from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import reach as reaching
+from bench.reproduce.measured import measurement
 from bench.reproduce.reach import known, reach
 from bench.reproduce.steps import Setup, commands_of, missing_for, script
 
@@ -80,6 +81,25 @@ def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
     assert "missing: weights" in out  # of moca-l
     assert bench("run", *words, "--suite", "knn@moca", "--set", "knn.k=20", "--rerun")[0] == 0
     assert bench("reproduce", "moca:table9", "--out", tmp_path)[1].count("; measured ") == 1
+
+
+def test_costs_are_read_off_the_log_of_a_training(bench, tmp_path):
+    """Updates of 1.5 s, 10 of them an epoch, 4 epochs; the log is of the first two."""
+    run = tmp_path / "pretraining" / "moca-b-100"
+    run.mkdir(parents=True)
+    settings = {"batch": 30, "epochs": 4, "source": "", "spec": {}, "settings": {}}
+    data = {"url": "digits:", "fingerprint": "", "images": 305}
+    (run / "run.json").write_text(json.dumps({"method": "moca", "settings": settings, "data": data}))
+    line = {"updates": 10, "images_per_second": 20.0, "gpu_memory_gib": 22.5, "devices": "8 x A100"}
+    (run / "log.jsonl").write_text("".join(json.dumps(line | {"step": 10 * epoch}) + "\n" for epoch in (1, 2)))
+    _, out, _ = bench("reproduce", "moca:table2d", "--out", tmp_path)
+    (minutes,) = [each for each in out.splitlines() if "published 8.15 min" in each]
+    assert "measured 0.25 min, difference -7.90; on 8 x A100" in minutes
+    (memory,) = [each for each in out.splitlines() if "published 23 GB" in each]
+    assert "measured 22.50 GB, difference -0.50" in memory
+    hours = replace(value_of("moca:table5k", "moca-b", "hours"), checkpoint="moca-b-100")
+    assert measurement(hours, [], setup(tmp_path), known()).number == pytest.approx(4 * 15 / 3600)
+    assert measurement(replace(hours, checkpoint="moca-l"), [], setup(tmp_path), known()) is None
 
 
 @pytest.mark.parametrize("table", TABLES)

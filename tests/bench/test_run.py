@@ -398,24 +398,3 @@ def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
     code, said, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
     assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
-
-
-def test_statistics_of_a_file_that_names_none(run, bench, out, exports, tmp_path):
-    """As `bench import` and `bench inspect` take them; whatever names its own is not asked."""
-    import timm
-    import torch
-
-    from checkpoints.export import ViTExport
-
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=1)
-    torch.save(model.state_dict(), tmp_path / "mine.pth")
-    mine = f"timm:{tmp_path / 'mine.pth'}"
-    code, _, err = run("--suite", "toys", checkpoint=mine)
-    assert code == 2 and "; use --statistics imagenet (as DeiT), half " in err.splitlines()[-1]
-    assert run("--suite", "toys", "--statistics", "half", checkpoint=mine)[0] == 0
-    (export,) = (out / "exports").iterdir()
-    assert ViTExport.load(export).mean == (0.5, 0.5, 0.5)
-    code, said, _ = bench("inspect", mine, "--statistics", "clip")
-    assert code == 0 and "mean 0.481455 0.457828 0.408211" in said
-    code, _, err = run("--suite", "toys", "--statistics", "half")
-    assert code == 2 and "is an export already: only its image size can change" in err.splitlines()[-1]

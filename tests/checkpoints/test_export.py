@@ -135,7 +135,7 @@ def test_tensors_that_do_not_fit_are_named():
     [
         ({"heads": 3}, "heads=3 does not divide width=16"),
         ({"image_size": 33}, "image_size=33 is not a multiple of patch_size=8"),
-        ({"position_resize": "nearest"}, "choose one of bicubic"),
+        ({"position_resize": "nearest"}, "choose one of bilinear, bicubic"),
         ({"depth": 0}, "must be a whole number, 1 or more"),
         ({"class_token": False, "class_position": False}, "pool='cls' needs a class token"),
         ({"relative_position": "shared"}, "does not fit 'vit_base_patch16_224'"),

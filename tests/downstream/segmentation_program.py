@@ -1,10 +1,12 @@
 """Run as a program, by torchrun: a linear layer on a frozen toy export; every process prints what it came to.
 
 segmentation_program.py FOLDER [URL]
+segmentation_program.py FOLDER stop     undisturbed, and stopped by a signal to one process and continued
 """
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from toy_scenes import export_of, workspace
 
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.distributed import World, start_world
+from engine.training.interruptions import Stopped
 
 TASK = replace(
     PROTOCOLS["ade_linear@smoke"].task, steps=6, warmup=2, batch=4, crop=32, stride=32, judge_every=3, lr=2e-2
@@ -32,6 +35,29 @@ def said(folder: Path, *url: str) -> dict[str, object]:
         return {"error": str(error), "told_by": error.told_by}
 
 
+def stopped_and_continued(folder: Path, mode: str) -> dict[str, object]:
+    """The last process is sent SIGUSR1 within its third step."""
+    from downstream.loop.hooks import SetRates
+
+    original = SetRates.before_train_iter
+
+    def signalled(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        if batch_idx == 2 and runner.rank == runner.world_size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with start_world("cpu") as world:  # one connection for all runs
+        undisturbed, stopped = metrics(folder / "undisturbed", world=world), "nothing stopped it"
+        SetRates.before_train_iter = signalled
+        try:
+            metrics(folder, world=world)
+        except Stopped as error:
+            stopped = str(error)
+        SetRates.before_train_iter = original
+        return {"undisturbed": undisturbed, "stopped": stopped, "continued": metrics(folder, world=world)}
+
+
 if __name__ == "__main__":
-    line = json.dumps(said(Path(sys.argv[1]), *sys.argv[2:])) + "\n"
+    found = stopped_and_continued if sys.argv[2:] == ["stop"] else said
+    line = json.dumps(found(Path(sys.argv[1]), *sys.argv[2:])) + "\n"
     os.write(1, line.encode())  # whole, beside the other process's

@@ -30,10 +30,13 @@ def by_two(*values: object) -> list[dict[str, Any]]:
 
 
 def test_two_processes_do_the_same_training(tmp_path):
-    """The same images in every step, so that only rounding differs; none of the head's layers looks across images."""
-    first, second = by_two(tmp_path / "2")
+    """The same images in every step, so that only rounding differs; none of the head's layers looks across images. A
+    signal to one process stops both after the same step, and they go on to the same numbers."""
+    first, second = by_two(tmp_path / "2", "stop")
     alone = metrics(tmp_path / "1")
-    assert first == second == pytest.approx(alone, abs=0.05) and alone["aAcc"] > 20
+    assert first["undisturbed"] == pytest.approx(alone, abs=0.05) and alone["aAcc"] > 20
+    assert first == second and first["stopped"].startswith("stopped by a signal after step 3 of 6 of linear on tiny-")
+    assert first["continued"] == first["undisturbed"]
 
 
 def cut(path: Path) -> None:

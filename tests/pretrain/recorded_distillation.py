@@ -26,7 +26,7 @@ class Watched(Updates):
     recording: "DistillationRecording"
 
     def clipped(self) -> float:
-        self.gradients = self.current()
+        self.raw_gradients = self.current()
         total = super().clipped()
         self.clipped_gradients = self.current()
         return total
@@ -150,13 +150,13 @@ class DistillationRecording:
 
     def close_gradients(self, updates: Watched, step: int, limit: float) -> None:
         """Every parameter's gradient norm, before and after clipping; in the first step the gradients themselves."""
-        for kind, ours in (("gradnorm", updates.gradients), ("clipped_gradnorm", updates.clipped_gradients)):
+        for kind, ours in (("gradnorm", updates.raw_gradients), ("clipped_gradnorm", updates.clipped_gradients)):
             recorded = by_our_names(under(self.data, f"step{step}/{kind}/"))
             assert recorded.keys() == ours.keys()
             for name, norm in recorded.items():
                 close_norm(ours[name], norm, limit, f"{name}, {kind}", ROUNDING)
         for name, gradient in by_our_names(under(self.data, f"step{step}/grad/")).items():
-            close(updates.gradients[name].view_as(gradient), gradient, limit, f"gradient of {name}")
+            close(updates.raw_gradients[name].view_as(gradient), gradient, limit, f"gradient of {name}")
 
 
 class DinoRecording(DistillationRecording):

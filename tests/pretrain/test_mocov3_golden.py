@@ -32,7 +32,7 @@ class WithGradients(Updates):
 
     def clipped(self) -> float:
         named = self.method.named_parameters()
-        self.gradients = {name: p.grad.clone() for name, p in named if p.requires_grad}
+        self.raw_gradients = {name: p.grad.clone() for name, p in named if p.requires_grad}
         return super().clipped()
 
 
@@ -93,12 +93,12 @@ def test_recorded_updates(updates):
         close(updates.optimizer.param_groups[0]["lr"], DATA[f"step{step}/lr"], EXACT, f"rate {step}")
         close(logs["loss"], DATA[f"step{step}/loss"], FLOAT64, f"loss {step}")
         norms = {our_name(name): norm for name, norm in under(DATA, f"step{step}/gradnorm/").items()}
-        assert norms.keys() == updates.gradients.keys()
+        assert norms.keys() == updates.raw_gradients.keys()
         for name, norm in norms.items():
-            close_norm(updates.gradients[name], norm, FLOAT64, name, ROUNDING)
+            close_norm(updates.raw_gradients[name], norm, FLOAT64, name, ROUNDING)
         for name, gradient in under(DATA, f"step{step}/grad/").items():
             if norms[our_name(name)] > ROUNDING:
-                close(updates.gradients[our_name(name)], gradient, FLOAT64, f"gradient of {name}")
+                close(updates.raw_gradients[our_name(name)], gradient, FLOAT64, f"gradient of {name}")
     ours, ends = updates.method.state_dict(), under(DATA, f"model{STEPS}/")
     assert {our_name(name) for name in ends} == ours.keys()
     rounding = [name for name, end in ends.items() if end.is_floating_point() and 0 < end.norm() < ROUNDING]

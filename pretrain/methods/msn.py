@@ -1,0 +1,281 @@
+"""MSN (Assran et al. 2022): views that lack patches, and small ones, predict which prototypes a whole view is near.
+
+Figure 3 and Eq. 1; facebookresearch/msn 4388dc1, src/msn_train.py, src/losses.py, src/deit.py. There the prototypes'
+gradient is summed over processes, here it is the mean, as all others: AdamW divides it by its own size anyhow.
+B images, R random and F focal anchor views, V = R + F, L patches, l kept ones, d projected width, K prototypes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import log
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import l2_normalize
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
+from pretrain.parts.heads import Norm, mlp
+from pretrain.parts.losses import mean_entropy_loss
+from pretrain.parts.masking import kept, order_of
+from pretrain.parts.self_distillation import check_crop_size, check_encoder
+from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
+from pretrain.parts.teachers import frozen_copy, move, sinkhorn
+from pretrain.parts.views import Colours, crop, noise, view
+from pretrain.parts.weights import msn_vit, truncated_
+from pretrain.recipe import Recipe
+from pretrain.schedules import CosineTo, CountedCosine
+
+POSITIONS = dict(position="learned", position_resize="bicubic")
+STRETCH = 1.25  # every schedule is made for so many times the updates (src/msn_train.py:252-259, 518-561)
+JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at strength 1 (src/data_manager.py:64-140)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are those of configs/pretrain/msn_vits16.yaml."""
+
+    prototypes: int = 1024  # K
+    head_hidden: int = 2048  # width of the projection head's two hidden layers
+    head_width: int = 256  # output_dim, of projections and prototypes
+    head_norm: Norm = "bn"  # after the hidden layers
+    mask_ratio: float = 0.15  # share of the patches that random views lose (patch_drop)
+    shared_mask: bool = True  # all images of a forward pass lose the same patches, as in the code; else each its own
+    random_views: int = 1  # anchors of the encoder's size, beside the target
+    focal_views: int = 10  # small anchors, which keep all patches
+    focal_size: int = 96  # pixels
+    random_scale: tuple[float, float] = (0.3, 1.0)  # share of the image's area in a random view and in the target
+    focal_scale: tuple[float, float] = (0.05, 0.3)  # the same, of a focal view
+    colour_strength: float = 0.5  # color_jitter_strength
+    blur: float = 0.5  # chance
+    temperature: float = 0.1  # tau
+    sharpening: float = 0.25  # T, at the start: targets are p^(1/T), of which the paper says tau+ = tau T
+    sharpening_end: float = 0.25  # T, which changes linearly
+    sinkhorn: bool = True  # targets are brought near to using all prototypes alike
+    memax_weight: float = 1.0  # lambda of Eq. 1, for the entropy of the mean prediction
+    entropy_weight: float = 0.0  # for the mean entropy of predictions
+    teacher_momentum: float = 0.996  # of the target encoder at the start, linear to 1
+    drop_path: float = 0.0  # of the anchor encoder
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.counts(self, "prototypes", "head_hidden", "head_width", "random_views")
+        checks.counts(self, "focal_views", least=0)
+        checks.below_one(self, "mask_ratio", "drop_path")
+        checks.shares(self, "teacher_momentum", "blur")
+        checks.scales(self, "random_scale", "focal_scale")
+        checks.positive(self, "temperature", "sharpening", "sharpening_end")
+        checks.amounts(self, "memax_weight", "entropy_weight", "colour_strength")
+
+
+class SiameseNetwork(nn.Module):
+    """Encoder and projection head: the anchor's, or the target's."""
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__()
+        hidden = settings.head_hidden
+        self.vit = msn_vit(ViT(spec, settings.drop_path))
+        self.head = truncated_(mlp((spec.width, hidden, hidden, settings.head_width), norm=settings.head_norm))
+
+    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(N, 3, S, S), ids (N, l) of the patches that are seen, None for all -> projected class tokens (N, d).
+
+        All images of one size go together, so that the head's batch norms see them all (src/deit.py, forward)."""
+        side = images.shape[-1] // self.vit.spec.patch_size
+        patches = self.vit.place(self.vit.project(images), (side, side))
+        return self.head(self.vit.normalise(self.vit.encode(patches, keep, norm=False)[0][:, :1])[:, 0])
+
+    def encoder(self) -> Encoder:
+        """For the export; the head under the importer's names."""
+        state = self.head.state_dict(prefix="projector.")
+        return Encoder(
+            vit=self.vit, extra={name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        )
+
+
+class Msn(Method):
+    """Views: "target" (B, 3, S, S), "random" (B, R, 3, S, S), "focal" (B, F, 3, s, s), "noise" (B, R, L)."""
+
+    batch_statistics = True  # me-max is of the mean over a forward pass, Sinkhorn's targets depend on all its images
+    sync_batch_norm = True  # src/msn_train.py
+    remedy = ", or memax_weight higher"
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        check_encoder(spec)
+        if settings.focal_views:
+            check_crop_size(spec, "focal_size", settings.focal_size)
+            if settings.focal_size == spec.image_size:
+                raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
+        self.patches = spec.grid[0] * spec.grid[1]
+        if not kept(self.patches, settings.mask_ratio):
+            raise ValueError(f"mask_ratio={settings.mask_ratio} leaves none of {self.patches} patches; lower it")
+        if settings.head_norm == "bn":
+            self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
+        self.anchor = SiameseNetwork(spec, settings)
+        self.target = frozen_copy(self.anchor)
+        bound = settings.head_width**-0.5
+        self.prototypes = nn.Parameter(torch.empty(settings.prototypes, settings.head_width).uniform_(-bound, bound))
+        self.sharpening = settings.sharpening
+
+    def views(self) -> "MsnViews":
+        """src/data_manager.py:64-140; chances that are not settings are those of Colours, as there."""
+        s = self.settings
+        jitter = tuple(s.colour_strength * strength for strength in JITTER)
+        colours = Colours(jitter=jitter, blur=s.blur).transforms()
+        makers = [
+            view([*crop(size, scale, "bilinear"), *colours], self.preparation)
+            for size, scale in ((self.spec.image_size, s.random_scale), (s.focal_size, s.focal_scale))
+        ]
+        return MsnViews(*makers, s.random_views, s.focal_views, self.patches)
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        s = self.settings
+        self.sharpening = s.sharpening + (s.sharpening_end - s.sharpening) * progress.step / (STRETCH * progress.steps)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        predictions = self.similarities(self.anchor_vectors(views)).log_softmax(dim=-1)  # (B, V, K)
+        targets = self.targets(views["target"])
+        shares = predictions.exp()
+        losses = {
+            "ce": -(targets * predictions.mean(dim=1)).sum(dim=-1).mean(),
+            "memax": mean_entropy_loss(shares),
+            "entropy": -(shares * predictions).sum(dim=-1).mean(),
+        }
+        weights = {"ce": 1.0, "memax": self.settings.memax_weight, "entropy": self.settings.entropy_weight}
+        loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()  # Eq. 1
+        logs = {name: value.detach() for name, value in losses.items()}
+        return Step(loss, logs | {"prototypes_used": used(targets)})
+
+    def anchor_vectors(self, views: Mapping[str, Tensor]) -> Tensor:
+        """The anchors' projections (B, V, d), those of random views first."""
+        groups = [(views["random"], self.keep(views["noise"]))]
+        groups += [(views["focal"], None)] if "focal" in views else []
+        vectors = [self.anchor(crops.flatten(0, 1), keep).unflatten(0, crops.shape[:2]) for crops, keep in groups]
+        return torch.cat(vectors, dim=1)
+
+    def keep(self, noise: Tensor) -> Tensor | None:
+        """Noise (B, R, L) -> ids (B R, l) of the patches that stay, in their random order (src/deit.py:213-255)."""
+        if not self.settings.mask_ratio:
+            return None
+        order = order_of(noise.flatten(0, 1))[:, : kept(self.patches, self.settings.mask_ratio)]
+        return order[:1].expand(len(order), -1) if self.settings.shared_mask else order
+
+    def similarities(self, vectors: Tensor) -> Tensor:
+        """Projections (..., d) -> cosines with the prototypes over tau (..., K), in float32 at least."""
+        with torch.autocast(vectors.device.type, enabled=False):
+            return l2_normalize(vectors) @ l2_normalize(self.prototypes).T / self.settings.temperature
+
+    @torch.no_grad()
+    def targets(self, images: Tensor) -> Tensor:
+        """(B, 3, S, S) -> which prototypes the anchors are to predict, probabilities (B, K)."""
+        shares = (self.similarities(self.target(images)) / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
+        return sinkhorn(shares) if self.settings.sinkhorn else shares
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """Of anchors that find all prototypes equally likely, as me-max asks of their mean."""
+        return {"ce": log(self.settings.prototypes)}
+
+    def groups(self) -> list[Group]:
+        """Prototypes neither decay nor count in clipping (src/msn_train.py:327-377, 518-561)."""
+        apart = Group(parameters={"prototypes": self.prototypes}, weight_decay=0.0, clipped=False)
+        return [*decay_groups((name, p) for name, p in self.named_parameters() if name != "prototypes"), apart]
+
+    def after_update(self, progress: TrainProgress) -> None:
+        move(self.target, self.anchor, self.momentum(progress))
+
+    def momentum(self, progress: TrainProgress) -> float:
+        """Of the target encoder in this update."""
+        start = self.settings.teacher_momentum
+        return start + (1.0 - start) * progress.step / (STRETCH * progress.steps)
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"target": self.target.encoder(), "anchor": self.anchor.encoder()}
+
+
+def used(targets: Tensor) -> Tensor:
+    """How many prototypes are the likeliest of some image; targets (B, K)."""
+    return targets.new_zeros(targets.shape[1]).index_fill_(0, targets.argmax(dim=1), 1.0).sum()
+
+
+@dataclass(frozen=True)
+class MsnViews:
+    """A target and anchors of both sizes, and noise for the patches that random anchors lose."""
+
+    large: Callable[[Image.Image], Tensor]
+    small: Callable[[Image.Image], Tensor]
+    random: int
+    focal: int
+    patches: int
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        target, *anchors = (self.large(image) for _ in range(1 + self.random))
+        views = {"target": target, "random": torch.stack(anchors)}
+        views |= {"focal": torch.stack([self.small(image) for _ in range(self.focal)])} if self.focal else {}
+        return views | {"noise": noise(self.random, self.patches)}
+
+
+METHOD = Msn
+
+_VIT_S = Recipe(
+    source="Assran et al. 2022, appendix A.1; msn configs/pretrain/msn_vits16.yaml (16 x 64 images)",
+    spec=replace(VIT_S, **POSITIONS),
+    settings=Settings(),
+    epochs=800,
+    batch=1024,
+    lr=1e-3,
+    lr_batch=0,
+    schedule=CountedCosine(warmup=15, start=0.2, floor=1e-6, stretch=STRETCH),
+    weight_decay=0.04,
+    weight_decay_schedule=CosineTo(end=0.4, stretch=STRETCH, first=1),
+    clip=3.0,
+)
+
+
+def _larger(spec: ViTSpec, epochs: int, source: str, **changes) -> Recipe:
+    return replace(
+        _VIT_S,
+        source=f"Assran et al. 2022, appendix A.1 (masks), {source}; else as ViT-S",
+        spec=replace(spec, **POSITIONS),
+        settings=replace(_VIT_S.settings, **changes),
+        epochs=epochs,
+    )
+
+
+_SMALL = dict(head_norm="bn", blur=0.0, random_scale=(0.2, 1.0), focal_views=2, teacher_momentum=0.99)
+RECIPES = {
+    "vit_s": _VIT_S,
+    "vit_s_no_sinkhorn": replace(
+        _VIT_S,
+        source="Assran et al. 2022, table 11, the best row: no Sinkhorn, me-max of weight 5",
+        settings=Settings(sinkhorn=False, memax_weight=5.0),
+    ),
+    "vit_b": _larger(VIT_B, 600, "table 1", mask_ratio=0.3),
+    "vit_b8": _larger(replace(VIT_B, patch_size=8), 600, "table 1", mask_ratio=0.3),
+    "vit_b4": _larger(replace(VIT_B, patch_size=4), 300, "table 1", mask_ratio=0.7),
+    "vit_l": _larger(VIT_L, 600, "table 8, the best mask; epochs: the released checkpoint's name", mask_ratio=0.5),
+    "vit_l7": _larger(
+        replace(VIT_L, patch_size=7), 200, "table 1; ours: focal_size, a multiple of 7", mask_ratio=0.7, focal_size=98
+    ),
+    "32px": replace(
+        _VIT_S,
+        source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 with two focal views of 16 px, for two cores",
+        spec=replace(VIT_32PX, **POSITIONS),
+        settings=Settings(**_SMALL, prototypes=256, head_hidden=256, head_width=64, focal_size=16),
+        epochs=6,
+        batch=64,
+        schedule=CountedCosine(warmup=0.3, start=0.2, floor=1e-6),
+    ),
+    "smoke": replace(
+        _VIT_S,
+        source="ours: seconds on digits; each image loses patches of its own",
+        spec=replace(VIT_SMOKE, **POSITIONS),
+        settings=Settings(**_SMALL, prototypes=64, head_hidden=64, head_width=32, focal_size=8, shared_mask=False),
+        epochs=2,
+        batch=64,
+        schedule=CountedCosine(warmup=0.5, start=0.2, floor=1e-6),
+    ),
+}
