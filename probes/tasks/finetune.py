@@ -24,6 +24,7 @@ from engine.files import digest
 from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
 from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
+from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
@@ -105,10 +106,7 @@ class Finetune(Task):
         checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
         checks.proper_shares(self, "holdout")
         checks.below(self, "warmup_epochs", "epochs")
-        if self.policy and not self.policy.startswith("rand-"):
-            raise ValueError(
-                f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
-            )
+        check_policy(self.policy)
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe that reports the last epoch trains on all images and needs no selection.
