@@ -5,7 +5,7 @@
     encode    class token and registers in front, blocks, final norm; any subset of patches, any layers
     attention softmax maps of one block
 
-Letters: B batch, L patches, l kept patches, D width, P prefix tokens (class token, registers), H heads, h x w grid.
+Letters: B images, L patches, l kept patches, D width, P prefix tokens (class token, registers), H heads, h x w grid.
 """
 
 from collections.abc import Callable, Sequence

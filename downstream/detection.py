@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from downstream.data.detection_data import DetectionSizes
     from downstream.loop.running import TrainedModel
 
-AT_ONCE = 2  # images of a pass unless --batch-size says otherwise, as on each GPU of the sources
+MICRO_BATCH = 2  # images in a forward pass, as on each GPU of the sources, unless --batch-size is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Detection(DetectionSettings):
         check_patches(export.spec)
         train, val = open_both(space, self.LAYOUT)
         train = learnable(train, val)
-        place = Place(export=export, space=space, task=self.KEY, most=AT_ONCE)
+        place = Place(export=export, space=space, task=self.KEY, largest=MICRO_BATCH)
         trained = place.trained(self.plan(export, train, val, space.seed))
         departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
         return detection_outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
@@ -71,7 +71,7 @@ class Detection(DetectionSettings):
             steps_per_epoch=steps,
             judge_every=self.judge_every * steps,
             best="",
-            parts=lambda: mmdet_objects(train, val, sizes, self.detections),
+            objects=lambda: mmdet_objects(train, val, sizes, self.detections),
             build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.KEY} on {train.url}",

@@ -51,8 +51,10 @@ def random_transform(
 
 
 def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
-    """The image with `bits` of each channel kept. At magnitude 10, which m9-mstd0.5 reaches, timm asks for none:
-    that was a black image when the published numbers were made, and is an error with Pillow 13.
+    """The image with the upper `bits` of each channel.
+
+    At magnitude 10, which m9-mstd0.5 reaches, timm asks for 0 bits: a black image with the Pillow of the published
+    numbers, an error with Pillow 13.
     """
     if bits >= 8:
         return image

@@ -15,7 +15,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 # Pillow refuses images above 179 million pixels as possible attacks; real aerial and medical images are larger. A
 # billion pixels (4 GiB decoded) is where this project stops.
-MOST_PIXELS = 1 << 30
+MAX_PIXELS = 1 << 30
 
 # What says something about the file; anything else (too many open files, say) is the machine's trouble and is raised.
 FILE_ERRORS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO}
@@ -101,13 +101,13 @@ def bits_of(image: Image.Image) -> int:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """The image of these bytes, its header read and nothing decoded, up to MOST_PIXELS. Raises what Pillow does."""
+    """The image of these bytes, its header read and nothing decoded, up to MAX_PIXELS. Raises what Pillow does."""
     try:
         return Image.open(io.BytesIO(data))
     except Image.DecompressionBombError:
         with _limit:
             pillows_limit = Image.MAX_IMAGE_PIXELS
-            Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2  # Pillow refuses at twice this number
+            Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow refuses at twice this number
             try:
                 return Image.open(io.BytesIO(data))
             finally:

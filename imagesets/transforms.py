@@ -4,7 +4,7 @@ Decoders: "exact" gives the bytes of the published recipes, torchvision's Resize
 "fast" decodes JPEG by torchvision.io and resizes tensors, about twice as fast, and differs by up to 2 grey levels.
 "Exact" means the bytes of the installed Pillow, whose version results record: from 13 on it resizes some tall images
 (300 x 900, not 375 x 500) vertically first, with other roundings than Pillow 11 and 12 (its pull request 9549).
-Letters: B batch, S crop side in pixels.
+Letters: B images, S crop side in pixels.
 """
 
 import math

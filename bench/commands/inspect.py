@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Always 0: inspecting judges nothing."""
+    """Always 0: inspecting verifies nothing."""
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
     from checkpoints.importing import ImportOptions

@@ -27,14 +27,14 @@ from pretrain.loop.updates import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRequest:
-    """What the user asked for. run.facts is filled in here."""
+    """The options of `bench pretrain`."""
 
     method: str
     recipe: str | None
-    changes: tuple[str, ...] = ()
-    images: str
-    run: Run
-    dry_run: bool = False
+    changes: tuple[str, ...] = ()  # FIELD=VALUE
+    images: str  # URL
+    run: Run  # `run_pretraining` fills in its facts
+    dry_run: bool = False  # print recipe and sizes, and do nothing
 
 
 def training_precision(text: str, device: str) -> Precision:

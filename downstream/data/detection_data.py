@@ -19,22 +19,22 @@ READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSizes:
-    """In pixels. Training images, by `augment`:
+    """Sizes in pixels, and how training images are augmented.
 
-    "scales": fitted into one of `short` (shorter side) by `long`. "crops": half of them so; of the others, fitted into
-    one of `crop_short` by `long`, a window of sides drawn from `crop` is then fitted so (DETR). "jitter": scaled to fit
-    `long` squared times a factor from `jitter`, cut to it. Flipped with chance `flip`. Validation images are fitted
-    into `val` (longer, shorter side).
+    "scales": the image is resized to fit one of `short` (shorter side) by `long`. "crops" (DETR): half of the images
+    so; the others first fit one of `crop_short` by `long`, are cropped to a window of sides drawn from `crop`, and are
+    then resized so. "jitter": the image is scaled to fit `long` squared times a factor from `jitter`, and cropped to
+    that square.
     """
 
-    augment: Literal["scales", "crops", "jitter"]
-    short: tuple[int, ...]
-    long: int
-    crop_short: tuple[int, ...]
-    crop: tuple[int, int]
-    jitter: tuple[float, float]
-    flip: float
-    val: tuple[int, int]
+    augment: Literal["scales", "crops", "jitter"]  # see above
+    short: tuple[int, ...]  # shorter sides to draw from
+    long: int  # largest longer side
+    crop_short: tuple[int, ...]  # shorter sides to draw from before a crop
+    crop: tuple[int, int]  # least and largest side of a crop
+    jitter: tuple[float, float]  # least and largest factor
+    flip: float  # chance of a mirror image
+    val: tuple[int, int]  # longer and shorter side that validation images fit
 
 
 class AsListed:

@@ -11,21 +11,19 @@ from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetri
 from downstream.data.reading import Reading, Results, Transform, check_pixels, check_values
 from downstream.data.scenes import SceneSet, check_mask
 
-LARGEST_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
+MAX_CLASS_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
 READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationSizes:
-    """In pixels. Training images are resized to fit into `scale` (longer, shorter side) times a factor drawn from
-    `ratios`, and cut to `crop`. Validation images are resized to fit into `scale` where `resize_val` is set, and read
-    in windows of `crop`, every `stride` pixels, the last ones flush with the border."""
+    """Sizes in pixels."""
 
-    crop: int
-    stride: int
-    scale: tuple[int, int]
-    ratios: tuple[float, float] = (0.5, 2.0)
-    resize_val: bool = True
+    crop: int  # side of the crop of training images, and of the windows of validation images
+    stride: int  # between windows of validation images; the last ones are flush with the border
+    scale: tuple[int, int]  # longer and shorter side that images fit; training images times a factor
+    ratios: tuple[float, float] = (0.5, 2.0)  # least and largest factor
+    resize_val: bool = True  # validation images fit `scale` too; otherwise they keep their size
 
 
 class AsClasses:
@@ -65,7 +63,7 @@ def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> 
             read_mask(),
             AsClasses(scenes),
             RandomResize(scale=sizes.scale, ratio_range=sizes.ratios, resize_type=Resize, keep_ratio=True),
-            RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=LARGEST_SHARE),
+            RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=MAX_CLASS_SHARE),
             RandomFlip(prob=0.5),
             PhotoMetricDistortion(),
             PackSegInputs(),

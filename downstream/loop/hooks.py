@@ -1,4 +1,4 @@
-"""What happens around every iteration of mmengine's Runner: rates, random numbers, progress, state, judging.
+"""Hooks of mmengine's Runner: learning rates, random numbers, progress, states, evaluations.
 
 An iteration is one forward and backward pass; `accumulation` of them make an optimiser step.
 """
@@ -31,7 +31,7 @@ STATE_SUFFIX = ".pth"  # of mmengine's own format
 
 
 class SetRates(Hook):
-    """The rate of every parameter group, before each iteration. It depends on the step alone, so nothing is stored."""
+    """Sets every group's rate before each iteration. Rates depend on the step alone, so nothing is stored."""
 
     priority = "HIGHEST"
 
@@ -45,7 +45,7 @@ class SetRates(Hook):
 
 
 class SeedIterations(Hook):
-    """Dropout and drop path from numbers of the iteration's own, so that a resumed run draws what it would have."""
+    """Seeds dropout and drop path with the iteration's number, so that a resumed run draws the same."""
 
     priority = "HIGHEST"
 
@@ -66,7 +66,7 @@ class StopOnNonsense(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         mean = outputs["loss"].detach().clone()
-        all_reduce(mean, "mean")  # so that all processes stop, not the one alone that met it
+        all_reduce(mean, "mean")  # so that all processes stop together
         loss = mean.item()
         where, advice = f"iteration {batch_idx} of {runner.max_iters}", "lower lr, or use float32 if this was bfloat16"
         check_finite(loss, "loss", where, self.before, advice)
@@ -74,7 +74,7 @@ class StopOnNonsense(Hook):
 
 
 class ShowProgress(Hook):
-    """Our progress bar in place of mmengine's log lines. `bar` is opened and closed by whoever runs the training."""
+    """Our progress bar in place of mmengine's log lines. The caller opens and closes `bar`."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
@@ -89,10 +89,10 @@ class ShowProgress(Hook):
 
 
 class KeepState(Hook):
-    """All that the next iteration depends on, every `interval` optimiser steps, and where a signal asked any process to
-    stop, which ends the training: the two newest states, as in all trainings.
+    """Saves the state every `interval` optimiser steps, and when a signal has asked any process to stop.
 
-    Weights that are not finite are not kept: a broken update shows in the next loss only.
+    Such a signal ends the training. The two newest states are kept, as in all trainings. Weights that are not finite
+    are not saved: a broken update shows only in the next loss.
     """
 
     priority = "LOWEST"
@@ -118,7 +118,7 @@ class KeepState(Hook):
             raise self.stopped(runner.iter, runner.max_iters)
 
     def leaving(self) -> bool:
-        """Whether any process was asked to stop; all ask this together."""
+        """Whether any process was asked to stop; all processes call this together."""
         return any(self.world.gather_objects(self.request.asked))
 
     def stopped(self, iteration: int, iterations: int) -> Stopped:
@@ -136,13 +136,13 @@ class KeepState(Hook):
 
 
 class LibraryMetric(Protocol):
-    """A metric of mmseg or mmdet that keeps what it computed its numbers from."""
+    """A metric of mmseg or mmdet that keeps the arrays from which its numbers can be recomputed."""
 
-    arrays: dict[str, np.ndarray]  # over the validation images; on the first process alone
+    arrays: dict[str, np.ndarray]  # over the validation images, on rank 0 alone
 
 
 class KeepEvaluations(Hook):
-    """Metrics of every evaluation, and the arrays behind the one that counts, on disk the moment they are known.
+    """Writes the metrics of every evaluation, and the arrays of the one that counts, as soon as they are known.
 
     best: the metric whose highest value decides which evaluation counts; "" for the last evaluation.
     """

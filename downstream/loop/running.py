@@ -43,49 +43,44 @@ from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
 from engine.precision import autocast
 from engine.progress import Progress
-from engine.training.interruptions import deafen, listening
+from engine.training.interruptions import ignore_signals, listening
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
 
 STATES = 20  # states saved over a training, at least
-MAX_INTERVAL = 1000  # iterations between two of them
+MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig:
-    """How one training runs. folder: its own, named by everything that decides about its bits. start: the progress
-    before the first optimiser step.
+    """How one training runs."""
 
-    batch images of an optimiser step are worked on `at_once` by each process. judge_every: optimiser steps between
-    evaluations; 0: one at the end. best: see KeepEvaluations.
-    """
-
-    folder: Path
-    schedule: Schedule
-    start: TrainProgress
-    batch: int
-    at_once: int
-    judge_every: int = 0
-    best: str = ""
-    seed: int = 0
-    device: str = "cpu"
-    precision: str = "float32"
-    workers: int = 0
-    label: str = "training"
+    folder: Path  # of the training; its name is a digest of everything that its bits depend on
+    schedule: Schedule  # of the learning rates
+    start: TrainProgress  # the progress before the first optimiser step
+    batch: int  # images of an optimiser step, over all processes
+    micro_batch_size: int  # images of one process in a forward pass
+    judge_every: int = 0  # optimiser steps between evaluations; 0: one at the end
+    best: str = ""  # see KeepEvaluations
+    seed: int = 0  # of everything random
+    device: str = "cpu"  # cpu, cuda or cuda:N
+    precision: str = "float32"  # of forward passes
+    workers: int = 0  # loader processes
+    label: str = "training"  # of the progress bar
 
     def accumulation(self, world: World) -> int:
         """Iterations that make an optimiser step."""
-        return self.batch // (self.at_once * world.size)
+        return self.batch // (self.micro_batch_size * world.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """What a training came to. step: the optimiser step of the evaluation that counts. history: step -> metrics."""
+    """The result of a training."""
 
-    metrics: dict[str, float]
-    arrays: dict[str, np.ndarray]
-    step: int
-    history: dict[str, dict[str, float]]
+    metrics: dict[str, float]  # of the evaluation that counts
+    arrays: dict[str, np.ndarray]  # from which they can be recomputed
+    step: int  # optimiser step of that evaluation
+    history: dict[str, dict[str, float]]  # step -> metrics, of all evaluations
 
 
 class QuietRunner(Runner):
@@ -126,7 +121,7 @@ class AgreedLoader(DataLoader):
     """
 
     def __init__(self, images: Any, world: World, **settings: Any) -> None:
-        super().__init__(images, collate_fn=pseudo_collate, worker_init_fn=deafen, **settings)
+        super().__init__(images, collate_fn=pseudo_collate, worker_init_fn=ignore_signals, **settings)
         self.world = world
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,12 +170,12 @@ def train(
     config: RunnerConfig,
     world: World,
 ) -> TrainedModel:
-    """Train to the end, from the last state if there is one, and judge; at once if that was done before.
+    """Train to the end, from the last state if there is one, and evaluate. A finished training is read from disk.
 
-    model: of mmseg or mmdet, its heads initialised. optimiser: its groups keep their own full rate. train_images,
-    val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for memory that does not
-    suffice, and for what reading images raises; the last state stays. Stopped, in all processes after the same step,
-    once a signal has asked one of them to stop.
+    model: of mmseg or mmdet, its heads initialised. optimiser: its groups have their own peak rates. train_images,
+    val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for too little memory, and for
+    unreadable images; the last state stays on disk. Stopped, in all processes after the same step, once a signal has
+    asked one of them to stop.
     """
     accumulation = config.accumulation(world)
     for group in optimiser.param_groups:
@@ -230,14 +225,16 @@ def runner_of(
     state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
     loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
     in_order = DefaultSampler(val_images, shuffle=False)
-    positions = Positions(config.at_once, config.start.steps * accumulation, world.rank, world.size)
+    positions = Positions(config.micro_batch_size, config.start.steps * accumulation, world.rank, world.size)
     name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
             device=config.device,
             model=model,
             work_dir=str(config.folder),
-            train_dataloader=AgreedLoader(stream, world, batch_size=config.at_once, sampler=positions, **loading),
+            train_dataloader=AgreedLoader(
+                stream, world, batch_size=config.micro_batch_size, sampler=positions, **loading
+            ),
             train_cfg={
                 "type": IterBasedTrainLoop,
                 "max_iters": config.start.steps * accumulation,
@@ -274,7 +271,7 @@ def _trained(config: RunnerConfig, evaluations: KeepEvaluations, accumulation: i
 
 @contextlib.contextmanager
 def _explaining(config: RunnerConfig) -> Iterator[None]:
-    """Raise what a training raises in words for the user."""
+    """Raise the errors of a training with messages for the user."""
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
@@ -289,7 +286,7 @@ def _explained(error: Exception, config: RunnerConfig) -> Exception:
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return ValueError(
-            f"out of memory with {config.at_once} images at once on {config.device}: lower --batch-size; "
+            f"out of memory with {config.micro_batch_size} images at once on {config.device}: lower --batch-size; "
             f"accumulation keeps the recipe's batch of {config.batch}"
         )
     if "more than 1 value per channel" in text:

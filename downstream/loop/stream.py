@@ -1,8 +1,8 @@
 """The order of training images, and the random numbers of their augmentation, as functions of the step alone.
 
 Position p of the stream is image p mod N of epoch p div N's permutation, augmented by random numbers of its own. Step t
-of a batch of B takes positions tB..(t+1)B-1, however they are shared by processes and accumulated parts. A training
-that goes on after a kill therefore sees what it would have seen; nothing has to be stored.
+of batch size b takes positions tb..(t+1)b-1, however processes and micro-batches share them. A training that resumes
+therefore reads the same images as without the interruption, and nothing has to be stored. N images of the set.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from engine.seeding import AUGMENT, seeded, shuffled
 
 
 class Stream(Dataset):
-    """Passes without end over `images`, a dataset of the mm libraries; items are asked for by position."""
+    """Endless passes over `images`, a dataset of the mm libraries; item p is the image at position p."""
 
     def __init__(self, images: Any, seed: int) -> None:
         self.images, self.seed = images, seed
@@ -34,20 +34,20 @@ class Stream(Dataset):
 
 
 class Positions(Sampler[int]):
-    """Positions of one process, `parts` times `at_once`. `skip` is what mmengine's loop calls on resuming."""
+    """The positions of one process: `micro_batches` times `size` of them. mmengine's loop calls `skip` on resuming."""
 
-    def __init__(self, at_once: int, parts: int, rank: int, processes: int) -> None:
-        self.at_once, self.parts, self.rank, self.processes = at_once, parts, rank, processes
+    def __init__(self, size: int, micro_batches: int, rank: int, processes: int) -> None:
+        self.size, self.micro_batches, self.rank, self.processes = size, micro_batches, rank, processes
         self.done = 0
 
     def skip(self, images: int) -> None:
         """Leave out the first `images` of this process."""
-        self.done += images // self.at_once
+        self.done += images // self.size
 
     def __len__(self) -> int:
-        return self.parts * self.at_once
+        return self.micro_batches * self.size
 
     def __iter__(self) -> Iterator[int]:
-        for part in range(self.done, self.parts):
-            first = (part * self.processes + self.rank) * self.at_once
-            yield from range(first, first + self.at_once)
+        for number in range(self.done, self.micro_batches):
+            first = (number * self.processes + self.rank) * self.size
+            yield from range(first, first + self.size)

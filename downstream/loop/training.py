@@ -1,4 +1,4 @@
-"""What all dense tasks share: the plan of one training on scenes, where it runs, and how its batch is cut."""
+"""The plan of one training on scenes, where it runs, and how its batch is split: shared by all dense tasks."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,58 +26,57 @@ if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
-AT_ONCE = 8  # images of a pass unless --batch-size says otherwise
+MICRO_BATCH = 8  # images in a forward pass, unless --batch-size is given
 LOADERS = 8  # processes that read images, at most
 MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One training. settings: JSON, everything that decides about its numbers besides export, images and workspace.
+    """One training.
 
-    epochs of steps_per_epoch optimiser steps; 1 where the source counts in steps. judge_every: steps.
-    parts: training images, validation images and metric, as the mm libraries' objects. build: the model; whether batch
-    statistics are over all processes. optimise: its optimiser.
+    epochs of steps_per_epoch optimiser steps; 1 epoch where the source counts in steps.
     """
 
-    settings: Mapping[str, Any]
-    train: SceneSet
-    val: SceneSet
-    batch: int
-    schedule: Schedule
+    settings: Mapping[str, Any]  # JSON: everything that the numbers depend on besides export, images and workspace
+    train: SceneSet  # training scenes
+    val: SceneSet  # validation scenes
+    batch: int  # images of an optimiser step
+    schedule: Schedule  # of the learning rates
     epochs: int
     steps_per_epoch: int
-    judge_every: int
-    best: str
-    parts: Callable[[], tuple[Any, Any, "LibraryMetric"]]
-    build: Callable[[bool], "nn.Module"]
-    optimise: Callable[["nn.Module"], torch.optim.Optimizer]
-    label: str
+    judge_every: int  # optimiser steps between evaluations
+    best: str  # see KeepEvaluations
+    # Makes training images, validation images and metric, objects of the mm libraries.
+    objects: Callable[[], tuple[Any, Any, "LibraryMetric"]]
+    build: Callable[[bool], "nn.Module"]  # makes the model; True: batch norms over all processes
+    optimise: Callable[["nn.Module"], torch.optim.Optimizer]  # makes its optimiser
+    label: str  # of the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where trainings of one export run, and how their batch is cut. most: images of a pass unless --batch-size."""
+    """Where trainings of one export run."""
 
     export: ViTExport
     space: Workspace
-    task: str
-    most: int = AT_ONCE
-    facts: dict[str, Any] = field(default_factory=dict)
+    task: str  # name of a folder in the cache
+    largest: int = MICRO_BATCH  # images in a forward pass, unless --batch-size is given
+    facts: dict[str, Any] = field(default_factory=dict)  # how the last training's batch was split
 
     def trained(self, plan: Plan) -> "TrainedModel":
-        """Train and judge, or read what was trained before."""
+        """Train and evaluate, or read the result of the same training."""
         with quiet_libraries():
             from downstream.loop.running import RunnerConfig, train
 
         world = self.space.world
-        at_once = micro_batch_size(share_of(plan.batch, world.size), self.space.batch_size or self.most)
+        size = micro_batch_size(share_of(plan.batch, world.size), self.space.batch_size or self.largest)
         config = RunnerConfig(
-            folder=self.space.cache / self.task / digest(self.key(plan, at_once))[:32],
+            folder=self.space.cache / self.task / digest(self.key(plan, size))[:32],
             schedule=plan.schedule,
             start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
             batch=plan.batch,
-            at_once=at_once,
+            micro_batch_size=size,
             judge_every=plan.judge_every,
             best=plan.best,
             seed=self.space.seed,
@@ -91,25 +90,25 @@ class Place:
             model = plan.build(synchronised)
         self.facts["batch"] = {
             "images": plan.batch,
-            "at_once": at_once,
+            "at_once": size,
             "accumulated": config.accumulation(world),
             "processes": world.size,
-            "batch_norm_over": at_once * (world.size if synchronised else 1) if has_batch_norm(model) else None,
+            "batch_norm_over": size * (world.size if synchronised else 1) if has_batch_norm(model) else None,
         }
         if world.is_rank0:
             for line in norm_warnings(self.facts["batch"]):
                 say(f"{plan.label}: {line}", errors=True)
-        return train(model, plan.optimise(model), *plan.parts(), config, world)
+        return train(model, plan.optimise(model), *plan.objects(), config, world)
 
-    def key(self, plan: Plan, at_once: int) -> dict[str, Any]:
-        """Everything that decides about the bits of a training."""
+    def key(self, plan: Plan, size: int) -> dict[str, Any]:
+        """Everything that the bits of a training depend on."""
         space = self.space
         return {
             "version": VERSION,
             "settings": dict(plan.settings),
             "export": self.export.digest,
             "images": [plan.train.fingerprint, plan.val.fingerprint],
-            "at_once": [at_once, space.world.size],
+            "at_once": [size, space.world.size],
             "machine": [space.device, space.precision],
             "seed": space.seed,
         }
@@ -118,7 +117,7 @@ class Place:
 def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
     """Training and validation scenes of the workspace's set, which must be in `layout`.
 
-    Every process reads the annotations: COCO's are seconds to parse, and gigabytes to send around.
+    Every process reads the annotations itself: COCO's take seconds to parse, and would be gigabytes to send.
     """
     check_space(space, layout)
     drawn_first([space.data], space.cache, space.world)
@@ -128,7 +127,7 @@ def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
 
 
 def check_space(space: Workspace, layout: str) -> None:
-    """ValueError for a set, or for options, that dense tasks of `layout` have no use for."""
+    """ValueError for a set of another layout, and for options that dense tasks do not support."""
     if parse_scene_url(space.data)[0] != layout:
         raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
     if space.skip_bad:
@@ -156,12 +155,12 @@ def round_up_to_patch(side: int, patch_size: int) -> int:
 
 
 def has_batch_norm(model: "nn.Module") -> bool:
-    """Whether anything of it that trains takes statistics of a batch."""
+    """Whether the model has batch norms."""
     return any(isinstance(module, torch.nn.BatchNorm2d | torch.nn.SyncBatchNorm) for module in model.modules())
 
 
 def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
-    """Where batch statistics are of fewer images than in the sources, which synchronise them over a step's whole batch.
+    """A warning where batch norms cover fewer images than in the sources, which synchronise them over the whole batch.
 
     batch: facts of `Place`.
     """
@@ -175,7 +174,7 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(export: ViTExport, size: str, branch: str, asked: int, crop: int, batch: Mapping[str, Any]) -> list[str]:
-    """How this training departs from its recipe. batch: facts of `Place`."""
+    """How this training differs from its recipe. batch: facts of `Place`."""
     found, own = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
     if size and own != size:
         found.append(f"the recipe is for ViT-{size}, this network is {own}")

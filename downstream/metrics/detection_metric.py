@@ -111,7 +111,7 @@ def _trained(
         return dict.fromkeys(AT, 0.0), {}
     faster = module.__name__ == "faster_coco_eval"
     home = module if faster else importlib.import_module("pycocotools.coco")
-    judge = module.COCOeval_faster if faster else importlib.import_module("pycocotools.cocoeval").COCOeval
+    evaluator = module.COCOeval_faster if faster else importlib.import_module("pycocotools.cocoeval").COCOeval
     with contextlib.redirect_stdout(io.StringIO()):
         truth = home.COCO()
         truth.dataset = {
@@ -120,7 +120,7 @@ def _trained(
             "categories": [{"id": number, "name": title} for number, title in listing.categories.items()],
         }
         truth.createIndex()
-        evaluation = judge(truth, truth.loadRes(answers), name)
+        evaluation = evaluator(truth, truth.loadRes(answers), name)
         evaluation.params.maxDets, evaluation.params.areaRng, evaluation.params.areaRngLbl = (
             [most],
             [ALL_SIZES],

@@ -1,6 +1,6 @@
 """A ViT-export as the backbone of mmseg's and mmdet's models: taps of a few blocks, and from them four scales.
 
-B batch, D width, h x w grid of patches, P prefix tokens. Non-square inputs whose sides are multiples of the patch are
+B images, D width, h x w grid of patches, P prefix tokens. Non-square inputs whose sides are multiples of the patch are
 encoded on their own grid, with the position tables resized by the rule that the export names.
 """
 

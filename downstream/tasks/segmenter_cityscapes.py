@@ -140,7 +140,7 @@ class Segmenter(Task):
             steps_per_epoch=steps,
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
-            parts=lambda: mmseg_objects(train, val, sizes),
+            objects=lambda: mmseg_objects(train, val, sizes),
             build=lambda synchronised: self.model(export, sizes, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",

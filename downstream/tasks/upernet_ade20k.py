@@ -103,7 +103,7 @@ class UperNet(Task):
             steps_per_epoch=1,  # the source counts in steps
             judge_every=self.judge_every,
             best="",
-            parts=lambda: mmseg_objects(train, val, sizes),
+            objects=lambda: mmseg_objects(train, val, sizes),
             build=lambda synchronised: self.model(export, sizes, synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",

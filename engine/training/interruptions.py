@@ -1,4 +1,4 @@
-"""When a training saves its state, and when it leaves: now and then, and when a signal asks."""
+"""When a training saves its state and stops: at intervals, and at signals."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-SAVE_SHARE = 0.02  # of the time at most goes into saving, whatever was asked
+SAVE_SHARE = 0.02  # largest share of the time that goes into saving
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
 STOPPED = os.EX_TEMPFAIL  # 75, "try again later" (sysexits.h): exit code of a command that a signal stopped
-DEAF = 60  # seconds that a loader process outlives a SIGTERM
+GRACE = 60  # seconds that a loader process outlives a SIGTERM
 
 
 class Stopped(Exception):
@@ -41,7 +41,7 @@ class StopRequest:
 def listening(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at SIGNALS, for the length of a block. SIGQUIT (Ctrl-\\) still ends it at once, unsaved.
 
-    In a thread beside the main one signals keep their usual effect: Python lets the main one alone hear them.
+    Outside the main thread signals keep their usual effect: Python handles them in the main thread alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,15 +58,15 @@ def listening(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def deafen(worker: int) -> None:
-    """In a loader process: do not listen to what is meant for the training. For DataLoader's `worker_init_fn`.
+def ignore_signals(worker: int) -> None:
+    """In a loader process: ignore signals that are meant for the training. For DataLoader's `worker_init_fn`.
 
-    A terminal and a scheduler signal all processes of a job at once, but the training still needs its images to reach
-    the end of an update. It ends its loaders itself; should it fail to, an alarm ends them a while after a SIGTERM.
+    A terminal and a scheduler signal all processes of a job at once, but the training still needs images to finish its
+    update. It ends its loaders itself; if it cannot, an alarm ends them GRACE seconds after a SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(DEAF))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 class Timer:

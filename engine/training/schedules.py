@@ -1,7 +1,7 @@
-"""Learning rates over any training, as each source computes them; weight decay and momenta follow the same interface.
+"""Schedules of learning rates, as each source computes them; weight decay and momenta have the same interface.
 
-A schedule is asked with the peak and the progress: pretraining asks for its recipe's rates, fine-tuning and dense tasks
-for each layer's, sweeps of linear heads for a factor on the rates of all heads.
+`at(peak, progress)` gives the rate: of a recipe in pretraining, of each layer in fine-tuning and dense tasks, and in
+linear sweeps a factor on the rates of all heads.
 
 t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
 """
@@ -20,7 +20,7 @@ class TrainProgress:
     """How far a training is. A source that counts in updates alone has epochs of one."""
 
     step: int  # updates done
-    steps_per_epoch: int
+    steps_per_epoch: int  # updates of an epoch
     epochs: int  # of the whole training
     micro_batch: int = 0  # forward pass of this update, from 0 to micro_batches - 1 (accumulation)
     micro_batches: int = 1  # forward passes of an update
@@ -56,7 +56,7 @@ class Schedule(Protocol):
 
 
 class LayerSchedule(Schedule, Protocol):
-    """One whose sources scale it by layer decay: `scale`, of the peak alone or of all that the schedule gives."""
+    """A schedule with layer decay: `scale` multiplies the peak alone, or the whole schedule, as in the source."""
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float: ...
 
@@ -112,11 +112,11 @@ class TableCosine:
 
 @dataclass(frozen=True, kw_only=True)
 class TimmCosine:
-    """timm 0.4's CosineLRScheduler, which is told the time afterwards: by update (SimMIM lr_scheduler.py,
-    main_finetune.py:219-222) or by epoch (DeiT main.py; iBOT evaluation/semi_supervised/eval_cls.py:782-787, 860).
+    """timm 0.4's CosineLRScheduler, stepped after each update (SimMIM lr_scheduler.py, main_finetune.py:219-222) or
+    after each epoch (DeiT main.py; iBOT evaluation/semi_supervised/eval_cls.py:782-787, 860).
 
-    Its cosine runs over the whole training, so that it drops where the warm-up ends. Neither `start` nor `floor` is
-    scaled by layer. The first two times have `start`.
+    Its cosine runs over the whole training, so that the rate drops where the warm-up ends. Layer decay scales neither
+    `start` nor `floor`. As it is stepped afterwards, the first two updates (or epochs) have the rate `start`.
     """
 
     warmup: float  # epochs
@@ -136,11 +136,11 @@ class TimmCosine:
 
 @dataclass(frozen=True, kw_only=True)
 class PacedCosine:
-    """Half a cosine to 0 that moves on every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
+    """Half a cosine to 0 that moves every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
     every iteration (MAE, MoCo-v3; DINOv2 and MSN without a warm-up)."""
 
     warmup: float = 0.0  # epochs
-    pace: Pace = "iteration"
+    pace: Pace = "iteration"  # how often the rate moves
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         iteration = progress.step % progress.steps_per_epoch
@@ -153,7 +153,7 @@ class Polynomial:
     """(1 - i / N)^power down to `floor` (mmcv 1.7 runner/hooks/lr_updater.py; rstrudel/segmenter
     segm/optim/scheduler.py)."""
 
-    power: float = 1.0
+    power: float = 1.0  # 1: linear
     floor: float = 0.0  # learning rate at the end
 
     def at(self, peak: float, progress: TrainProgress) -> float:
@@ -165,7 +165,7 @@ class StepDecay:
     """Times `factor` from each milestone on (mmcv 1.7 runner/hooks/lr_updater.py)."""
 
     milestones: tuple[int, ...]  # epochs
-    factor: float = 0.1
+    factor: float = 0.1  # of the rate at each milestone
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak * self.factor ** sum(progress.epoch >= milestone for milestone in self.milestones)
@@ -173,15 +173,15 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipliedWarmup:
-    """mmcv 1's warm-up: it multiplies the rate that already falls, from `start` times what it would be on.
+    """mmcv 1's warm-up: a factor that rises from `start` to 1, on a schedule that already falls.
 
     mmengine's LinearLR followed by PolyLR is another schedule, off by up to 9 % in the first hundred of 800 steps; both
     are recorded in tests/golden/lr_sched.
     """
 
-    schedule: Schedule
-    updates: int
-    start: float = 1e-6
+    schedule: Schedule  # after the warm-up
+    updates: int  # of the warm-up
+    start: float = 1e-6  # factor at the beginning
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         full = self.schedule.at(peak, progress)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
-from engine.training.interruptions import deafen
+from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -168,7 +168,7 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
             prefetch_factor=max(AHEAD, ceil(AHEAD * micro_batches.pieces / workers)) if workers else None,
-            worker_init_fn=deafen,
+            worker_init_fn=ignore_signals,
         )
     )
     try:

@@ -1,7 +1,7 @@
 """CAE (Chen et al. 2022): a regressor says the latents of hidden patches, a decoder says their visual tokens.
 
 Figure 2 and section 3 of the paper; lxtGH/CAE d725971, models/modeling_cae.py, furnace/engine_for_pretraining.py.
-B batch, L patches, V visible and M hidden ones of an image, D width, d width of regressor and decoder, K codes.
+B images, L patches, k visible and M hidden ones of an image, D width, d width of regressor and decoder, K codes.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ class ContextAutoencoder(TokenPrediction):
         return Step(main + align, logs)
 
     def split(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask (B, L) -> ids of the visible (B, V) and of the hidden patches (B, M), each row by row."""
+        """Mask (B, L) -> ids of the visible (B, k) and of the hidden patches (B, M), each row by row."""
         order = mask.to(torch.uint8).argsort(dim=1, stable=True)
         return order.tensor_split([order.shape[1] - self.settings.num_mask_patches], dim=1)
 

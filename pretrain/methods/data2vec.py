@@ -3,7 +3,7 @@
 Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
 beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), batch and instance norms
 of targets, the variance penalty and masks that are thinned out are not here.
-B batch, L patches, M hidden patches of the batch, D width.
+B images, L patches, M hidden patches of the batch, D width.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Broader-context loss beside MAE's; naver-ai/lut 4420a27, models/models_lut.py, engines/engine_lut.py. On SimMIM after
 table A of the supplementary, which has no code. Two views, hidden in different places; the teacher sees all of both.
-B batch, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
+B images, D width, U units of a mask (patches, or SimMIM's blocks), v visible ones.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 Figure 2 and section 3 of the paper, on images; facebookresearch/SlowFast 287ec00, slowfast/models/masked.py. Of its
 ablations pixels and the features of networks as targets are not here.
-B batch, L patches, M hidden patches of the batch, D width.
+B images, L patches, M hidden patches of the batch, D width.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Figure 1 of the paper; microsoft/SimMIM d3e29bc, models/simmim.py. Masks are made of blocks of patches. Of its
 ablations heads of Swin blocks and classes of colours or tokens as targets are not here.
-B batch, L patches, p patch side, U blocks, v visible ones, s patches in a block, D width.
+B images, L patches, p patch side, U blocks, v visible ones, s patches in a block, D width.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Batches of images through the backbone at the machine's speed: in lanes on a CPU, behind loader processes on a GPU.
+"""Batches of images through the backbone at full speed: a thread for each core on a CPU, loader processes on a GPU.
 
 On a CPU every core reads, decodes, resizes and computes its own batches (engine.core_threads). With the usual loader
 processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
 from engine.core_threads import run_on_core_threads
-from engine.training.interruptions import deafen
+from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -104,7 +104,7 @@ def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[
         reader,
         batch_size=None,  # the reader's items are batches
         num_workers=loaders,
-        worker_init_fn=deafen,
+        worker_init_fn=ignore_signals,
         prefetch_factor=4 if loaders else None,
         pin_memory=extractor.backbone.mean.device.type == "cuda",
     )
@@ -117,7 +117,7 @@ def run_extraction(
 ) -> None:
     """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
 
-    workers: lanes or loader processes; chosen for the machine when None.
+    workers: threads on a CPU, loader processes otherwise; chosen for the machine when None.
     """
     if extractor.backbone.mean.device.type != "cpu":
         loaders = min(LOADERS, os.cpu_count() or 1) if workers is None else workers

@@ -1,4 +1,4 @@
-"""What to keep of a forward pass, and how it is taken from the backbone. B batch, D width."""
+"""What to keep of a forward pass, and how it is taken from the backbone. B images, D width."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

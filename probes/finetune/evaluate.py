@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from engine.core_threads import run_on_core_threads
 from engine.tasks import Workspace
-from engine.training.interruptions import deafen
+from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -72,7 +72,7 @@ class Evaluator:
         if torch.device(self.space.device).type == "cpu":
             run_on_core_threads(lambda item: evaluate(item, reader[item]), range(len(reader)), self.space.workers)
         else:
-            workers = {"num_workers": loaders(self.space), "worker_init_fn": deafen}
+            workers = {"num_workers": loaders(self.space), "worker_init_fn": ignore_signals}
             loader = DataLoader(reader, batch_size=None, pin_memory=True, **workers)
             for item, loaded in enumerate(loader):
                 evaluate(item, loaded)

@@ -123,6 +123,12 @@ PUBLISHED = {
     "finetune@deit_S": Published(
         dict(DEIT, size="S"), "facebookresearch/moco-v3 README.md: its ViT-S by the same command, see finetune@deit"
     ),
+    "finetune@maskfeat": Published(
+        dict(lr=1e-3, batch=2048, warmup_epochs=20, head_std=0.02, head_scale=1e-3, mixed_together=32, size="B"),
+        "facebookresearch/SlowFast projects/maskfeat, ViT-B (lr 2e-3 for 512 images, batch 2048, layer decay 0.65, "
+        "drop path 0.1, warm-up 20, a cosine by update to 1e-6); ours: the warm-up begins at 0, not 1e-8, the head's "
+        "bias at 0; it reports the best epoch on val: select=val",
+    ),
     "finetune@cae": Published(
         dict(BEIT, lr=8e-3, batch=4096, warmup_epochs=5),
         "lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 4096, warm-up 5, layer decay 0.65, drop path "

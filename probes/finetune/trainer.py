@@ -50,7 +50,7 @@ class FinetuneConfig:
     lr: float  # peak learning rate
     schedule: LayerSchedule  # of the learning rate
     epochs: int  # of the whole training
-    steps_per_epoch: int
+    steps_per_epoch: int  # updates of an epoch
     layer_decay: float  # factor on the rate for every block further from the head, see engine/layer_decay.py
     weight_decay: float  # of matrices
     decay_tokens: bool  # weight decay on class token and position table too

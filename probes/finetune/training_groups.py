@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
-from engine.training.interruptions import deafen
+from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size
 from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
@@ -158,7 +158,7 @@ def loaders(space: Workspace) -> int:
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
     pinned = torch.device(space.device).type == "cuda"
-    workers = {"num_workers": loaders(space), "worker_init_fn": deafen}
+    workers = {"num_workers": loaders(space), "worker_init_fn": ignore_signals}
     for found in DataLoader(groups, batch_size=None, pin_memory=pinned, **workers):
         group = MixedGroup(*found)
         if group.unreadable and not space.skip_bad:

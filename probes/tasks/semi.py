@@ -47,6 +47,10 @@ PLAIN_SOURCE = (
     "ExtreMA table 10's networks without a projector, BEiT and MAE: that the head reads the mean of their patches, as "
     f"in BEiT's fine-tuning, is ours; else {EXTREMA_SOURCE}"
 )
+CLASS_SOURCE = (
+    "ExtreMA table 10's DINO, MoCo-v3 and MSN, of which exports carry no projector: that the head reads the class "
+    f"token itself is ours; else {EXTREMA_SOURCE}"
+)
 
 
 def parts_of(name: str, settings: Mapping[str, Any], source: str, version: int = 1) -> dict[str, Published]:
@@ -65,6 +69,7 @@ PUBLISHED = {
     **parts_of("semi@extrema", EXTREMA, EXTREMA_SOURCE),
     **parts_of("semi@ibot", IBOT, IBOT_SOURCE, 2),
     **parts_of("semi@extrema_avg", dict(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE),
+    **parts_of("semi@extrema_cls", dict(EXTREMA, projector=False), CLASS_SOURCE),
 }
 
 PROTOCOLS = protocols_of(SemiSupervised, PUBLISHED)

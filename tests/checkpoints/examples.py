@@ -23,7 +23,11 @@ def dino() -> Example:
     tree = under(record, "student0/", "student.") | under(record, "teacher0/", "teacher.")
     tree["dino_loss.center"] = record["center0"]
     options = ImportOptions(heads=config["heads"])
-    return Example(importer="dino", options=options, tree=tree, recorded=dino_teacher)
+
+    def recorded(export: ViTExport) -> Pairs:
+        return dino_teacher(export) + dino_logits(export, "teacher")
+
+    return Example(importer="dino", options=options, tree=tree, recorded=recorded)
 
 
 def dino_probes(export: ViTExport, branch: str) -> Pairs:
@@ -40,9 +44,25 @@ def dino_teacher(export: ViTExport) -> Pairs:
     return dino_probes(export, "teacher")
 
 
+def dino_logits(export: ViTExport, branch: str) -> Pairs:
+    """What the kept projector gives, through the prototypes, for all crops that the branch saw."""
+    record, config = tensors("dino/golden.safetensors"), facts("dino/config.json")
+    crops = [record[f"step0/crop{number}"] for number in range(2 + (config["nloc"] if branch == "student" else 0))]
+    values = torch.cat([encode(export, crop)[:, 0] for crop in crops])
+    layers = sorted(name for name, tensor in export.extra.items() if tensor.ndim == 2)
+    for name in layers:
+        if name != layers[0]:
+            values = F.gelu(values)
+        weight, bias = (export.extra[name.replace("weight", kind)].double() for kind in ("weight", "bias"))
+        values = F.linear(values, weight, bias)
+    rows = F.normalize(record[f"{branch}0/head.last_layer.weight_v"].double(), dim=1)
+    logits = F.normalize(values, dim=1) @ (record[f"{branch}0/head.last_layer.weight_g"].double() * rows).T
+    return [(logits, record[f"step0/{branch}_out"])]
+
+
 def dino_student(export: ViTExport) -> Pairs:
     """The recorded local crop is smaller than the model's image: the position rule decides its features."""
-    return dino_probes(export, "student")
+    return dino_probes(export, "student") + dino_logits(export, "student")
 
 
 def dino_student_example() -> Example:
@@ -149,12 +169,17 @@ def mocov3() -> Example:
         tokens = encode(export, record["step0/x1"])
         values = tokens[:, 0]
         independent = plain_vit_tokens(record, "model0/base_encoder.", config["heads"], record["step0/x1"])
-        for head, numbers in (("base_encoder.head", (0, 3, 6)), ("predictor", (0, 3))):
+        heads = (("projector", export.extra, (0, 3, 6)), ("model0/predictor", record, (0, 3)))
+        for head, given, numbers in heads:
             for number in numbers:
-                values = F.linear(values, record[f"model0/{head}.{number}.weight"].double())
-                values = batch_norm(values, record, f"model0/{head}.{number + 1}")
+                values = F.linear(values, given[f"{head}.{number}.weight"].double())
+                values = batch_norm(values, given, f"{head}.{number + 1}")
                 values = F.relu(values) if number != numbers[-1] else values
-        return [(values, record["step0/q1"]), (tokens, independent)]
+        # Batch norms of a training do not read their running statistics.
+        kept = {name: tensor for name, tensor in export.extra.items() if "running" in name}
+        official = under(record, "model0/base_encoder.head.", "projector.")
+        statistics = [(1 + tensor.double(), 1 + official[name].double()) for name, tensor in kept.items()]
+        return [(values, record["step0/q1"]), (tokens, independent), *statistics]
 
     return Example(importer="mocov3", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 

@@ -171,16 +171,21 @@ def test_extrema_projector_layer():
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
+def with_batch_statistics(export: ViTExport, given: Tensor) -> ViTExport:
+    """The export with the statistics of `given` (B, D) in its projector's first batch norm, as in training mode."""
+    statistics = {"running_mean": given.mean(0), "running_var": given.var(0, correction=0)}
+    extra = {f"projector.1.{name}": value.float() for name, value in statistics.items()}
+    return replace(export, extra={**export.extra, **extra})
+
+
 @torch.no_grad()
 def test_msn_projector_layer():
-    """Recorded in training mode, which the statistics of that batch in place of the running ones give too."""
+    """Recorded in training mode: with the statistics of that batch in place of the running ones."""
     record, export = tensors("msn/golden.safetensors"), imported("msn")
-    images, extra = record["step0/view0"].double(), dict(export.extra)
+    images = record["step0/view0"].double()
     given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
-    for name, value in zip(("running_mean", "running_var"), (given.mean(0), given.var(0, correction=0)), strict=True):
-        extra[f"projector.1.{name}"] = value.float()
     recipe = HeadRecipe(pool="cls", projector=True)
-    classifier = Classifier(replace(export, extra=extra), 5, recipe, 0.0, seed=0).double().eval()
+    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
     values = classifier.features(images)
     for number in (2, 3):
         values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
@@ -188,6 +193,26 @@ def test_msn_projector_layer():
             norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
             values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
     official = record["step0/target_h"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_mocov3_projector_layer():
+    """The recorded predictions, from the layer that the head reads: no bias, batch norm, ReLU; in training mode."""
+    record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
+    images, extra = record["step0/x1"].double(), {name: tensor.double() for name, tensor in export.extra.items()}
+    given = F.linear(encode(export, images)[:, 0], extra["projector.0.weight"])
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    values = F.linear(classifier.features(images), extra["projector.3.weight"])
+    values = F.relu(F.batch_norm(values, None, None, extra["projector.4.weight"], extra["projector.4.bias"], True))
+    values = F.batch_norm(F.linear(values, extra["projector.6.weight"]), None, None, training=True)
+    head = {name: tensor.double() for name, tensor in record.items() if name.startswith("model0/predictor.")}
+    values = F.linear(values, head["model0/predictor.0.weight"])
+    weight, bias = (head[f"model0/predictor.1.{kind}"] for kind in ("weight", "bias"))
+    values = F.relu(F.batch_norm(values, None, None, weight, bias, True))
+    values = F.batch_norm(F.linear(values, head["model0/predictor.3.weight"]), None, None, training=True)
+    official = record["step0/q1"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 

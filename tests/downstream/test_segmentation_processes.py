@@ -55,7 +55,7 @@ def shrink(path: Path) -> None:
     ],
 )
 def test_what_one_process_cannot_read_stops_both(tmp_path, file: str, broken: Callable[[Path], None], reason: str):
-    """In training and in judging: with one line, the same, and long before anything times out."""
+    """In training and in evaluation: with one line, the same, and long before anything times out."""
     ade = tiny_folder("ade20k", tmp_path)
     broken(ade / file)
     first, second = by_two(tmp_path / "run", f"ade20k:{ade}")

@@ -25,12 +25,12 @@ def test_epochs_are_permutations_and_draws_differ():
     assert items[7] == stream[7] != Stream(Draws(), seed=1)[7]
 
 
-@pytest.mark.parametrize(("at_once", "processes"), [(8, 1), (2, 1), (4, 2), (1, 4), (2, 4)])
-def test_a_batch_is_the_same_set_however_it_is_cut(at_once, processes):
-    parts = 8 // (at_once * processes)
-    shares = [list(Positions(at_once, 3 * parts, rank, processes)) for rank in range(processes)]
+@pytest.mark.parametrize(("size", "processes"), [(8, 1), (2, 1), (4, 2), (1, 4), (2, 4)])
+def test_a_batch_is_the_same_set_however_it_is_split(size, processes):
+    parts = 8 // (size * processes)
+    shares = [list(Positions(size, 3 * parts, rank, processes)) for rank in range(processes)]
     for step in range(3):
-        own = slice(step * parts * at_once, (step + 1) * parts * at_once)
+        own = slice(step * parts * size, (step + 1) * parts * size)
         assert sorted(p for share in shares for p in share[own]) == list(range(8 * step, 8 * step + 8))
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from torch.utils.data import DataLoader
 
-from engine.training.interruptions import SIGNALS, Stopped, StopRequest, deafen, listening
+from engine.training.interruptions import SIGNALS, Stopped, StopRequest, ignore_signals, listening
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -48,7 +48,7 @@ class Signalled:
 
 
 def test_loader_processes_go_on():
-    loader = DataLoader(Signalled(), batch_size=None, num_workers=1, worker_init_fn=deafen)
+    loader = DataLoader(Signalled(), batch_size=None, num_workers=1, worker_init_fn=ignore_signals)
     assert [int(place) for place in loader] == [0, 1]
 
 

@@ -121,6 +121,6 @@ def test_large_real_images_are_read_and_pillows_limit_stays(monkeypatch, encode)
 
 def test_bombs_are_still_refused(monkeypatch, encode):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    monkeypatch.setattr("imagesets.decoding.MOST_PIXELS", 1000)
+    monkeypatch.setattr("imagesets.decoding.MAX_PIXELS", 1000)
     with pytest.raises(UnreadableImage, match="exceeds limit"):
         decode_rgb(encode(), "bomb.png")

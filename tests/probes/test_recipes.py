@@ -36,7 +36,7 @@ def config_of(task, images: int) -> FinetuneConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "lr", "epochs", "decay", "drop_path", "pool", "mixed", "judged"),
+    ("name", "lr", "epochs", "decay", "drop_path", "pool", "mixed", "evaluated"),
     [
         ("mae", 2e-3, 100, 0.65, 0.1, "avg", 32, "bicubic"),
         ("mae_L", 4e-3, 50, 0.75, 0.2, "avg", 32, "bicubic"),
@@ -62,12 +62,12 @@ def config_of(task, images: int) -> FinetuneConfig:
         ("data2vec", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
     ],
 )
-def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, judged):
+def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated):
     task = FINETUNE[f"finetune@{name}"].task
     config = config_of(task, IMAGENET)
     assert config.lr == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
-    assert task.augmentation == BEITS and task.interpolation == judged
+    assert task.augmentation == BEITS and task.interpolation == evaluated
     assert task.batch == {"simmim": 2048, "cae": 4096}.get(name, 1024)
 
 
