@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
 
@@ -100,27 +101,32 @@ def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> Vi
 def projector_layer(export: ViTExport) -> nn.Sequential:
     """The first linear layer of the pretrained projector, its norm if it has one, and its activation.
 
-    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256, MoCo-v3 builder.py:36-61. ValueError for an export without a
-    projector.
+    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256, MoCo-v3 builder.py:36-61. A batch norm (MSN, MoCo-v3) becomes
+    part of the linear layer, with the statistics of pretraining, so that no image depends on others of its batch; that
+    is ours. ValueError for an export without a projector.
     """
     for linear, norm in (("projector.mlp.0", "projector.mlp.1"), ("projector.0", "projector.1")):
         if f"{linear}.weight" in export.extra:
-            weight = export.extra[f"{linear}.weight"]
-            bias = f"{linear}.bias" in export.extra
-            layers: list[nn.Module] = [from_export(nn.Linear(*reversed(weight.shape), bias=bias), export, linear)]
-            if f"{norm}.weight" in export.extra:
-                has_statistics = f"{norm}.running_mean" in export.extra
-                kind = nn.BatchNorm1d if has_statistics else nn.LayerNorm
-                layers.append(from_export(kind(len(weight)), export, norm))
-            return nn.Sequential(*layers, nn.ReLU() if export.facts.get("method") in WITH_RELU else nn.GELU())
+            weight, activation = export.extra[f"{linear}.weight"], nn.GELU()
+            if export.facts.get("method") in WITH_RELU:
+                activation = nn.ReLU()
+            layer = nn.Linear(*reversed(weight.shape), bias=f"{linear}.bias" in export.extra)
+            layer = from_export(layer, export, linear)
+            if f"{norm}.running_mean" in export.extra:
+                batch_norm = from_export(nn.BatchNorm1d(len(weight)), export, norm)
+                fused = fuse_linear_bn_eval(layer.double().eval(), batch_norm.double().eval())
+                return nn.Sequential(fused.float(), activation)
+            has_norm = f"{norm}.weight" in export.extra
+            norms = [from_export(nn.LayerNorm(len(weight)), export, norm)] if has_norm else []
+            return nn.Sequential(layer, *norms, activation)
     raise ValueError(
         "the export carries no projector, whose first layer the head is to read: import a full training checkpoint of "
-        "ExtreMA, iBOT, DINO or MoCo-v3, or add --set semi.projector=false"
+        "ExtreMA, iBOT, DINO, MSN or MoCo-v3, or add --set semi.projector=false"
     )
 
 
 def from_export(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
-    """The layer with its tensors of the export, which hold no batch norm's count of updates."""
+    """The layer with its tensors of the export, but for a batch norm's count of updates, which exports leave out."""
     kinds = [kind for kind in layer.state_dict() if kind != "num_batches_tracked"]
-    layer.load_state_dict({**layer.state_dict(), **{kind: export.extra[f"{name}.{kind}"] for kind in kinds}})
+    layer.load_state_dict(layer.state_dict() | {kind: export.extra[f"{name}.{kind}"] for kind in kinds})
     return layer

@@ -63,8 +63,9 @@ def lists_folder(train: ImageSet, lists: str) -> Path:
     """The folder that `lists` names: itself, or that of the images. ValueError for images without a folder."""
     if lists != PUBLISHED:
         return Path(lists).expanduser()
-    folder = Path(parse_url(train.url.partition("#")[0])[1])
-    if not folder.is_dir():
+    place = parse_url(train.url.partition("#")[0])[1]
+    folder = Path(place)
+    if not (place and folder.is_dir()):
         raise ValueError(
             f"{train.url}: the published lists name ImageNet's files and lie beside them, imagenet_subsets1 to 3 in "
             "the ROOT of imagenet:ROOT; evaluate on that, or choose a protocol that draws its subsets"

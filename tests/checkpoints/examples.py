@@ -126,7 +126,7 @@ def batch_norm(values: Tensor, affine: dict[str, Tensor] | None, name: str) -> T
 
 
 # MSN and MoCo-v3 recorded outputs behind batch norm, which cannot see the final norm's bias: the encoder's own output
-# is compared with an independent ViT as well.
+# is compared with an independent ViT as well, and MSN's head in evaluation mode with the recorded one.
 
 
 def msn() -> Example:
@@ -134,17 +134,31 @@ def msn() -> Example:
     tree = under(record, "encoder0/", "encoder.") | under(record, "target0/", "target_encoder.")
     tree["prototypes"] = record["prototypes0"]
 
+    theirs = {name: tensor.double() for name, tensor in under(record, "target0/fc.").items()}
+    norms = "bn1.weight" in theirs
+    layers = ["fc1", "bn1", "", "fc2", "bn2", "", "fc3"] if norms else ["fc1", "", "fc2", "", "fc3"]
+
     def recorded(export: ViTExport) -> Pairs:
         tokens = encode(export, record["step0/view0"])
-        values, independent = tokens[:, 0], plain_vit_tokens(record, "target0/", config["heads"], record["step0/view0"])
-        for number in (1, 2, 3):
-            weight, bias = (record[f"target0/fc.fc{number}.{kind}"].double() for kind in ("weight", "bias"))
-            values = F.linear(values, weight, bias)
-            if number < 3:
-                values = F.gelu(batch_norm(values, record, f"target0/fc.bn{number}"))
-        return [(values, record["step0/target_h"]), (tokens, independent)]
+        independent = plain_vit_tokens(record, "target0/", config["heads"], record["step0/view0"])
+        named = {tuple(name.split(".")[1:]): tensor.double() for name, tensor in export.extra.items()}
+        ours = {f"{layers[int(number)]}.{kind}": tensor for (number, kind), tensor in named.items()}
+        outputs = [msn_head(tokens[:, 0], ours, training) for training in (True, False)]
+        return [(outputs[0], record["step0/target_h"]), (outputs[1], msn_head(tokens[:, 0], theirs, training=False)),
+                (tokens, independent)]  # fmt: skip
 
     return Example(importer="msn", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
+
+
+def msn_head(values: Tensor, head: dict[str, Tensor], training: bool) -> Tensor:
+    """MSN's projection of class tokens (B, D) by a head of official names, in float64."""
+    for number in (1, 2, 3):
+        values = F.linear(values, head[f"fc{number}.weight"], head[f"fc{number}.bias"])
+        if f"bn{number}.weight" in head:
+            statistics = [None if training else head[f"bn{number}.running_{kind}"] for kind in ("mean", "var")]
+            values = F.batch_norm(values, *statistics, head[f"bn{number}.weight"], head[f"bn{number}.bias"], training)
+        values = F.gelu(values) if number < 3 else values
+    return values
 
 
 def mocov3() -> Example:

@@ -9,6 +9,7 @@ from math import cos, pi
 import pytest
 import torch
 from examples import EXAMPLES, extrema_case, extrema_images
+from recorded_example import encode
 from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor
@@ -22,6 +23,7 @@ from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, Wa
 from probes.finetune.classifier import Classifier, HeadRecipe
 
 TOLERANCE = 1e-6
+PAIR = ("weight", "bias")
 AVERAGE = HeadRecipe(pool="avg")
 
 
@@ -171,31 +173,45 @@ def test_extrema_projector_layer():
 
 @torch.no_grad()
 def test_mocov3_projector_layer():
-    """The recorded predictions, from the layer that the head reads: no bias, batch norm, ReLU."""
+    """The recorded predictions, with the batch's statistics in place of the running ones, as for MSN."""
     record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
-    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().train()
-    values = classifier.features(record["step0/x1"].double())
-    extra = {name: tensor.double() for name, tensor in export.extra.items()}
-    values = F.linear(values, extra["projector.3.weight"])
-    values = F.relu(F.batch_norm(values, None, None, extra["projector.4.weight"], extra["projector.4.bias"], True))
-    values = F.batch_norm(F.linear(values, extra["projector.6.weight"]), None, None, training=True)
-    head = {name: tensor.double() for name, tensor in record.items() if name.startswith("model0/predictor.")}
-    values = F.linear(values, head["model0/predictor.0.weight"])
-    weight, bias = (head[f"model0/predictor.1.{kind}"] for kind in ("weight", "bias"))
-    values = F.relu(F.batch_norm(values, None, None, weight, bias, True))
-    values = F.batch_norm(F.linear(values, head["model0/predictor.3.weight"]), None, None, training=True)
+    images, extra = record["step0/x1"].double(), dict(export.extra)
+    given = F.linear(encode(export, images)[:, 0], extra["projector.0.weight"].double())
+    for name, value in zip(("running_mean", "running_var"), (given.mean(0), given.var(0, correction=0)), strict=True):
+        extra[f"projector.1.{name}"] = value.float()
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(replace(export, extra=extra), 5, recipe, 0.0, seed=0).double().eval()
+    values = classifier.features(images)
+    layers = {name: tensor.double() for name, tensor in extra.items()}
+    layers |= {name: tensor.double() for name, tensor in under(record, "model0/").items()}
+    for name in ("projector.3", "projector.6", "predictor.0", "predictor.3"):
+        norm = f"{name[:-1]}{int(name[-1]) + 1}"
+        values = F.linear(values, layers[f"{name}.weight"])
+        affine = (layers.get(f"{norm}.{kind}") for kind in PAIR)
+        values = F.batch_norm(values, None, None, *affine, training=True)
+        values = F.relu(values) if f"{norm}.weight" in layers else values
     official = record["step0/q1"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
 @torch.no_grad()
-def test_batch_norms_of_a_projector_are_those_of_its_training():
-    """In evaluation they normalise by the statistics that the checkpoint holds."""
-    record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
-    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).eval()
-    norm = classifier.entry[1]
-    assert isinstance(norm, torch.nn.BatchNorm1d) and isinstance(classifier.entry[2], torch.nn.ReLU)
-    assert torch.equal(norm.running_var, record["model0/base_encoder.head.1.running_var"])
+def test_msn_projector_layer():
+    """Recorded in training mode, which the statistics of that batch in place of the running ones give too."""
+    record, export = tensors("msn/golden.safetensors"), imported("msn")
+    images, extra = record["step0/view0"].double(), dict(export.extra)
+    given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
+    for name, value in zip(("running_mean", "running_var"), (given.mean(0), given.var(0, correction=0)), strict=True):
+        extra[f"projector.1.{name}"] = value.float()
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(replace(export, extra=extra), 5, recipe, 0.0, seed=0).double().eval()
+    values = classifier.features(images)
+    for number in (2, 3):
+        values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
+        if number == 2:
+            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
+            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
+    official = record["step0/target_h"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 
 @torch.no_grad()
