@@ -33,15 +33,23 @@ def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, heads=HEADS, position="sincos_row_first")
     epochs = branch.epochs()  # main_moco.py adds 1
-    return Conversion(spec=spec, tensors=tensors, extra=projector_of(branch), epochs=epochs)
+    return Conversion(spec=spec, tensors=tensors, extra=projector_of(branch, spec.width), epochs=epochs)
 
 
-def projector_of(branch: BranchTensors) -> dict[str, Tensor]:
-    """The branch's projection head; nothing where the file has none. ValueError for a part of one."""
+def projector_of(branch: BranchTensors, width: int) -> dict[str, Tensor]:
+    """The head that projects the branch's `width` channels; nothing where the file has none.
+
+    ValueError for a part of one, or for layers that do not fit each other.
+    """
     found = branch.take(r"head\.([036]\.weight)", r"projector.\1", biased=False)
     found |= branch.take(rf"head\.([147]\.(?:weight|bias|{'|'.join(STATISTICS)}))", r"projector.\1")
     if found and (lacking := PROJECTOR - found.keys()):
-        raise ValueError(
-            f"{branch.file.path}: the projection head lacks {some(sorted(lacking))}; the file is not complete"
-        )
+        path = branch.file.path
+        raise ValueError(f"{path}: the projection head lacks {some(sorted(lacking))}; the file is not complete")
+    for layer in (0, 3, 6) if found else ():
+        weight, norm = found[f"projector.{layer}.weight"], f"projector.{layer + 1}."
+        lengths = {tensor.shape for name, tensor in found.items() if name.startswith(norm)}
+        if weight.shape[1:] != (width,) or lengths != {weight.shape[:1]}:
+            raise ValueError(f"{branch.file.path}: layer {layer} of the projection head does not fit those beside it")
+        width = len(weight)
     return found

@@ -124,7 +124,7 @@ def projector_layer(export: ViTExport) -> nn.Sequential:
 
 
 def from_export(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
-    """The layer with its tensors of the export, which hold no batch norm's count of updates."""
+    """The layer with its tensors of the export, but for a batch norm's count of updates, which exports leave out."""
     kinds = [kind for kind in layer.state_dict() if kind != "num_batches_tracked"]
     layer.load_state_dict({**layer.state_dict(), **{kind: export.extra[f"{name}.{kind}"] for kind in kinds}})
     return layer
