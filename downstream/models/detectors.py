@@ -52,10 +52,10 @@ def detector(
         model = (CascadeRCNN if settings.CASCADE else MaskRCNN)(
             backbone=ConfigDict(type=lambda: backbone),
             neck=ConfigDict(type=lambda: neck),
-            rpn_head=ConfigDict(_proposing(settings)),
-            roi_head=ConfigDict(_judging(settings, classes, synchronised)),
-            train_cfg=ConfigDict(_training(settings)),
-            test_cfg=ConfigDict(_testing(settings)),
+            rpn_head=ConfigDict(_rpn_head(settings)),
+            roi_head=ConfigDict(_roi_head(settings, classes, synchronised)),
+            train_cfg=ConfigDict(_train_cfg(settings)),
+            test_cfg=ConfigDict(_test_cfg(settings)),
             data_preprocessor={
                 "type": DetDataPreprocessor,
                 "mean": [255 * value for value in export.mean],
@@ -73,7 +73,7 @@ def _coder(stds: tuple[float, ...]) -> Config:
     return {"type": DeltaXYWHBBoxCoder, "target_means": [0.0] * 4, "target_stds": list(stds)}
 
 
-def _proposing(settings: DetectionSettings) -> Config:
+def _rpn_head(settings: DetectionSettings) -> Config:
     distance = {"type": SmoothL1Loss, "beta": 1 / 9} if settings.CASCADE else {"type": L1Loss}
     return {
         "type": RPNHead,
@@ -92,10 +92,10 @@ def _proposing(settings: DetectionSettings) -> Config:
     }
 
 
-def _judging(settings: DetectionSettings, classes: int, synchronised: bool) -> Config:
+def _roi_head(settings: DetectionSettings, classes: int, synchronised: bool) -> Config:
     shared = {
-        "bbox_roi_extractor": _regions(settings, BOX),
-        "mask_roi_extractor": _regions(settings, MASK),
+        "bbox_roi_extractor": _roi_extractor(settings, BOX),
+        "mask_roi_extractor": _roi_extractor(settings, MASK),
         "mask_head": {
             "type": FCNMaskHead,
             "num_convs": settings.mask_convs,
@@ -117,7 +117,7 @@ def _judging(settings: DetectionSettings, classes: int, synchronised: bool) -> C
     return {"type": StandardRoIHead, "bbox_head": heads[0], **shared}
 
 
-def _regions(settings: DetectionSettings, cells: int) -> Config:
+def _roi_extractor(settings: DetectionSettings, cells: int) -> Config:
     return {
         "type": SingleRoIExtractor,
         "roi_layer": {"type": "RoIAlign", "output_size": cells, "sampling_ratio": 0},
@@ -147,7 +147,7 @@ def _box_head(settings: DetectionSettings, classes: int, stds: tuple[float, ...]
     }
 
 
-def _assigned(positive: float, negative: float, low_quality: bool) -> Config:
+def _assigner(positive: float, negative: float, low_quality: bool) -> Config:
     return {
         "type": MaxIoUAssigner,
         "pos_iou_thr": positive,
@@ -158,7 +158,7 @@ def _assigned(positive: float, negative: float, low_quality: bool) -> Config:
     }
 
 
-def _sampled(count: int, share: float, with_objects: bool) -> Config:
+def _sampler(count: int, share: float, with_objects: bool) -> Config:
     return {
         "type": RandomSampler,
         "num": count,
@@ -177,11 +177,11 @@ def _proposals(before: int, after: int) -> Config:
     }
 
 
-def _training(settings: DetectionSettings) -> Mapping[str, Any]:
+def _train_cfg(settings: DetectionSettings) -> Mapping[str, Any]:
     stages = [
         {
-            "assigner": _assigned(overlap, overlap, low_quality=not settings.CASCADE),
-            "sampler": _sampled(settings.regions, 0.25, with_objects=True),
+            "assigner": _assigner(overlap, overlap, low_quality=not settings.CASCADE),
+            "sampler": _sampler(settings.regions, 0.25, with_objects=True),
             "mask_size": 2 * MASK,
             "pos_weight": -1,
             "debug": False,
@@ -190,8 +190,8 @@ def _training(settings: DetectionSettings) -> Mapping[str, Any]:
     ]
     return {
         "rpn": {
-            "assigner": _assigned(0.7, 0.3, low_quality=True),
-            "sampler": _sampled(256, 0.5, with_objects=False),
+            "assigner": _assigner(0.7, 0.3, low_quality=True),
+            "sampler": _sampler(256, 0.5, with_objects=False),
             "allowed_border": 0 if settings.CASCADE else -1,
             "pos_weight": -1,
             "debug": False,
@@ -201,7 +201,7 @@ def _training(settings: DetectionSettings) -> Mapping[str, Any]:
     }
 
 
-def _testing(settings: DetectionSettings) -> Mapping[str, Any]:
+def _test_cfg(settings: DetectionSettings) -> Mapping[str, Any]:
     return {
         "rpn": _proposals(settings.proposals[1], settings.proposals[1]),
         "rcnn": {

@@ -74,21 +74,21 @@ def named(value: Any) -> Any:
 def test_heads_and_rules_are_mmdets(settings, file):
     """All but the box heads, which are iBOT's, and what a configuration leaves to a class's own default."""
     base = Config.fromfile(Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_" / "models" / file).model
-    ours, theirs = named(detectors._proposing(settings)), named(base.rpn_head)
+    ours, theirs = named(detectors._rpn_head(settings)), named(base.rpn_head)
     assert ours.pop("num_convs") == 1 and ours == theirs
-    ours, theirs = named(detectors._judging(settings, 80, synchronised=False)), named(base.roi_head)
+    ours, theirs = named(detectors._roi_head(settings, 80, synchronised=False)), named(base.roi_head)
     assert {k: v for k, v in ours.items() if k != "bbox_head"} == {k: v for k, v in theirs.items() if k != "bbox_head"}
     heads = [found if isinstance(found, list) else [found] for found in (ours["bbox_head"], theirs["bbox_head"])]
     assert [head["bbox_coder"] for head in heads[0]] == [head["bbox_coder"] for head in heads[1]]
-    assert named(detectors._training(settings)) == named(base.train_cfg)
-    assert named(detectors._testing(settings)) == named(base.test_cfg)
+    assert named(detectors._train_cfg(settings)) == named(base.train_cfg)
+    assert named(detectors._test_cfg(settings)) == named(base.test_cfg)
 
 
 @pytest.mark.parametrize(("name", "kept"), [("extrema", 2000), ("ibot", 2000), ("mae", 1000)])
 def test_proposals_are_the_sources(name, kept):
     """CAE configs/_base_/models/mask_rcnn_vit_fpn.py:90-98 and iBOT's base file; mmdet's own 1000 in ViTDet's."""
     task = MASK[f"maskrcnn@{name}"].task
-    training, testing = detectors._training(task)["rpn_proposal"], detectors._testing(task)["rpn"]
+    training, testing = detectors._train_cfg(task)["rpn_proposal"], detectors._test_cfg(task)["rpn"]
     assert (training["nms_pre"], training["max_per_img"]) == (2000, kept)
     assert (testing["nms_pre"], testing["max_per_img"]) == (1000, 1000)
 

@@ -260,7 +260,7 @@ def test_another_image_size_resizes_the_positions(export, tmp_path):
     assert outcome.facts["transform"] == "resize27-bicubic_crop24_exact"
 
 
-def test_training_and_judging_resize_each_in_their_own_way(export, tmp_path):
+def test_training_and_evaluation_resize_each_in_their_own_way(export, tmp_path):
     """Recorded are the transform of the images that are evaluated, and unchanged losses of those trained on."""
     space = workspace(tmp_path, "digits:", limit=100)
     both = QUICK.run(export, space)
