@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Literal, get_args, get_origin
 
 from bench.cli.meanings import meanings
-from bench.cli.settings import meant, setting_text, types_of
+from bench.cli.settings import alternatives, meant, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY
@@ -157,7 +157,8 @@ def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
 def choices_of(settings: Task | Recipe) -> dict[str, str]:
     """Path of a setting -> the values that it can have, where they are few."""
     types = types_of(settings)
-    return {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
+    found = {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
+    return found | {name: ", ".join(kinds) for name, kinds in alternatives(settings).items()}
 
 
 def _most_frequent(values: Sequence[str]) -> str:

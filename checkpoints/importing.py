@@ -82,13 +82,14 @@ class BranchTensors:
     def names(self) -> list[str]:
         return [full[len(self.prefix) :] for full in self.file.tensors if full.startswith(self.prefix)]
 
-    def take(self, pattern: str, replacement: str) -> dict[str, Tensor]:
+    def take(self, pattern: str, replacement: str, biased: bool = True) -> dict[str, Tensor]:
         """All tensors of the branch whose name is `pattern`, under the name that `replacement` makes of it.
 
-        A layer's weight and bias must both be there and fit each other.
+        A layer's weight and bias must both be there and fit each other, unless layers have none (`biased`).
         """
         names = [name for name in self.names if re.fullmatch(pattern, name)]
-        for layer in {name.rpartition(".")[0] for name in names if name.endswith((".weight", ".bias"))}:
+        paired = [name for name in names if name.endswith((".weight", ".bias"))] if biased else []
+        for layer in {name.rpartition(".")[0] for name in paired}:
             pair = [self.file.tensors.get(f"{self.prefix}{layer}.{kind}") for kind in ("weight", "bias")]
             if pair[0] is None or pair[1] is None or pair[0].shape[:1] != pair[1].shape[:1]:
                 raise ValueError(f"{self.file.path}: weight and bias of {self.prefix}{layer} do not fit each other")

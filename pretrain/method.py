@@ -60,6 +60,10 @@ class Method(nn.Module):
     # Whether an image's loss depends on the others of its forward pass (batch norms, negatives, a codebook). If so,
     # accumulation changes the numbers, and so do several processes that share nothing.
     batch_statistics = False
+    # Whether `forward` gets the images' labels as views["label"] (B,) int64, from 0 to below the setting `classes`. If
+    # so, images without labels, or with another number of classes, are refused.
+    needs_labels = False
+    repeats = 1  # how often an image occurs in an epoch, which then shows fewer images
     min_batch = 1  # images that a forward pass needs
     min_batch_setting = ""  # the setting that needs them, as a user writes it
     remedy = ""  # what helps besides another rate where nothing is learned; the end of a sentence

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.schedules import Constant, Schedule
+from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, WarmupCosine
 
 Rule = Literal["linear", "root"]
+# What `--set schedule=NAME` chooses among; a recipe may have any other.
+_KINDS = (WarmupCosine, TableCosine, Multistep, CosineTo, Constant)
+SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +30,10 @@ class Recipe:
     lr: float  # peak learning rate at `lr_batch` images in an update
     lr_batch: int = 256  # images in an update that lr is for; 0: lr is the peak at any batch
     lr_rule: Rule = "linear"  # how the peak grows with batch / lr_batch: linearly, or as its square root
-    schedule: Schedule  # of the learning rate
+    schedule: Schedule = field(metadata=SCHEDULES)  # of the learning rate
     weight_decay: float  # at the start
-    weight_decay_schedule: Schedule = field(default_factory=Constant)  # constant unless the recipe gives one
+    # constant unless the recipe gives one
+    weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)
     optimizer: Literal["adamw", "lars"] = "adamw"  # of all parameters
     betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
     momentum: float = 0.9  # of LARS
@@ -47,6 +51,12 @@ class Recipe:
             raise ValueError(
                 f"schedule.warmup={warmup} with epochs={self.epochs}: nothing is left after the warm-up; lower "
                 "schedule.warmup below epochs"
+            )
+        milestones = getattr(self.schedule, "milestones", ())
+        if late := [milestone for milestone in milestones if milestone >= self.epochs]:
+            raise ValueError(
+                f"schedule.milestones={milestones} with epochs={self.epochs}: nothing is left after {late[0]:g}; give "
+                "milestones below epochs, or another schedule"
             )
 
     @property

@@ -50,7 +50,14 @@ def plan(parts: int = 1) -> BatchPlan:
 
 def batches(method: Method, plan: BatchPlan, step: int = 0) -> list[Mapping[str, Tensor]]:
     """The views of one update, in torch's default precision; the same images however many parts there are."""
-    parts = MicroBatches(image_set=digits(), views=method.views(), plan=plan, rank=0, steps=range(step, step + 1))
+    parts = MicroBatches(
+        image_set=digits(),
+        views=method.views(),
+        plan=plan,
+        rank=0,
+        steps=range(step, step + 1),
+        labelled=method.needs_labels,
+    )
     return [
         {name: as_default(values) for name, values in parts[part].views.items()} for part in range(plan.micro_batches)
     ]

@@ -30,6 +30,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
         importer=" ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key)),
         plugin=str(facts.get("plugin") or ""),
         data=str(facts.get("data") or ""),
+        tokenizer=str(facts.get("tokenizer") or ""),
         epochs=epochs_of(facts),
         cost=TrainingCost.of(facts).text,
         warnings="; ".join(facts.get("warnings") or ()),

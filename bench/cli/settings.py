@@ -50,8 +50,10 @@ def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
 
     ValueError names the change that is wrong by itself; or says what is wrong with all together, `whose` first.
     """
-    types, new = types_of(value), {}
+    types, new = types_of(value), chosen_alternatives(value, changes)
     for path, change in changes.items():
+        if path.partition(".")[0] in new:
+            continue
         if path not in types:
             raise ValueError(
                 f"--set {change}: {type(value).__name__} has no setting {path!r}{meant(path, list(types))}"
@@ -64,6 +66,48 @@ def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
         return replaced(value, new)
     except ValueError as error:
         raise ValueError(f"--set: {whose}{error}") from error
+
+
+def alternatives(value: Any) -> dict[str, Mapping[str, type]]:
+    """Field -> name -> dataclass that its value may be of, where a field of `value` says so in its metadata."""
+    said = {field.name: field.metadata.get("alternatives") for field in dataclasses.fields(value)}
+    return {name: kinds for name, kinds in said.items() if kinds}
+
+
+def chosen_alternatives(value: Any, changes: Mapping[str, Change]) -> dict[str, Any]:
+    """Field -> new value, of fields for which an alternative is named (`schedule=Multistep`, `schedule.start=0.1`).
+
+    It keeps what the old value has under the same name. ValueError for what it needs beside, or has no use for.
+    """
+    found = {}
+    for field, kinds in alternatives(value).items():
+        if field in changes:
+            parts = {path.partition(".")[2]: change for path, change in changes.items() if path.startswith(f"{field}.")}
+            found[field] = _alternative(getattr(value, field), changes[field], parts, kinds)
+    return found
+
+
+def _alternative(old: Any, choice: Change, parts: Mapping[str, Change], kinds: Mapping[str, type]) -> Any:
+    try:
+        kind = kinds[_choice(choice.value, tuple(kinds))]
+    except ValueError as error:
+        raise ValueError(f"--set {choice}: {error}") from error
+    fields, hints = dataclasses.fields(kind), get_type_hints(kind)
+    known = {each.name: getattr(old, each.name) for each in fields if hasattr(old, each.name)}
+    for name, change in parts.items():
+        if name not in hints:
+            raise ValueError(f"--set {change}: {kind.__name__} has no setting {name!r}{meant(name, list(hints))}")
+        try:
+            known[name] = parsed(change.value, hints[name])
+        except ValueError as error:
+            raise ValueError(f"--set {change}: {error}") from error
+    required = [each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING]
+    if lacking := [f"{choice.name}.{name}" for name in required if name not in known]:
+        raise ValueError(f"--set {choice}: set {', '.join(lacking)} as well")
+    try:
+        return kind(**known)
+    except ValueError as error:
+        raise ValueError(f"--set: {error}") from error
 
 
 def types_of(value: Any, prefix: str = "") -> dict[str, Any]:

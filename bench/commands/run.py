@@ -29,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
         help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
-    parser.add_argument("--select", choices=("holdout", "val"), default="holdout",
-        help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, "
-        "which gives too much and is marked; fine-tuning reports its last epoch unless val (holdout)")  # fmt: skip
+    parser.add_argument("--select", choices=("holdout", "val"),
+        help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "
+        "gives too much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other "
+        "fine-tuning its last epoch)")  # fmt: skip
     parser.add_argument("--set", **several, default=[], metavar="TASK.FIELD=VALUE",
         help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")

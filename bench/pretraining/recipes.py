@@ -4,13 +4,13 @@ A recipe's values have paths: lr, schedule.warmup, spec.width, settings.mask_rat
 are the names that people write; no two of a method are the same (tests/test_method_contract.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from bench.cli.settings import changed, meant, read_changes, setting_text, types_of
+from bench.cli.settings import alternatives, changed, meant, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from pretrain.recipe import Recipe
 
@@ -47,8 +47,8 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     recipe = module.RECIPES[name]
     changed = changed_recipe(recipe, texts)
     before, after = values_by_path(recipe), values_by_path(changed)
-    names = names_by_path(recipe)
-    changes = {names[path]: value for path, value in after.items() if value != before[path]}
+    names = names_by_path(changed)
+    changes = {names[path]: value for path, value in after.items() if path not in before or value != before[path]}
     return ChosenRecipe(method=method, module=module, name=name, recipe=changed, changes=changes)
 
 
@@ -64,16 +64,17 @@ def costs(recipe: Recipe) -> str:
 def changed_recipe(recipe: Recipe, texts: Sequence[str]) -> Recipe:
     """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
-    return changed(recipe, {path_of(change.name, recipe): change for change in changes})
+    anew = {change.name for change in changes} & alternatives(recipe).keys()  # schedules, whose parts may be others
+    return changed(recipe, {path_of(change.name, recipe, anew): change for change in changes})
 
 
-def path_of(name: str, recipe: Recipe) -> str:
-    """The path that `name` stands for."""
+def path_of(name: str, recipe: Recipe, anew: Collection[str] = ()) -> str:
+    """The path that `name` stands for. anew: fields of which another alternative is chosen."""
     names = names_by_path(recipe)
+    if name.partition(".")[0] in anew:
+        return name
     if found := [path for path in names if name in (path, names[path])]:
         return found[0]
-    if parts := [written for written in names.values() if written.startswith(f"{name}.")]:
-        raise ValueError(f"--set {name}: it has parts, set them: {', '.join(parts)}")
     raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()), LISTED_BY)}")
 
 
@@ -85,9 +86,11 @@ def names_by_path(recipe: Recipe) -> dict[str, str]:
 def types_by_path(recipe: Recipe) -> dict[str, Any]:
     """Path -> annotated type of everything that can be set: the recipe's own, the method's, the encoder's."""
     found = {path: hint for path, hint in types_of(recipe).items() if path not in FIXED}
+    found |= {name: Literal[tuple(kinds)] for name, kinds in alternatives(recipe).items()}
     return {path: found[path] for path in sorted(found, key=lambda path: ORDER.get(path.partition(".")[0], 0))}
 
 
 def values_by_path(recipe: Recipe) -> dict[str, Any]:
-    """Path -> value of the same, in the same order."""
-    return {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
+    """Path -> value of the same, in the same order; of an alternative its name."""
+    found = {path: reduce(getattr, path.split("."), recipe) for path in types_by_path(recipe)}
+    return found | {name: type(found[name]).__name__ for name in alternatives(recipe)}

@@ -81,7 +81,8 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet]:
         opened = monitor.space.opened if isinstance(monitor, OnlineKnn) else OpenedSets()
         images = opened.get(request.images, "train", open_set)
     except ValueError as error:
-        text = _without(request.images, error) + _without_labels(request.images)
+        hint = "" if chosen.module.METHOD.needs_labels else _without_labels(request.images)
+        text = _without(request.images, error) + hint
         raise ValueError(f"--images {request.images}: {text}") from error
     if isinstance(monitor, OnlineKnn):
         try:
@@ -130,9 +131,14 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"
+    if trainer.method.needs_labels:
+        yield f"  labels    those of {len(trainer.images.classes)} classes are learned from"
+    each_epoch = f"{left_out} images of each epoch are left out"
+    if plan.repeats > 1:
+        each_epoch = f"an image occurs {plan.repeats} times in an epoch that it is in"
     yield (
         f"  updates   {recipe.epochs * plan.steps_per_epoch}: {recipe.epochs} epochs of {plan.steps_per_epoch}, "
-        f"{plan.batch} images in each; {left_out} images of each epoch are left out"
+        f"{plan.batch} images in each; {each_epoch}"
     )
     yield (
         f"  forward   micro-batches of {plan.micro_batch_size} images; {plan.micro_batches} x {trainer.world.size} of "

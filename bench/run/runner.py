@@ -56,7 +56,7 @@ class RunRequest:
     imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
     suite: str  # suites, tasks and protocols, comma-separated
     data: tuple[str, ...] = ()  # NAME=URL
-    select: SelectOn = "holdout"  # images that select heads and epochs
+    select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
     changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
     out: Path  # folder of the results
     space: Workspace  # `run_suite` sets its `world`, and its `data` for every job

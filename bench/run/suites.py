@@ -15,6 +15,7 @@ from engine.tasks import Protocol, SelectOn, Task
 
 KINDS = ("probes", "downstream")
 LAYOUT_IS = "dense tasks name that of their scenes, probes none"
+AS_REPORTED = "_paper"  # ending of protocols that need what few have; a task's name leaves them out
 LISTED_BY = "`bench list --protocols`"
 
 
@@ -106,7 +107,9 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
     """The protocols meant by `smoke`, `knn`, `knn@dino` or a comma-separated list of such words, cheap ones first."""
     wanted: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
-        keyed = {name for name, chosen in found.protocols.items() if chosen.key == word}
+        keyed = {
+            name for name, chosen in found.protocols.items() if chosen.key == word and not name.endswith(AS_REPORTED)
+        }
         if word in found.suites:
             wanted |= set(found.suites[word])
         elif word in found.protocols:
@@ -123,9 +126,10 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
 
 
 def changed_protocols(
-    selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn = "holdout"
+    selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn | None = None
 ) -> list[ChosenProtocol]:
-    """Apply `select` to all protocols, and every TASK.FIELD=VALUE to those whose name or task file is TASK.
+    """Apply `select`, where it is given, to all protocols, and every TASK.FIELD=VALUE to those whose name or task file
+    is TASK.
 
     All changes of a protocol apply together. A change of the protocol overrides one of the task file.
     """
@@ -137,7 +141,7 @@ def changed_protocols(
         given = {}
         for named in (chosen.key, chosen.name):
             given |= {field: change for change, (target, field) in fields.items() if target == named}
-        task = changed(chosen.task.selecting(select), given, f"{chosen.name}: ")
+        task = changed(chosen.task.selecting(select) if select else chosen.task, given, f"{chosen.name}: ")
         found.append(_with_task(chosen, task))
     return found
 

@@ -1,8 +1,11 @@
 """DINO (Caron et al. 2021): the teacher's backbone, from a full checkpoint or a backbone file.
 
-A file that holds nothing but a ViT could be iBOT's as well; say `dino:PATH`.
+A file that holds nothing but a ViT could be iBOT's as well; say `dino:PATH`. The layers of the branch's projection head
+before its prototypes are kept as `projector.*`, for semi-supervised recipes that start from the first one.
 Positions for other sizes follow DINO's own rule, which adds 0.1 to the grid (vision_transformer.py:174-194).
 """
+
+from dataclasses import replace
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
@@ -30,4 +33,6 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # main_dino.py:282 adds 1
+    head = replace(branch, prefix=branch.prefix.replace("backbone.", "head."))
+    extra = head.take(r"(mlp\.\d\.(?:weight|bias|running_mean|running_var))", r"projector.\1")
+    return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # main_dino.py:282 adds 1

@@ -1,5 +1,11 @@
-"""MoCo-v3 (Chen et al. 2021): the base encoder. Its ViT-S has 12 heads, twice those of every other ViT-S."""
+"""MoCo-v3 (Chen et al. 2021): the base encoder. Its ViT-S has 12 heads, twice those of every other ViT-S.
 
+The encoder's projection head is kept as `projector.*`, for semi-supervised recipes that start from its first layer.
+"""
+
+from torch import Tensor
+
+from checkpoints.export import some
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, LAYER, is_bare_vit
@@ -11,6 +17,10 @@ DROPPED = {
     rf"state_dict\.(base_encoder|momentum_encoder)\.head\.\d\.{LAYER}": "projection head",
     rf"state_dict\.predictor\.\d\.{LAYER}": "prediction head",
 }
+STATISTICS = ("running_mean", "running_var")
+# Of three layers without bias, each with a batch norm, the last without parameters (moco/builder.py:36-61, 112-122)
+PROJECTOR = {f"projector.{layer}.weight" for layer in (0, 1, 3, 4, 6)} | {"projector.1.bias", "projector.4.bias"}
+PROJECTOR |= {f"projector.{layer}.{kind}" for layer in (1, 4, 7) for kind in STATISTICS}
 
 
 def recognise(file: ForeignFile) -> bool:
@@ -22,4 +32,24 @@ def recognise(file: ForeignFile) -> bool:
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, heads=HEADS, position="sincos_row_first")
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # main_moco.py adds 1
+    epochs = branch.epochs()  # main_moco.py adds 1
+    return Conversion(spec=spec, tensors=tensors, extra=projector_of(branch, spec.width), epochs=epochs)
+
+
+def projector_of(branch: BranchTensors, width: int) -> dict[str, Tensor]:
+    """The head that projects the branch's `width` channels; nothing where the file has none.
+
+    ValueError for a part of one, or for layers that do not fit each other.
+    """
+    found = branch.take(r"head\.([036]\.weight)", r"projector.\1", biased=False)
+    found |= branch.take(rf"head\.([147]\.(?:weight|bias|{'|'.join(STATISTICS)}))", r"projector.\1")
+    if found and (lacking := PROJECTOR - found.keys()):
+        path = branch.file.path
+        raise ValueError(f"{path}: the projection head lacks {some(sorted(lacking))}; the file is not complete")
+    for layer in (0, 3, 6) if found else ():
+        weight, norm = found[f"projector.{layer}.weight"], f"projector.{layer + 1}."
+        lengths = {tensor.shape for name, tensor in found.items() if name.startswith(norm)}
+        if weight.shape[1:] != (width,) or lengths != {weight.shape[:1]}:
+            raise ValueError(f"{branch.file.path}: layer {layer} of the projection head does not fit those beside it")
+        width = len(weight)
+    return found

@@ -1,4 +1,10 @@
-"""MSN (Assran et al. 2022): the target encoder. MSN's own probes read the class token before the final norm."""
+"""MSN (Assran et al. 2022): the target encoder. MSN's own probes read the class token before the final norm.
+
+Its projection head is kept as `projector.*`, layers numbered as in nn.Sequential, for semi-supervised fine-tuning from
+its first layer (ExtreMA, Wu et al. 2022, table 10, has MSN so).
+"""
+
+from torch import Tensor
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
@@ -10,6 +16,7 @@ DROPPED = {
     rf"(target_encoder|encoder)\.fc\.(fc[123]|bn[12])\.{LAYER}": "projection head",
     r"prototypes": "prototypes",
 }
+LAYERS = ("fc1", "bn1", "gelu1", "fc2", "bn2", "gelu2", "fc3")
 
 
 def recognise(file: ForeignFile) -> bool:
@@ -18,7 +25,20 @@ def recognise(file: ForeignFile) -> bool:
 
 def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
-    spec = plain_vit(
-        branch, tensors, position_resize="bicubic"
-    )  # by the square root of the patch ratio: the exact size
-    return Conversion(spec=spec, tensors=tensors, epochs=branch.epochs())  # src/msn_train.py adds 1
+    # By the square root of the patch ratio: the exact size.
+    spec = plain_vit(branch, tensors, position_resize="bicubic")
+    extra = projector(branch)
+    return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # src/msn_train.py adds 1
+
+
+def projector(branch: BranchTensors) -> dict[str, Tensor]:
+    """The head (src/msn_train.py:491-502) without its counters of batches; nothing where the file has none."""
+    has_norms = any(name.startswith("fc.bn") for name in branch.names)
+    layers = [layer for layer in LAYERS if has_norms or not layer.startswith("bn")]
+    found: dict[str, Tensor] = {}
+    for number, layer in enumerate(layers):
+        taken = branch.take(rf"fc\.{layer}\.(weight|bias|running_mean|running_var)", rf"projector.{number}.\1")
+        if layer.startswith("bn") and len(taken) != 4:
+            raise ValueError(f"{branch.file.path}: {branch.prefix}fc.{layer} is no batch norm with its statistics")
+        found |= taken
+    return found

@@ -122,7 +122,7 @@ class TimmCosine:
     warmup: float  # epochs
     floor: float  # rate at the end
     start: float  # rate at the start of the warm-up
-    told: Literal["update", "epoch"]  # after what it is stepped
+    told: Literal["update", "epoch"]  # how often the rate moves
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         by_update = self.told == "update"

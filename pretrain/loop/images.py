@@ -1,8 +1,9 @@
 """The views of a training in order, the same for any number of loader processes and after any restart.
 
-Everything random about image i in epoch e comes from (seed, e, i). An update's batch is a range of the epoch's order.
-Each process takes an equal part of that range, in equal micro-batches where memory requires it. Loader processes make a
-micro-batch in small pieces, so that all of them together are two micro-batches ahead.
+Everything random about image i in epoch e comes from (seed, e, i), and from the number of the repeat where it occurs
+again. An update's batch is a range of the epoch's order. Each process takes an equal part of that range, in equal
+micro-batches where memory requires it. Loader processes make a micro-batch in small pieces, so that all of them
+together are two micro-batches ahead.
 
 B images of one micro-batch, or of a piece of it.
 """
@@ -42,6 +43,9 @@ class BatchPlan:
     world: int  # processes that share a batch equally
     micro_batches: int  # forward passes of a process in an update
     seed: int  # of the order
+    # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
+    # micro-batches where there are as many (DeiT samplers.py).
+    repeats: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -52,14 +56,23 @@ class BatchPlan:
         """Images of one process in one forward pass."""
         return self.batch // self.world // self.micro_batches
 
+    def positions(self, step: int, rank: int, micro_batch: int) -> range:
+        """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
+        first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
+        if self.repeats > 1:
+            return range(first + share, first + self.batch, self.world * self.micro_batches)
+        start = first + share * self.micro_batch_size
+        return range(start, start + self.micro_batch_size)
+
     def places(self, step: int, rank: int, micro_batch: int) -> list[int]:
         """Places in the training set of the images of one micro-batch."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        start = within * self.batch + rank * (self.batch // self.world) + micro_batch * self.micro_batch_size
-        return shuffled(self.count, self.seed, epoch)[start : start + self.micro_batch_size].tolist()
+        order = shuffled(self.count, self.seed, step // self.steps_per_epoch)
+        return [int(order[position // self.repeats]) for position in self.positions(step, rank, micro_batch)]
 
 
-def batch_plan(count: int, batch: int, world: int, largest: int | None, seed: int, url: str = "the set") -> BatchPlan:
+def batch_plan(
+    count: int, batch: int, world: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
+) -> BatchPlan:
     """The plan with the fewest micro-batches of up to `largest` images (None: any number).
 
     ValueError where the batch is larger than the set or cannot be shared equally.
@@ -68,7 +81,7 @@ def batch_plan(count: int, batch: int, world: int, largest: int | None, seed: in
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
     share = share_of(batch, world)
     micro_batches = share // micro_batch_size(share, largest or share)
-    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed)
+    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed, repeats=repeats)
 
 
 class MicroBatch(NamedTuple):
@@ -92,6 +105,7 @@ class MicroBatches(Dataset):
     rank: int  # of the process
     steps: range  # updates
     size: int = PIECE  # images of a piece; the last one of a micro-batch may be smaller
+    labelled: bool = False  # whether the images' labels come along, as the view "label" (B,) int64
 
     @property
     def pieces(self) -> int:
@@ -111,18 +125,21 @@ class MicroBatches(Dataset):
         whole, piece = divmod(item, self.pieces)
         update, micro_batch = divmod(whole, self.plan.micro_batches)
         step = self.steps[update]
-        places = self.plan.places(step, self.rank, micro_batch)[piece * self.size : (piece + 1) * self.size]
+        chosen = slice(piece * self.size, (piece + 1) * self.size)
+        places = self.plan.places(step, self.rank, micro_batch)[chosen]
+        repeats = [at % self.plan.repeats for at in self.plan.positions(step, self.rank, micro_batch)[chosen]]
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with fork_rng():
-            found = [self.sample(place, epoch, unreadable) for place in places]
+            found = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
         return MicroBatch(default_collate(found), unreadable)
 
-    def sample(self, place: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
-        """Views and noise of the image at `place`, or of the next one that can be read."""
-        image, _ = self.image_set.next_readable(place, unreadable)
-        seed(AUGMENT, self.plan.seed, epoch, place)
-        return self.views(image)
+    def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
+        """Views and noise of the image at `place`, or of the next one that can be read, with its label where asked."""
+        image, found = self.image_set.next_readable(place, unreadable)
+        seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
+        views = self.views(image)
+        return views | {"label": torch.tensor(int(self.image_set.labels[found]))} if self.labelled else views
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:

@@ -80,8 +80,12 @@ class Trainer:
 
     def __init__(self, name: str, module: ModuleType, recipe: Recipe, images: ImageSet, run: Run, world: World) -> None:
         self.name, self.recipe, self.images, self.run, self.world = name, recipe, images, run, world
-        self.plan = batch_plan(len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url)
+        if module.METHOD.needs_labels:
+            require_labels(images, recipe.settings.classes)
         method = build(module, recipe, run.seed)
+        self.plan = batch_plan(
+            len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url, method.repeats
+        )
         if method.sync_batch_norm and world.size > 1:
             method = synchronised(method, run.device)
         if self.plan.micro_batch_size < method.min_batch:
@@ -261,6 +265,7 @@ class Trainer:
             rank=self.world.rank,
             steps=steps,
             size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
+            labelled=self.method.needs_labels,
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)
 
@@ -273,6 +278,7 @@ class Trainer:
             "data": {"url": self.images.url, "fingerprint": self.images.fingerprint, "images": len(self.images)},
             "seed": self.run.seed,
             "precision": self.run.precision,
+            **({"uses_labels": True} if self.method.needs_labels else {}),
         }
 
     def save(self) -> None:
@@ -330,6 +336,17 @@ class Trainer:
     def _export(self) -> None:
         for name, export in self.exports():
             export.save(self.run.out / name)
+
+
+def require_labels(images: ImageSet, classes: int) -> None:
+    """ValueError for images without labels, or with another number of classes than the method was set to."""
+    if not images.classes:
+        raise ValueError(
+            f"{images.url} has no labels, which this method learns from: name a labelled set, such as folder:PATH, or "
+            "take a method that needs none"
+        )
+    if (count := len(images.classes)) != classes:
+        raise ValueError(f"classes={classes}, but {images.url} has {count}; add --set classes={count}")
 
 
 def build(module: ModuleType, recipe: Recipe, seed: int) -> Method:

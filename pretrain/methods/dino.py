@@ -21,7 +21,7 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
-from pretrain.parts.sizes import VIT_S
+from pretrain.parts.sizes import VIT_B, VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
@@ -58,6 +58,24 @@ _VIT_S = Recipe(
     clip=3.0,
     clip_each=True,
 )
+_VIT_B = replace(
+    _VIT_S,
+    source="dl.fbaipublicfiles.com/dino/dino_vitbase16_pretrain/args.txt, named by dino's README (32 x 32 images)",
+    spec=replace(VIT_B, **POSITIONS),
+    settings=DistillationSettings(
+        teacher_temperature=0.07,
+        teacher_warmup=50,
+        freeze_prototypes=3,
+        global_scale=(0.25, 1.0),
+        local_scale=(0.05, 0.25),
+        local_crops=10,
+    ),
+    epochs=400,
+    batch=1024,
+    lr=7.5e-4,
+    schedule=TableCosine(warmup=10, floor=2e-6),
+    clip=0.3,
+)
 RECIPES = {
     "vit_s": _VIT_S,
     "vit_s_300": replace(
@@ -66,6 +84,12 @@ RECIPES = {
         settings=DistillationSettings(teacher_temperature=0.07, teacher_warmup=30, fixed_prototypes=False),
         epochs=300,
         batch=1024,
+    ),
+    "vit_b": _VIT_B,
+    "vit_b_two_crops": replace(
+        _VIT_B,
+        source="MOCA table 5j (400 epochs without multi-crop); ours: else as vit_b",
+        settings=replace(_VIT_B.settings, local_crops=0),
     ),
     **small_recipes(_VIT_S, DistillationSettings(**SMALL), DistillationSettings(**SMOKE)),
 }

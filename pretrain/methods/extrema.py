@@ -271,10 +271,29 @@ _FIGURE_5 = dict(
     source="Wu et al. 2022, figure 5; ours: details of the design, which the code does not have",
     settings=Settings(mask_ratio=0.9, masks=8, colour="none"),
 )
+_ABLATION = replace(
+    _VIT_B,
+    source="Wu et al. 2022, section 5.1: crop and flip alone, of both branches alike; 80 % x 2 (tables 4 to 6)",
+    settings=Settings(masks=2, colour="none"),
+)
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_s": _VIT_S,
+    "vit_b_ablation": _ABLATION,
+    "vit_b_ablation_600": replace(
+        _ABLATION,
+        source="Wu et al. 2022, table 12: one mask, 600 epochs; 80 %, 75 % and 90 % by mask_ratio; else section 5.1",
+        settings=Settings(masks=1, colour="none"),
+        epochs=600,
+    ),
     "vit_b_22k": replace(_VIT_B, **_22K),
+    "vit_b_22k_ablation": replace(
+        _ABLATION,
+        source="Wu et al. 2022, table 3 (90 % x 10, fewer by masks) and section 5.1; ours: warm-up",
+        settings=Settings(mask_ratio=0.9, masks=10, colour="none"),
+        epochs=30,
+        schedule=_22K["schedule"],
+    ),
     "vit_s_22k": replace(_VIT_S, **_22K),
     "vit_s_class_token": replace(_VIT_S, spec=replace(VIT_S, **CLASS_TOKEN), **_FIGURE_5),
     "vit_s_average": replace(_VIT_S, spec=replace(VIT_S, **AVERAGE), **_FIGURE_5),

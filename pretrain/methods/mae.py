@@ -19,7 +19,7 @@ from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take, with_mask_tokens
-from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
+from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_H, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
 from pretrain.recipe import Recipe
@@ -166,7 +166,12 @@ _VIT_B = Recipe(
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_1600": replace(_VIT_B, epochs=1600),
+    "vit_b_100": replace(_VIT_B, epochs=100, source=f"LUT supplementary, table C (its baseline); else {_VIT_B.source}"),
+    "vit_b_300": replace(_VIT_B, epochs=300, source=f"ExtreMA table 11 (300 epochs); else {_VIT_B.source}"),
     "vit_l": replace(_VIT_B, spec=replace(VIT_L, **SINCOS)),
+    "vit_l_1600": replace(_VIT_B, spec=replace(VIT_L, **SINCOS), epochs=1600),
+    "vit_h": replace(_VIT_B, spec=replace(VIT_H, **SINCOS)),  # in patches of 14 pixels
+    "vit_h_1600": replace(_VIT_B, spec=replace(VIT_H, **SINCOS), epochs=1600),
     "32px": replace(
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",

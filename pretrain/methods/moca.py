@@ -261,11 +261,17 @@ RECIPES = {
     "vit_b": _VIT_B,
     "vit_b_v0.9": _VIT_B_PAPER,
     "vit_b_400": replace(_VIT_B_PAPER, source="Gidaris et al. 2024, table 9; else as v0.9", epochs=400),
+    "vit_b_100": replace(_VIT_B_PAPER, source="Gidaris et al. 2024, table 1b (100 epochs, two rounds)", epochs=100),
     "vit_b_ablation": replace(
         _VIT_B_PAPER,
         source="Gidaris et al. 2024, section 4.1: 100 epochs, one round; the base of table 2",
         settings=Settings(teacher_momentum=0.99, mask_ratios=(0.65,), decoder_mask_ratios=(0.45,)),
         epochs=100,
+    ),
+    "vit_b_ablation_200": replace(
+        _VIT_B_PAPER,
+        source="Gidaris et al. 2024, tables 3 and 4: 200 epochs, one round as in section 4.1",
+        settings=Settings(teacher_momentum=0.99, mask_ratios=(0.65,), decoder_mask_ratios=(0.45,)),
     ),
     "vit_l": replace(
         _VIT_B_PAPER,

@@ -180,6 +180,14 @@ _VIT_B = Recipe(
 )
 RECIPES = {
     "vit_b": _VIT_B,
+    "vit_b_100": replace(
+        _VIT_B,
+        source="LUT supplementary, table A (100 epochs); its rates are not stated: those of microsoft/SimMIM "
+        "configs/swin_base__100ep/simmim_pretrain__swin_base__img192_window6__100ep.yaml, as in LUT's simmim_vit_b",
+        epochs=100,
+        lr=2e-4,
+        schedule=WarmupCosine(warmup=10, floor=4e-5),  # 1e-5 at 512 images
+    ),
     "32px": replace(
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches and masks of 2 x 2, for two cores",

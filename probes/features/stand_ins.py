@@ -26,10 +26,10 @@ def readout_of(text: str, spec: ViTSpec) -> str:
     """What a network has of a readout: of a single block without a class token, cls4+avg is avg."""
     asked = Readout.parse(text)
     if asked.pool == "cls" and spec.class_attention:
-        return str(asked._replace(blocks=1))
-    there = asked._replace(blocks=min(asked.blocks, spec.depth))
+        return str(asked._replace(blocks=1, block=0))
+    there = asked._replace(blocks=min(asked.blocks, spec.depth), block=min(asked.block, spec.depth))
     # The mean patch of the last block is then the last of those that stand in for class tokens.
-    return str(there if spec.has_class_token else Readout("avg", there.blocks, False))
+    return str(there if spec.has_class_token else Readout("avg", there.blocks, False, there.block))
 
 
 def noted(outcome: Outcome, read: Mapping[str, str], spec: ViTSpec) -> Outcome:

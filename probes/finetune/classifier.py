@@ -14,9 +14,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
 
+WITH_RELU = ("mocov3", "byol")  # methods whose projector has ReLU where the others have GELU
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 
 
@@ -97,23 +99,32 @@ def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> Vi
 
 
 def projector_layer(export: ViTExport) -> nn.Sequential:
-    """The first linear layer of the pretrained projector, its norm if it has one, and GELU.
+    """The first linear layer of the pretrained projector, its norm if it has one, and its activation.
 
-    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256. ValueError for an export without a projector.
+    ExtreMA builder.py:31-73, iBOT eval_cls.py:207-256, MoCo-v3 builder.py:36-61. A batch norm (MSN, MoCo-v3) becomes
+    part of the linear layer, with the statistics of pretraining, so that no image depends on others of its batch; that
+    is ours. ValueError for an export without a projector.
     """
-    for linear, norm in (("projector.mlp.0", ""), ("projector.0", "projector.1")):  # iBOT, ExtreMA
+    for linear, norm in (("projector.mlp.0", "projector.mlp.1"), ("projector.0", "projector.1")):
         if f"{linear}.weight" in export.extra:
-            weight = export.extra[f"{linear}.weight"]
-            layers: list[nn.Module] = [from_export(nn.Linear(*reversed(weight.shape)), export, linear)]
-            layers += [from_export(nn.LayerNorm(len(weight)), export, norm)] if norm else []
-            return nn.Sequential(*layers, nn.GELU())
+            weight, has_bias = export.extra[f"{linear}.weight"], f"{linear}.bias" in export.extra
+            layer = from_export(nn.Linear(*reversed(weight.shape), bias=has_bias), export, linear)
+            activation = nn.ReLU() if export.facts.get("method") in WITH_RELU else nn.GELU()
+            if f"{norm}.running_mean" in export.extra:
+                batch_norm = from_export(nn.BatchNorm1d(len(weight)), export, norm)
+                fused = fuse_linear_bn_eval(layer.double().eval(), batch_norm.double().eval())
+                return nn.Sequential(fused.float(), activation)
+            has_norm = f"{norm}.weight" in export.extra
+            norms = [from_export(nn.LayerNorm(len(weight)), export, norm)] if has_norm else []
+            return nn.Sequential(layer, *norms, activation)
     raise ValueError(
-        "the export carries no projector, whose first layer the head is to read: import a full ExtreMA or iBOT "
-        "training checkpoint, or add --set semi.projector=false"
+        "the export carries no projector, whose first layer the head is to read: import a full training checkpoint of "
+        "ExtreMA, iBOT, DINO, MSN or MoCo-v3, or add --set semi.projector=false"
     )
 
 
 def from_export(layer: nn.Module, export: ViTExport, name: str) -> nn.Module:
-    """The layer with the tensors `name`.weight and `name`.bias of the export."""
-    layer.load_state_dict({kind: export.extra[f"{name}.{kind}"] for kind in ("weight", "bias")})
+    """The layer with its tensors of the export, but for a batch norm's count of updates, which exports leave out."""
+    kinds = [kind for kind in layer.state_dict() if kind != "num_batches_tracked"]
+    layer.load_state_dict({**layer.state_dict(), **{kind: export.extra[f"{name}.{kind}"] for kind in kinds}})
     return layer

@@ -10,10 +10,10 @@ m images of a group, S side in pixels, C classes.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,8 +21,8 @@ from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size
+from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
-from imagesets.random_crops import PythonDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
@@ -47,29 +47,16 @@ class Augmentation:
 
     def transform(self, size: int, mean: Sequence[float], std: Sequence[float]) -> Callable[[Image.Image], Tensor]:
         """RGB image -> (3, size, size) float32, normalised; draws from the global generators."""
-        from timm.data import create_transform
-
-        chain = create_transform(
-            input_size=size,
-            is_training=True,
-            hflip=self.flip,
-            color_jitter=None,  # BEiT's and ExtreMA's 0.4 is without effect beside a policy
-            auto_augment=self.policy or None,
+        return random_transform(
+            size,
+            mean,
+            std,
+            policy=self.policy,
+            crop_scale=(self.crop_scale, 1.0),
+            flip=self.flip,
+            erase=self.erase,
             interpolation=self.interpolation,
-            re_prob=self.erase,
-            re_mode="pixel",
-            re_count=1,
-            mean=tuple(mean),
-            std=tuple(std),
         )
-        # In place of timm's own; the draws and the pixels are the same.
-        chain.transforms[0] = RandomResizedCrop(
-            size=size, scale=(self.crop_scale, 1.0), interpolation=self.interpolation, draws=PythonDraws()
-        )
-        for operation in (operation for step in chain.transforms for operation in getattr(step, "ops", ())):
-            if operation.name.startswith("Posterize"):
-                operation.aug_fn = posterized
-        return chain
 
     def mixed(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, C)."""
@@ -79,17 +66,6 @@ class Augmentation:
         if not self.mixes:
             return images, mixup_target(labels, classes, smoothing=self.smoothing)
         return Mixup(self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes)(images, labels)
-
-
-def posterized(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
-    """The image with the upper `bits` of each channel.
-
-    At magnitude 10, which m9-mstd0.5 reaches, timm asks for 0 bits: a black image with the Pillow of the published
-    numbers, an error with Pillow 13.
-    """
-    if bits >= 8:
-        return image
-    return ImageOps.posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from imagesets.sets import ImageSet
+from imagesets.sets import ImageSet, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
+
+PUBLISHED = "published"  # value of `lists`: those of MSN and SimCLR, which lie in the folder of the images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,28 @@ def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
         return train
     if not lists:
         return fraction(train, share, seed)
-    return from_list(train, existing(Path(lists).expanduser() / "imagenet_subsets1" / f"{percentage(share)}.txt"))
+    folder, name = lists_folder(train, lists), f"{percentage(share)}.txt"
+    simclrs = folder / "imagenet_subsets" / name  # where google-research/simclr has its 1 % and 10 %
+    return from_list(train, simclrs if simclrs.is_file() else existing(folder / "imagenet_subsets1" / name))
+
+
+def lists_folder(train: ImageSet, lists: str) -> Path:
+    """The folder that `lists` names: itself, or that of the images. ValueError for images without a folder."""
+    if lists != PUBLISHED:
+        return Path(lists).expanduser()
+    place = parse_url(train.url.partition("#")[0])[1]
+    folder = Path(place)
+    if not (place and folder.is_dir()):
+        raise ValueError(
+            f"{train.url}: the published lists name ImageNet's files and lie beside them, imagenet_subsets1 to 3 in "
+            "the ROOT of imagenet:ROOT; evaluate on that, or choose a protocol that draws its subsets"
+        )
+    return folder
 
 
 def listed(train: ImageSet, lists: str, count: int, split: int) -> ImageSet:
     """The images of a split's list, as many of each class as its name says."""
-    path = shot_list(lists, count, split)
+    path = shot_list(lists_folder(train, lists), count, split)
     images = from_list(train, path)
     if len(wrong := np.flatnonzero(class_counts(images) != count)):
         number = class_counts(images)[wrong[0]]
@@ -72,12 +90,12 @@ def percentage(share: float) -> str:
     return f"{100 * share:g}percent"
 
 
-def shot_list(folder: str, count: int, split: int) -> Path:
+def shot_list(folder: Path, count: int, split: int) -> Path:
     """The list of `count` images per class of a split, numbered from 1 in the names of its folders.
 
     MSN ships the third 5-shot list as 3imgs_class.txt, with five images of each class; MOCA has it under its own name.
     """
-    place = Path(folder).expanduser() / f"imagenet_subsets{split + 1}"
+    place = folder / f"imagenet_subsets{split + 1}"
     path = place / f"{count}imgs_class.txt"
     misnamed = place / "3imgs_class.txt"
     if not path.exists() and (count, split) == (5, 2) and misnamed.exists():
@@ -89,7 +107,7 @@ def existing(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(
             f"{path}: no such list; give `lists` the folder that holds imagenet_subsets1 to 3 of "
-            "github.com/facebookresearch/msn, or leave it empty to draw by seed"
+            "github.com/facebookresearch/msn (10percent.txt: google-research/simclr), or leave it empty to draw by seed"
         )
     return path
 

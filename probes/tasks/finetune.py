@@ -21,19 +21,22 @@ from checkpoints.spec import SIZES, ViTSpec
 from engine import checks
 from engine.distributed import World
 from engine.files import digest
-from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
+from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
 from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
+from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.evaluate import Evaluator
 from probes.finetune.model_selection import ModelSelection, Select
+from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
 from probes.holdout import check_labels, held_out
 from probes.lowshot.shots import part_of
+from probes.published import as_reported, protocols_of
 from probes.splits import open_splits
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
@@ -82,7 +85,7 @@ class Finetune(Task):
     mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
     repeats: int = 1  # of an image in an epoch, which then shows fewer images
     fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
-    lists: str = ""  # folder with MSN's lists of images, in place of the draw
+    lists: str = ""  # folder with MSN's lists of images, in place of the draw; published: that of the images
     image_size: int | None = None  # pixels; none: the export's own
     crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
@@ -103,10 +106,7 @@ class Finetune(Task):
         checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
         checks.proper_shares(self, "holdout")
         checks.below(self, "warmup_epochs", "epochs")
-        if self.policy and not self.policy.startswith("rand-"):
-            raise ValueError(
-                f"policy={self.policy!r}: give a RandAugment policy of timm, rand-m9-mstd0.5-inc1, or none"
-            )
+        check_policy(self.policy)
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe that reports the last epoch trains on all images and needs no selection.
@@ -294,98 +294,9 @@ class Finetune(Task):
         return found
 
 
-MAE = Finetune(lr=5e-4, mixed_together=32, size="B")
-LUT = replace(MAE, lr=2.5e-4, lr_rule="sqrt(batch)/8")
-# BEiT's code, which ExtreMA and iBOT took over: its table of rates, its head.
-BEIT = Finetune(
-    lr=4e-3, lr_rule="absolute", warmup_epochs=20, schedule="beit", head_std=0.02, head_scale=1e-3, size="B"
-)
-EXTREMA = replace(BEIT, lr=1e-3, lr_rule="batch/256", warmup_epochs=5, layer_decay=0.75, branch="online")
-IBOT = replace(BEIT, drop_path=0.2, pool="cls", interpolation="bilinear")
-SMOKE = Finetune(
-    lr=4e-3,
-    lr_rule="absolute",
-    batch=32,
-    epochs=4,
-    warmup_epochs=1,
-    layer_decay=0.75,
-    drop_path=0.0,
-    policy="",
-    crop_scale=0.8,
-    flip=0.0,
-    erase=0.0,
-    mixup=0.0,
-    cutmix=0.0,
-)
-
-MAE_SOURCE = "facebookresearch/mae FINETUNE.md and main_finetune.py; it reports the best epoch on val: select=val"
-LUT_SOURCE = (
-    "LUT supplementary, table D, and naver-ai/lut main_finetune.py:332-334 (blr * sqrt(batch) / 8), mixed by 32 as in "
-    "docs/FINETUNE.md, whose blr 1e-3 and layer decay 0.75 for ViT-B differ; it reports the best epoch on val "
-    "(select=val)"
-)
-EXTREMA_SOURCE = (
-    "microsoft/ExtreMA finetune/run_class_finetuning.py, modeling_finetune.py:204-276; it reports the best epoch on "
-    "val (select=val); mixed by 128 as in its README; "
-)
-IBOT_SOURCE = (
-    "bytedance/ibot run.sh imagenet_cls, evaluation/README.md, run_class_finetuning.py:92 (lr 4e-3; theirs is swept), "
-    ":288 (bilinear in evaluation); it reports the best epoch on val: select=val"
-)
-
-
-def _protocol(task: Finetune, source: str, version: int = 1) -> Protocol:
-    return Protocol(task=task, version=version, source=source)
-
-
-PROTOCOLS = {
-    "finetune@smoke": _protocol(SMOKE, "ours: seconds on digits; not to be compared with published numbers"),
-    "finetune@mae": _protocol(MAE, MAE_SOURCE),
-    "finetune@mae_L": _protocol(
-        replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.2, size="L"), MAE_SOURCE
-    ),
-    "finetune@mae_H": _protocol(
-        replace(MAE, lr=1e-3, epochs=50, layer_decay=0.75, drop_path=0.3, mixed_together=16, size="H"), MAE_SOURCE, 2
-    ),
-    "finetune@lut_S": _protocol(replace(LUT, lr=5e-4, epochs=300, layer_decay=0.75, size="S"), LUT_SOURCE),
-    "finetune@lut": _protocol(LUT, LUT_SOURCE),
-    "finetune@lut_L": _protocol(replace(LUT, lr=1e-3, epochs=50, size="L"), LUT_SOURCE),
-    "finetune@extrema_S": _protocol(
-        replace(EXTREMA, epochs=200, size="S"), EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"
-    ),
-    "finetune@extrema": _protocol(EXTREMA, EXTREMA_SOURCE + "paper, table 13 (IN-1k weights)"),
-    "finetune@extrema_22k": _protocol(
-        replace(EXTREMA, lr=5e-4, layer_decay=0.65, drop_path=0.2),
-        EXTREMA_SOURCE + "its README's command, for IN-22k weights; appendix E has drop path 0.1",
-    ),
-    "finetune@moca": _protocol(
-        Finetune(lr=1e-3, drop_path=0.2, size="B"),
-        "valeoai/MOCA README.md:125-148, eval_finetune.py (--global_pool --use_fc_norm, 8 x 128, last epoch)",
-    ),
-    "finetune@ibot_S": _protocol(replace(IBOT, epochs=200, layer_decay=0.75, drop_path=0.1, size="S"), IBOT_SOURCE, 2),
-    "finetune@ibot": _protocol(IBOT, IBOT_SOURCE, 2),
-    "finetune@ibot_L": _protocol(
-        replace(IBOT, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.4, mixed_together=64, size="L"),
-        IBOT_SOURCE,
-        2,
-    ),
-    "finetune@simmim": _protocol(
-        # Start and floor are 2.5e-7 for 512 images, scaled like the rate (main_finetune.py:322-333).
-        replace(BEIT, lr=1.25e-3, lr_rule="batch/512", batch=2048, schedule="simmim", start=1e-6, floor=1e-6, clip=5.0),
-        "microsoft/SimMIM configs/vit_base__800ep/simmim_finetune*.yaml, utils.py:98-284, main_finetune.py:322-333; "
-        "batch 2048 is that of its README's Swin command, the yaml leaves the number of GPUs open; it reports the best "
-        "epoch on val: select=val",
-    ),
-    "finetune@beit": _protocol(
-        BEIT,
-        "microsoft/unilm beit/get_started_for_image_classification.md (ViT-B after self-supervision), "
-        "run_class_finetuning.py; best epoch on val",
-    ),
-    "finetune@data2vec": _protocol(
-        replace(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
-        "facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image statistics are "
-        "0.5 unless the export says otherwise (--statistics half on import); best epoch on val",
-    ),
-}
+PROTOCOLS = protocols_of(Finetune, PUBLISHED)
+PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH})
+# Its appendix E has a drop path of 0.1, its README's command 0.2.
+PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, drop_path=0.1)
 
 SUITES = {"smoke": ("finetune@smoke",), "full": ("finetune@mae", "finetune@ibot")}

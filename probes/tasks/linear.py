@@ -32,7 +32,9 @@ from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
+from probes.linear.recipes import PUBLISHED, VARIANTS
 from probes.linear.sweep import LR_BATCH, Sweep, SweepConfig, ranked, trained_by_rank0
+from probes.published import as_reported, protocols_of
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
@@ -46,7 +48,8 @@ class Linear(Task):
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
-    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both.
+    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
+    # avg@N, the mean of the patches of the Nth block.
     readouts: tuple[str, ...] = ("cls1",)
     weight_decays: tuple[float, ...] = (0.0,)  # of the heads
     norm: bool = True  # read behind the network's final norm
@@ -281,91 +284,8 @@ class Found(NamedTuple):
     forwards: int
 
 
-IBOT_LRS = tuple(float(f"{n}e{k}") for k in range(-4, 1) for n in range(1, 10))
-
-LARS = Linear(
-    lrs=(0.1,), optimizer="lars", entry="batch_norm", epochs=90, warmup_epochs=10, pace="iteration", batch=4096
-)
-EXTREMA = replace(LARS, norm=False, interpolation="bilinear")
-IBOT = Linear(lrs=IBOT_LRS, readouts=("cls4",))
-
-PAPERS = {
-    "linear_lars@mae": Protocol(
-        task=replace(LARS, batch=16384, eps=1e-6, drop_last=True, crop_rule="mae", train_interpolation="bicubic"),
-        version=1,
-        source="facebookresearch/mae main_linprobe.py:44-67, :132-141, :212-262, util/lars.py, FINETUNE.md (batch "
-        "512 x 32); 90 epochs are its ViT-B's, L and H train 50",
-    ),
-    "linear_lars@extrema": Protocol(
-        task=EXTREMA,
-        version=1,
-        source="ExtreMA table 14 (LARS, 0.1, batch 4096, 90 epochs); the released code has no LARS, so MAE's; head, "
-        "feature, warm-up and transforms as in the code, see linear_sgd@extrema_code",
-    ),
-    "linear_sgd@extrema_code": Protocol(
-        task=replace(EXTREMA, optimizer="sgd"),
-        version=1,
-        source="microsoft/ExtreMA main_lincls.py:176-247, :281-296, :522-530 and README: SGD, batch norm of eps 1e-5, "
-        "class token before the final norm, bilinear; use the momentum encoder",
-    ),
-    "linear@dino": Protocol(
-        task=replace(IBOT, lrs=(0.001,)),
-        version=1,
-        source="facebookresearch/dino eval_linear.py:65-129, :237-272, its setting for ViT-S: class tokens of the "
-        "last 4 blocks; 0.001 is its default, to be tuned for each checkpoint",
-    ),
-    "linear@dino_base": Protocol(
-        task=replace(IBOT, lrs=(0.001,), readouts=("cls1+avg",)),
-        version=1,
-        source="facebookresearch/dino eval_linear.py:256-260, its setting for ViT-B: class token and mean patch",
-    ),
-    "linear_sgd@ibot": Protocol(
-        task=IBOT,
-        version=1,
-        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-S: 45 rates at "
-        "once, class tokens of the last 4 blocks",
-    ),
-    "linear_sgd@ibot_base": Protocol(
-        task=replace(IBOT, readouts=("cls1+avg",)),
-        version=1,
-        source="bytedance/ibot evaluation/eval_linear_multi.py with run.sh:50-60, its setting for ViT-B and L: class "
-        "token and mean patch",
-    ),
-    "linear_sgd@moca": Protocol(
-        task=replace(IBOT, readouts=("cls1+avg",), drop_last=True),
-        version=2,
-        source="valeoai/MOCA eval_linear.py:88-120, :217-230, util/data_utils.py:111-138: iBOT's 45 rates; class "
-        "token and mean patch, which its README gives for 79.5 (the paper states one rate, 0.04)",
-    ),
-    "linear_sgd@mst": Protocol(
-        task=Linear(lrs=(0.00024,)),
-        version=1,
-        source="MST (NeurIPS 2021) appendix: 0.00024, batch 1024, 100 epochs, class token of the last block; that the "
-        "rate is for 256 images, as in DINO's code, is ours",
-    ),
-    "linear@msn": Protocol(
-        task=Linear(
-            lrs=(0.2,), norm=False, optimizer="msn", entry="layer_norm", batch=8192, pace="iteration", drop_last=True
-        ),
-        version=2,
-        source="facebookresearch/msn linear_eval.py:90-110, :251-266, :343-382, src/sgd.py, "
-        "src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at batch 256 x 32, which "
-        "is 0.2 for 256; its validation images are augmented too, ours are not",
-    ),
-    "linear@dinov2": Protocol(
-        task=Linear(
-            lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
-            readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"),
-            epochs=10,
-            pace="iteration",
-            train_interpolation="bicubic",
-        ),
-        version=1,
-        source="facebookresearch/dinov2 eval/linear.py:135-151, :235-256, :503-533: 13 rates, batch 128 x 8; its "
-        "10 x 1250 iterations are 10 epochs of ImageNet, and so ours of any set",
-    ),
-}
-
+PAPERS = protocols_of(Linear, PUBLISHED)
+OTHERS = protocols_of(Linear, VARIANTS)
 CACHED = {
     f"{name}_cached": Protocol(
         task=replace(paper.task, augment=False),
@@ -375,10 +295,13 @@ CACHED = {
     for name, paper in PAPERS.items()
 }
 
-PROTOCOLS = PAPERS | CACHED
+PROTOCOLS = PAPERS | CACHED | OTHERS
+PROTOCOLS |= as_reported({name: each for name, each in (PAPERS | OTHERS).items() if each.task.select != "val"})
+# Table 12's one rate is the paper's, iBOT's sweep the code's.
+PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.04,))
 
 SUITES = {
     "smoke": ("linear_sgd@ibot_base_cached",),
     "frozen": ("linear_sgd@ibot_base_cached",),
-    "full": tuple(PROTOCOLS),
+    "full": tuple(PAPERS | CACHED),
 }

@@ -4,11 +4,14 @@ The head reads the first layer of the pretrained projector, as in SimCLR-v2 (Che
 probes/tasks/finetune.py. Subsets are drawn by the seed, unless `lists` names a folder with the published ones.
 """
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.tasks import Protocol
-from probes.tasks.finetune import BEIT, SMOKE, Finetune
+from probes.finetune.recipes import BEIT, SMOKE
+from probes.lowshot.shots import PUBLISHED as LISTS
+from probes.published import Published, as_reported, protocols_of
+from probes.tasks.finetune import Finetune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +21,10 @@ class SemiSupervised(Finetune):
     COST: ClassVar[float] = 100.0  # a thousand epochs of a hundredth to a tenth of the images
 
 
-def like(task: Finetune, **settings: Any) -> SemiSupervised:
-    """The training of a fine-tuning recipe, with other `settings`."""
-    return SemiSupervised(**asdict(task) | settings)
-
-
-EXTREMA = like(BEIT, lr=5e-6, epochs=1000, warmup_epochs=5, layer_decay=1.0, pool="cls", projector=True, size="")
+EXTREMA = dict(BEIT, lr=5e-6, epochs=1000, warmup_epochs=5, layer_decay=1.0, pool="cls", projector=True, size="")
 # Peak 5e-6 * 1024 / 512 is the floor: after its warm-up the rate is constant. timm's optimiser and schedule, whose
 # weight decay spares the tokens only of networks that ask for it, as iBOT's does not.
-IBOT = replace(
+IBOT = dict(
     EXTREMA,
     lr_rule="batch/512",
     schedule="deit",
@@ -45,18 +43,37 @@ IBOT_SOURCE = (
     "evaluation/README.md (--finetune_head_layer 1); its averaged weights, which it does not judge, are left out; it "
     "reports the best epoch on val: select=val"
 )
+PLAIN_SOURCE = (
+    "ExtreMA table 10's networks without a projector, BEiT and MAE: that the head reads the mean of their patches, as "
+    f"in BEiT's fine-tuning, is ours; else {EXTREMA_SOURCE}"
+)
+CLASS_SOURCE = (
+    "ExtreMA table 10's DINO, MoCo-v3 and MSN, of which exports carry no projector: that the head reads the class "
+    f"token itself is ours; else {EXTREMA_SOURCE}"
+)
 
 
-PROTOCOLS = {
-    "semi@smoke": Protocol(
-        task=like(SMOKE, fraction=0.5, batch=16),
-        version=1,
-        source="ours: half of the images for seconds, without a projector; not to be compared with published numbers",
+def parts_of(name: str, settings: Mapping[str, Any], source: str, version: int = 1) -> dict[str, Published]:
+    """The recipe on 1 and on 10 % of the images."""
+    shares = {"1percent": 0.01, "10percent": 0.1}
+    return {
+        f"{name}_{part}": Published(dict(settings, fraction=share), source, version) for part, share in shares.items()
+    }
+
+
+PUBLISHED = {
+    "semi@smoke": Published(
+        dict(SMOKE, fraction=0.5, batch=16),
+        "ours: half of the images for seconds, without a projector; not to be compared with published numbers",
     ),
-    "semi@extrema_1percent": Protocol(task=replace(EXTREMA, fraction=0.01), version=1, source=EXTREMA_SOURCE),
-    "semi@extrema_10percent": Protocol(task=replace(EXTREMA, fraction=0.1), version=1, source=EXTREMA_SOURCE),
-    "semi@ibot_1percent": Protocol(task=replace(IBOT, fraction=0.01), version=2, source=IBOT_SOURCE),
-    "semi@ibot_10percent": Protocol(task=replace(IBOT, fraction=0.1), version=2, source=IBOT_SOURCE),
+    **parts_of("semi@extrema", EXTREMA, EXTREMA_SOURCE),
+    **parts_of("semi@ibot", IBOT, IBOT_SOURCE, 2),
+    **parts_of("semi@extrema_avg", dict(EXTREMA, pool="avg", projector=False), PLAIN_SOURCE),
+    **parts_of("semi@extrema_cls", dict(EXTREMA, projector=False), CLASS_SOURCE),
 }
+
+PROTOCOLS = protocols_of(SemiSupervised, PUBLISHED)
+# ExtreMA's code follows BEiT's, which reports the best epoch on val.
+PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name != "semi@smoke"}, lists=LISTS)
 
 SUITES = {"smoke": ("semi@smoke",), "full": ("semi@ibot_1percent", "semi@ibot_10percent")}

@@ -88,8 +88,21 @@ WRONG = [
     (["--set", "betas=0.9"], "--set betas=0.9: expected 2 comma-separated values"),
     (
         ["--set", "schedule=3"],
-        "--set schedule: it has parts, set them: schedule.warmup, schedule.floor, schedule.stretch",
+        "--set schedule=3: choose one of WarmupCosine, TableCosine, Multistep, CosineTo, Constant",
     ),
+    (["--set", "schedule=Multistep"], "--set schedule=Multistep: set schedule.milestones as well"),
+    (
+        ["--set", "schedule=Multistep", "schedule.start=0", "schedule.milestones=1,3"],
+        "--set: schedule.milestones=(1.0, 3.0) with epochs=2: nothing is left after 3; give milestones below",
+    ),
+    (
+        ["--set", "schedule=Multistep", "schedule.start=-1", "schedule.milestones=1"],
+        "--set: schedule.start=-1.0: must be a finite number, 0 or more",
+    ),
+    (["--set", "schedule=Constant", "schedule.floor=1"], "--set schedule.floor=1: Constant has no setting 'floor'"),
+    (["--set", "schedule.end=1"], "--set schedule.end: no such setting"),
+    (["--set", "weight_decay_schedule=CosineTo"], "CosineTo: set weight_decay_schedule.end as well"),
+    (["--set", "weight_decay_schedule=CosineTo", "weight_decay_schedule.end=much"], "end=much: expected a number"),
     (["--set", "width=90", "heads=4"], "--set: heads=4 does not divide width=90"),
     (["--set", "patch_size=5"], "--set: image_size=16 is not a multiple of patch_size=5"),
     (["--set", "mask_ratio=0.99"], "mae smoke: mask_ratio=0.99 leaves 0 of 16 patches visible"),
@@ -159,6 +172,26 @@ def test_resume_starts_where_there_is_nothing_and_ends_where_all_is_done(pretrai
 def test_changes_in_another_order_are_the_same_run(pretrain):
     assert pretrain("--set", "lr=0.01", "mask_ratio=0.5")[0] == 0
     assert pretrain("--resume", "--set", "mask_ratio=0.5", "lr=0.01")[0] == 0
+
+
+def test_another_schedule_is_chosen_by_name(pretrain, tmp_path):
+    """SimMIM's for MAE: what both have stays, here the warm-up; the order of the changes does not matter."""
+    words = ("schedule.milestones=1", "schedule=Multistep", "schedule.start=0.1")
+    decay = ("weight_decay_schedule=CosineTo", "weight_decay_schedule.end=0.2")
+    code, out, _ = pretrain("--dry-run", "--set", *words, *decay)
+    assert code == 0 and "with batch=16 schedule.start=0.1 schedule.milestones=1.0" in out
+    for line in (
+        "schedule = Multistep",
+        "schedule.warmup = 0.5",
+        "schedule.factor = 0.1",
+        "weight_decay_schedule.end = 0.2",
+    ):
+        assert f"    {line}\n" in out
+    assert pretrain("--set", *words)[0] == 0
+    rates = [line["lr"] for line in log(tmp_path / "run")]
+    assert rates[-1] == pytest.approx(0.1 * 0.00025) and max(rates) == 0.00025
+    settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
+    assert settings["schedule"]["name"] == "Multistep" and settings["weight_decay_schedule"] == {"name": "Constant"}
 
 
 def test_images_without_labels(pretrain, bench, tmp_path):

@@ -30,6 +30,21 @@ def test_holdout_changes_no_recipe_but_undoes_val():
     assert {task.select for task in by_val} == {"val"}
 
 
+def test_without_the_option_every_protocol_keeps_its_own():
+    """So a run that reports as a paper does is not a modified one; `--select holdout` makes it one."""
+    names = "finetune@mae_paper,linear_lars@mae_paper,semi@ibot_1percent_paper,linear_lars@mae"
+    for select, changes in ((None, {}), ("holdout", {"select": "holdout"})):
+        found = changed_protocols(choose_protocols(names, catalogue()), [], select)
+        told = {chosen.name: dict(chosen.changes) for chosen in found}
+        assert told.pop("linear_lars@mae") == {} and all(each == changes for each in told.values())
+
+
+def test_the_name_of_a_task_leaves_out_what_reports_as_papers_do():
+    """They need lists that few have, or choose on the validation images."""
+    chosen = choose_protocols("linear,lowshot", catalogue())
+    assert len(chosen) > 20 and not any(each.name.endswith("_paper") for each in chosen)
+
+
 def test_set_wins_for_one_task():
     found = changes("linear_sgd@ibot.select=holdout", "finetune.select=holdout", select="val")
     assert found["linear_sgd@ibot"] == {} and found["finetune@mae"] == {"select": "holdout"}

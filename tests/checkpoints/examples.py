@@ -23,7 +23,11 @@ def dino() -> Example:
     tree = under(record, "student0/", "student.") | under(record, "teacher0/", "teacher.")
     tree["dino_loss.center"] = record["center0"]
     options = ImportOptions(heads=config["heads"])
-    return Example(importer="dino", options=options, tree=tree, recorded=dino_teacher)
+
+    def recorded(export: ViTExport) -> Pairs:
+        return dino_teacher(export) + dino_logits(export, "teacher")
+
+    return Example(importer="dino", options=options, tree=tree, recorded=recorded)
 
 
 def dino_probes(export: ViTExport, branch: str) -> Pairs:
@@ -40,9 +44,25 @@ def dino_teacher(export: ViTExport) -> Pairs:
     return dino_probes(export, "teacher")
 
 
+def dino_logits(export: ViTExport, branch: str) -> Pairs:
+    """What the kept projector gives, through the prototypes, for all crops that the branch saw."""
+    record, config = tensors("dino/golden.safetensors"), facts("dino/config.json")
+    crops = [record[f"step0/crop{number}"] for number in range(2 + (config["nloc"] if branch == "student" else 0))]
+    values = torch.cat([encode(export, crop)[:, 0] for crop in crops])
+    layers = sorted(name for name, tensor in export.extra.items() if tensor.ndim == 2)
+    for name in layers:
+        if name != layers[0]:
+            values = F.gelu(values)
+        weight, bias = (export.extra[name.replace("weight", kind)].double() for kind in ("weight", "bias"))
+        values = F.linear(values, weight, bias)
+    rows = F.normalize(record[f"{branch}0/head.last_layer.weight_v"].double(), dim=1)
+    logits = F.normalize(values, dim=1) @ (record[f"{branch}0/head.last_layer.weight_g"].double() * rows).T
+    return [(logits, record[f"step0/{branch}_out"])]
+
+
 def dino_student(export: ViTExport) -> Pairs:
     """The recorded local crop is smaller than the model's image: the position rule decides its features."""
-    return dino_probes(export, "student")
+    return dino_probes(export, "student") + dino_logits(export, "student")
 
 
 def dino_student_example() -> Example:
@@ -106,7 +126,7 @@ def batch_norm(values: Tensor, affine: dict[str, Tensor] | None, name: str) -> T
 
 
 # MSN and MoCo-v3 recorded outputs behind batch norm, which cannot see the final norm's bias: the encoder's own output
-# is compared with an independent ViT as well.
+# is compared with an independent ViT as well, and MSN's head in evaluation mode with the recorded one.
 
 
 def msn() -> Example:
@@ -114,17 +134,31 @@ def msn() -> Example:
     tree = under(record, "encoder0/", "encoder.") | under(record, "target0/", "target_encoder.")
     tree["prototypes"] = record["prototypes0"]
 
+    theirs = {name: tensor.double() for name, tensor in under(record, "target0/fc.").items()}
+    norms = "bn1.weight" in theirs
+    layers = ["fc1", "bn1", "", "fc2", "bn2", "", "fc3"] if norms else ["fc1", "", "fc2", "", "fc3"]
+
     def recorded(export: ViTExport) -> Pairs:
         tokens = encode(export, record["step0/view0"])
-        values, independent = tokens[:, 0], plain_vit_tokens(record, "target0/", config["heads"], record["step0/view0"])
-        for number in (1, 2, 3):
-            weight, bias = (record[f"target0/fc.fc{number}.{kind}"].double() for kind in ("weight", "bias"))
-            values = F.linear(values, weight, bias)
-            if number < 3:
-                values = F.gelu(batch_norm(values, record, f"target0/fc.bn{number}"))
-        return [(values, record["step0/target_h"]), (tokens, independent)]
+        independent = plain_vit_tokens(record, "target0/", config["heads"], record["step0/view0"])
+        named = {tuple(name.split(".")[1:]): tensor.double() for name, tensor in export.extra.items()}
+        ours = {f"{layers[int(number)]}.{kind}": tensor for (number, kind), tensor in named.items()}
+        outputs = [msn_head(tokens[:, 0], ours, training) for training in (True, False)]
+        return [(outputs[0], record["step0/target_h"]), (outputs[1], msn_head(tokens[:, 0], theirs, training=False)),
+                (tokens, independent)]  # fmt: skip
 
     return Example(importer="msn", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
+
+
+def msn_head(values: Tensor, head: dict[str, Tensor], training: bool) -> Tensor:
+    """MSN's projection of class tokens (B, D) by a head of official names, in float64."""
+    for number in (1, 2, 3):
+        values = F.linear(values, head[f"fc{number}.weight"], head[f"fc{number}.bias"])
+        if f"bn{number}.weight" in head:
+            statistics = [None if training else head[f"bn{number}.running_{kind}"] for kind in ("mean", "var")]
+            values = F.batch_norm(values, *statistics, head[f"bn{number}.weight"], head[f"bn{number}.bias"], training)
+        values = F.gelu(values) if number < 3 else values
+    return values
 
 
 def mocov3() -> Example:
@@ -135,12 +169,17 @@ def mocov3() -> Example:
         tokens = encode(export, record["step0/x1"])
         values = tokens[:, 0]
         independent = plain_vit_tokens(record, "model0/base_encoder.", config["heads"], record["step0/x1"])
-        for head, numbers in (("base_encoder.head", (0, 3, 6)), ("predictor", (0, 3))):
+        heads = (("projector", export.extra, (0, 3, 6)), ("model0/predictor", record, (0, 3)))
+        for head, given, numbers in heads:
             for number in numbers:
-                values = F.linear(values, record[f"model0/{head}.{number}.weight"].double())
-                values = batch_norm(values, record, f"model0/{head}.{number + 1}")
+                values = F.linear(values, given[f"{head}.{number}.weight"].double())
+                values = batch_norm(values, given, f"{head}.{number + 1}")
                 values = F.relu(values) if number != numbers[-1] else values
-        return [(values, record["step0/q1"]), (tokens, independent)]
+        # Batch norms of a training do not read their running statistics.
+        kept = {name: tensor for name, tensor in export.extra.items() if "running" in name}
+        official = under(record, "model0/base_encoder.head.", "projector.")
+        statistics = [(1 + tensor.double(), 1 + official[name].double()) for name, tensor in kept.items()]
+        return [(values, record["step0/q1"]), (tokens, independent), *statistics]
 
     return Example(importer="mocov3", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 

@@ -9,6 +9,7 @@ from math import cos, pi
 import pytest
 import torch
 from examples import EXAMPLES, extrema_case, extrema_images
+from recorded_example import encode
 from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor
@@ -22,6 +23,7 @@ from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, Wa
 from probes.finetune.classifier import Classifier, HeadRecipe
 
 TOLERANCE = 1e-6
+PAIR = ("weight", "bias")
 AVERAGE = HeadRecipe(pool="avg")
 
 
@@ -166,6 +168,51 @@ def test_extrema_projector_layer():
     values = F.gelu(F.layer_norm(values, values.shape[1:], extra["projector.4.weight"], extra["projector.4.bias"]))
     values = F.linear(values, extra["projector.6.weight"], extra["projector.6.bias"])
     official = tensors("extrema/cases.safetensors")[f"{extrema_case()[1]}/teacher/projection"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+def with_batch_statistics(export: ViTExport, given: Tensor) -> ViTExport:
+    """The export with the statistics of `given` (B, D) in its projector's first batch norm, as in training mode."""
+    statistics = {"running_mean": given.mean(0), "running_var": given.var(0, correction=0)}
+    extra = {f"projector.1.{name}": value.float() for name, value in statistics.items()}
+    return replace(export, extra={**export.extra, **extra})
+
+
+@torch.no_grad()
+def test_msn_projector_layer():
+    """Recorded in training mode: with the statistics of that batch in place of the running ones."""
+    record, export = tensors("msn/golden.safetensors"), imported("msn")
+    images = record["step0/view0"].double()
+    given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    values = classifier.features(images)
+    for number in (2, 3):
+        values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
+        if number == 2:
+            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
+            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
+    official = record["step0/target_h"]
+    assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
+
+
+@torch.no_grad()
+def test_mocov3_projector_layer():
+    """The recorded predictions, from the layer that the head reads: no bias, batch norm, ReLU; in training mode."""
+    record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
+    images, extra = record["step0/x1"].double(), {name: tensor.double() for name, tensor in export.extra.items()}
+    given = F.linear(encode(export, images)[:, 0], extra["projector.0.weight"])
+    recipe = HeadRecipe(pool="cls", projector=True)
+    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    values = F.linear(classifier.features(images), extra["projector.3.weight"])
+    values = F.relu(F.batch_norm(values, None, None, extra["projector.4.weight"], extra["projector.4.bias"], True))
+    values = F.batch_norm(F.linear(values, extra["projector.6.weight"]), None, None, training=True)
+    head = {name: tensor.double() for name, tensor in record.items() if name.startswith("model0/predictor.")}
+    values = F.linear(values, head["model0/predictor.0.weight"])
+    weight, bias = (head[f"model0/predictor.1.{kind}"] for kind in ("weight", "bias"))
+    values = F.relu(F.batch_norm(values, None, None, weight, bias, True))
+    values = F.batch_norm(F.linear(values, head["model0/predictor.3.weight"]), None, None, training=True)
+    official = record["step0/q1"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
 

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 from small_trainings import small_recipe
 from torch import Tensor
-from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from engine.seeding import AUGMENT, seeded
@@ -20,6 +19,7 @@ from pretrain.methods.msn import METHOD, RECIPES, Msn, Settings
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.teachers import sinkhorn
 from pretrain.schedules import CosineTo, CountedCosine
+from probes.finetune.classifier import projector_layer
 
 SMOKE = RECIPES["smoke"]
 SPEC: ViTSpec = SMOKE.spec
@@ -149,18 +149,15 @@ def test_views_are_of_the_sizes_asked_for_and_the_same_again():
     assert set(msn(focal_views=0).views()(image)) == {"target", "random", "noise"}
 
 
-def test_exports_carry_the_projector_with_its_statistics():
-    method = msn()
+@pytest.mark.parametrize("norm", ["bn", "ln", "none"])
+def test_exports_carry_the_head_from_whose_first_layer_fine_tuning_starts(norm):
+    """In evaluation mode: with the statistics that training left."""
+    method = msn(head_norm=norm)
     method(views(method))
     (name, export), (other, _) = exports_of(method, {})
     assert (name, other, export.facts["branch"]) == ("export", "export-anchor", "target")
-    norm = method.target.head[1]
-    vectors = torch.randn(3, SPEC.width, dtype=torch.float64)
-    extra = {name: tensor.double() for name, tensor in export.extra.items()}
-    ours = F.linear(vectors, extra["projector.0.weight"], extra["projector.0.bias"])
-    statistics = extra["projector.1.running_mean"], extra["projector.1.running_var"]
-    ours = F.batch_norm(ours, *statistics, extra["projector.1.weight"], extra["projector.1.bias"], eps=norm.eps)
-    torch.testing.assert_close(ours, method.target.head[:2].eval()(vectors), rtol=1e-5, atol=1e-6)
+    vectors, first = torch.randn(3, SPEC.width), method.target.head[: 2 if norm == "none" else 3].float().eval()
+    torch.testing.assert_close(projector_layer(export)(vectors), first(vectors), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pretrain.methods import dino, mae, simmim
+from checkpoints.spec import SIZES
+from pretrain.methods import dino, extrema, lut, mae, moca, simmim
 from pretrain.schedules import CosineTo, Multistep, WarmupCosine
 
 INFINITE = [float("nan"), float("inf")]
@@ -32,10 +33,53 @@ def test_warmups_that_cannot_be(method, value):
 @pytest.mark.parametrize("method", [mae, dino, simmim], ids=["WarmupCosine", "TableCosine", "Multistep"])
 def test_a_warmup_that_leaves_nothing_is_refused(method):
     recipe = next(iter(method.RECIPES.values()))
+    if isinstance(recipe.schedule, Multistep):  # whose milestones are late ones
+        recipe = replace(recipe, schedule=replace(recipe.schedule, milestones=()))
     warmup = recipe.schedule.warmup
     assert replace(recipe, epochs=warmup + 1).epochs == warmup + 1
     with pytest.raises(ValueError, match=f"^schedule.warmup={warmup} with epochs={warmup}: nothing is left .*epochs$"):
         replace(recipe, epochs=warmup)
+
+
+def test_milestones_that_the_training_does_not_reach_are_refused():
+    """SimMIM's rate would never drop in 100 of its 800 epochs."""
+    recipe = simmim.RECIPES["vit_b"]
+    assert replace(recipe, epochs=701).epochs == 701
+    for epochs in (100, 700):
+        message = rf"^schedule.milestones=\(700,\) with epochs={epochs}: nothing is left after 700; give "
+        with pytest.raises(ValueError, match=message):
+            replace(recipe, epochs=epochs)
+
+
+# What tables of the papers name, and no other recipe reaches by its epochs, size or views.
+OF_TABLES = [
+    (dino, "vit_b", "B", 400, 7.5e-4 * 4),  # MOCA tables 5j to 7, ExtreMA tables 7 to 11
+    (dino, "vit_b_two_crops", "B", 400, 7.5e-4 * 4),
+    (mae, "vit_b_100", "B", 100, 2.4e-3),  # LUT table C
+    (mae, "vit_b_300", "B", 300, 2.4e-3),  # ExtreMA table 11
+    (mae, "vit_l_1600", "L", 1600, 2.4e-3),  # MOCA table 10
+    (mae, "vit_h", "H", 800, 2.4e-3),
+    (simmim, "vit_b_100", "B", 100, 8e-4),  # LUT table A, at the rate of LUT on SimMIM there
+    (extrema, "vit_b_ablation", "B", 300, 1.2e-3),
+    (extrema, "vit_b_ablation_600", "B", 600, 1.2e-3),
+    (extrema, "vit_b_22k_ablation", "B", 30, 1.2e-3),
+    (moca, "vit_b_100", "B", 100, 1.2e-3),
+    (moca, "vit_b_ablation_200", "B", 200, 1.2e-3),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "size", "epochs", "peak"), OF_TABLES)
+def test_recipes_that_tables_of_the_papers_need(method, name, size, epochs, peak):
+    recipe = method.RECIPES[name]
+    assert (SIZES[recipe.spec.width, recipe.spec.depth], recipe.epochs) == (size, epochs)
+    assert recipe.peak == pytest.approx(peak)
+
+
+def test_simmims_baseline_is_trained_as_lut_on_it():
+    """LUT table A compares the two."""
+    ours, theirs = simmim.RECIPES["vit_b_100"], lut.RECIPES["simmim_vit_b"]
+    for name in ("spec", "epochs", "batch", "lr", "lr_batch", "schedule", "weight_decay", "betas", "clip"):
+        assert getattr(ours, name) == getattr(theirs, name), name
 
 
 @pytest.mark.parametrize("stretch", [0.5, -1.0, *INFINITE])

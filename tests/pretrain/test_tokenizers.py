@@ -14,6 +14,7 @@ from small_trainings import trainer
 from torch import nn
 from toys import SMALL, picture
 
+from bench.cli.description import export_lines
 from checkpoints.export import ViTExport
 from engine.seeding import AUGMENT, seeded
 from pretrain.methods.beit import METHOD, Settings
@@ -204,6 +205,8 @@ def test_a_training_fits_its_tokenizer_once_before_the_first_update(trained, tmp
 
 
 def test_every_export_says_which_tokenizer_made_its_targets(trained):
+    """And `bench inspect` shows it."""
+    said = "k-means of 64 codes among patches of the training images; not the paper's"
     for folder in ("start", "export"):
-        facts = ViTExport.load(trained.run.out / folder).facts
-        assert facts["tokenizer"] == "k-means of 64 codes among patches of the training images; not the paper's"
+        export = ViTExport.load(trained.run.out / folder)
+        assert export.facts["tokenizer"] == said and f"  tokenizer    {said}" in list(export_lines(export))

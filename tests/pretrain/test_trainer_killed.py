@@ -73,7 +73,7 @@ def survivor(quiet, tmp_path_factory):
     assert 0 < newest_step(out) < steps(name)
     last, before, printed = training(name, out), newest_step(out), io.StringIO()
     with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stderr(printed):
-        changed.setattr("engine.progress.PATIENCE", 0.0)
+        changed.setattr("engine.progress.SILENT_FOR", 0.0)
         assert last.train() == "finished"
     images, now = steps(name) * BATCH, (steps(name) - before) * BATCH
     assert f"{images} of {images} images, {now} of them now, in " in printed.getvalue()

@@ -19,12 +19,13 @@ from checkpoints.vit import ViT
 from engine.distributed import World
 from engine.seeding import seeded
 from engine.training import interruptions
+from imagesets.augmentation import posterized
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from probes.finetune import trainer
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, posterized
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size
 from probes.holdout import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 

@@ -95,6 +95,8 @@ def test_readouts_lie_side_by_side(export, tmp_path):
     assert rows.shape == (2, 3 * export.spec.width)
     assert np.array_equal(rows[1, 32:64], features[kinds[1]][1])
     assert [kind.name for kind in kinds_of("cls2", norm=False)] == ["cls-layer-2-raw", "cls-layer-1-raw"]
+    assert [kind.name for kind in kinds_of("avg@8", norm=False)] == ["avg-layer7-raw"]  # SimMIM's, counted from 1
+    assert [kind.name for kind in kinds_of("cls@1", norm=True)] == ["cls-layer0-norm"]
 
 
 def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import World
 from imagesets.sets import open_set
 from probes.lowshot.fitting import preprocessed
-from probes.lowshot.shots import places, subset_rows, subsets, union
+from probes.lowshot.shots import PUBLISHED, part_of, places, subset_rows, subsets, union
 from probes.tasks import lowshot
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
@@ -279,3 +280,29 @@ def test_protocols_are_those_of_the_sources(export, tmp_path):
 
     ours = PROTOCOLS["lowshot@bench"].task
     assert ours.transform(export, space) == Knn().transform(export, space) != moca.transform(export, space)
+
+
+def test_published_lists_lie_beside_the_images(export, tmp_path):
+    """MSN's folders in the root of the set, where a protocol finds them without a setting; SimCLR's 10 % too."""
+    url = write_set(tmp_path / "images", train=10)
+    train = open_set(url, "train")
+    write_lists(tmp_path / "lists", train)
+    write_lists(tmp_path / "images", train)
+    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED))
+    assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
+    assert len(outcome.facts["fits"]) == len(named)
+    names = [Path(train.path(index)).name for index in range(3)]
+    (tmp_path / "images/imagenet_subsets").mkdir()
+    (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
+    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED)
+    assert [Path(listed.path(index)).name for index in range(len(listed))] == names
+    with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
+        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED)
+
+
+@pytest.mark.parametrize("name", ["lowshot@moca", "lowshot@msn"])
+def test_what_the_sources_report_is_on_published_lists_by_cyanure(name):
+    ours, theirs = asdict(PROTOCOLS[name].task), asdict(PROTOCOLS[f"{name}_paper"].task)
+    changes = {key: value for key, value in theirs.items() if value != ours[key]}
+    assert changes == {"lists": "published", "solver": "cyanure"}

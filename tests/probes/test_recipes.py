@@ -1,6 +1,6 @@
 """The numbers of the recipes that train, against what their sources' code and commands say."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 from toy_exports import export_of_size, workspace
 
 from engine.distributed import World
+from engine.training.schedules import TrainProgress
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation
@@ -46,7 +47,13 @@ def config_of(task, images: int) -> FinetuneConfig:
         ("lut_S", 2e-3, 300, 0.75, 0.1, "avg", 32, "bicubic"),
         ("lut", 1e-3, 100, 0.65, 0.1, "avg", 32, "bicubic"),
         ("lut_L", 4e-3, 50, 0.65, 0.1, "avg", 32, "bicubic"),
+        ("extrema_22k_S", 2e-3, 200, 0.65, 0.1, "avg", 128, "bicubic"),
+        ("lut_docs", 4e-3, 100, 0.75, 0.1, "avg", 32, "bicubic"),
         ("moca", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+        ("moca_L", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+        ("deit", 1e-3, 150, 1.0, 0.1, "cls", 256, "bicubic"),
+        ("deit_S", 1e-3, 150, 1.0, 0.1, "cls", 256, "bicubic"),
+        ("cae", 8e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
         ("ibot_S", 4e-3, 200, 0.75, 0.1, "cls", 128, "bilinear"),
         ("ibot", 4e-3, 100, 0.65, 0.2, "cls", 128, "bilinear"),
         ("ibot_L", 4e-3, 50, 0.75, 0.4, "cls", 64, "bilinear"),
@@ -61,7 +68,7 @@ def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated)
     assert config.lr == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
     assert task.augmentation == BEITS and task.interpolation == evaluated
-    assert task.batch == (2048 if name == "simmim" else 1024)
+    assert task.batch == {"simmim": 2048, "cae": 4096}.get(name, 1024)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +115,60 @@ def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
     """As many as the source's loader makes batches; those of MAE, MOCA and MSN leave out what does not fill one."""
     task = LINEAR[name + ending].task
     assert task.plan(IMAGENET, workspace(Path("unused"), "digits:")).count == steps
+
+
+def test_fine_tuning_of_mocov3_is_deits():
+    """timm's schedule told by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
+    task = FINETUNE["finetune@deit"].task
+    rates, per_epoch = config_of(task, IMAGENET).schedule, config_of(task, IMAGENET).steps_per_epoch
+    start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
+    found = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
+    warm = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
+    assert found[:4] == pytest.approx(warm, rel=1e-9) and 1e-5 < found[4] < 1.05e-5
+    assert (task.repeats, task.head_std, task.head_scale, task.decay_tokens) == (3, 0.02, 1.0, False)
+
+
+PAPERS = [name for tasks in (FINETUNE, LINEAR, SEMI) for name in tasks if name.endswith("_paper")]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_protocol_differs_by_what_its_source_reports(name):
+    """Selection on the validation images, the published list of a part of the images; what a paper's table has."""
+    protocols = FINETUNE | LINEAR | SEMI
+    ours, theirs = asdict(protocols[name.removesuffix("_paper")].task), asdict(protocols[name].task)
+    changes = {key: value for key, value in theirs.items() if value != ours[key]}
+    expected = {"select": "val"} | ({"lists": "published"} if name.startswith("semi") else {})
+    own = {"linear_sgd@moca_paper": {"lrs": (0.04,)}, "finetune@extrema_22k_paper": {"drop_path": 0.1}}
+    assert changes == expected | own.get(name, {})
+
+
+def test_every_recipe_that_reports_its_best_epoch_on_val_has_a_protocol_that_does():
+    recipes = FINETUNE | LINEAR | SEMI
+    reported = {name for name in recipes if f"{name}_paper" in recipes}
+    plain = {name for name in recipes if not name.endswith(("_paper", "_cached", "@smoke"))}
+    assert plain - reported == {"finetune@moca", "finetune@moca_L", "linear_sgd@moca_readme"}
+    assert recipes["linear_sgd@moca_readme"].task.select == "val"
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "batch", "epochs", "readout", "norm", "pace", "judged"),
+    [
+        ("linear@mocov3", 3.0, 1024, 90, "cls1", True, "epoch", "bilinear"),
+        ("linear_lars@mae_L", 0.1, 16384, 50, "cls1", True, "iteration", "bicubic"),
+        ("linear_lars@extrema_avg", 0.1, 4096, 90, "avg", False, "iteration", "bilinear"),
+        ("linear_lars@simmim", 0.1, 16384, 90, "avg@8", False, "iteration", "bicubic"),
+        ("linear_lars@lut", 0.1, 16384, 90, "cls1", True, "iteration", "bicubic"),
+        ("linear_lars@cae", 0.1, 16384, 90, "cls1", True, "iteration", "bicubic"),
+    ],
+)
+def test_linear_probes_of_other_networks(name, lr, batch, epochs, readout, norm, pace, judged):
+    task = LINEAR[name].task
+    assert (task.lrs, task.batch, task.epochs, task.readouts) == ((lr,), batch, epochs, (readout,))
+    assert (task.norm, task.pace, task.interpolation, task.weight_decays) == (norm, pace, judged, (0.0,))
+
+
+@pytest.mark.parametrize("part", ["1percent", "10percent"])
+def test_networks_without_a_projector_are_fine_tuned_on_few_images(part):
+    """ExtreMA's table 10 has MAE and BEiT: only what the head reads differs."""
+    ours, theirs = (asdict(SEMI[f"semi@extrema{kind}_{part}"].task) for kind in ("", "_avg"))
+    assert {key: value for key, value in theirs.items() if value != ours[key]} == {"pool": "avg", "projector": False}

@@ -113,6 +113,15 @@ def test_of_too_many_blocks_those_are_read_that_there_are(data, tmp_path):
     assert outcome.facts["warnings"][-1] == "the model has 2 blocks: cls2 was read for cls4"
 
 
+def test_of_a_block_that_is_not_there_the_last_one_is_read(headless, data, tmp_path):
+    export, space = export_of_size(16), workspace(tmp_path, data)
+    outcome = replace(LINEAR, readouts=("avg@8",)).run(export, space)
+    by_hand = replace(LINEAR, readouts=("avg@2",)).run(export, space)
+    assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == {"avg@8": "avg@2"}
+    assert by_hand.metrics == replace(LINEAR, readouts=("avg",)).run(export, space).metrics
+    assert readout_of("cls@1", headless.spec) == "avg@1" and readout_of("cls@1", export.spec) == "cls@1"
+
+
 def test_readouts_that_come_to_the_same_are_trained_once(data, tmp_path):
     task = replace(LINEAR, readouts=("cls1", "cls1+avg", "cls4", "cls4+avg"))
     outcome = task.run(load("pixels:4"), workspace(tmp_path, data))

@@ -1,0 +1,154 @@
+"""Supervised training as in DeiT (Touvron et al. 2021), with labels: what encoders learned without them compare to.
+
+facebookresearch/deit main.py, without distillation; its averaged weights, which it does not evaluate, are left out. The
+classifier is dropped: probes report the accuracy. B images, D width, K classes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import log
+
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.precision import to_float32
+from engine.training.schedules import TimmCosine
+from imagesets.augmentation import check_policy, random_transform
+from pretrain.method import Encoder, Group, Method, Step, decay_groups
+from pretrain.parts.mixing import drawn_mix, mixed, smoothed
+from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.parts.weights import truncated_, truncated_vit
+from pretrain.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The defaults are DeiT's for ImageNet (table 9; main.py)."""
+
+    classes: int = 1000  # of the labels
+    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the random crop, as a share of the image's
+    flip: float = 0.5  # chance of a mirror image
+    erase: float = 0.25  # chance of a rectangle of noise
+    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    cutmix: float = 1.0  # alpha; 0: none
+    smoothing: float = 0.1  # of the labels
+    repeated: int = 3  # times that an image occurs in an epoch, which then shows fewer images
+    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        checks.annotations(self)
+        checks.counts(self, "classes", "repeated")
+        checks.shares(self, "flip", "erase")
+        checks.amounts(self, "mixup", "cutmix")
+        checks.below_one(self, "smoothing", "drop_path")
+        checks.scales(self, "crop_scale")
+
+
+class Supervised(Method):
+    """Views: "image" (B, 3, S, S), "label" (B,) and, where images are mixed, "mix" (B, 4)."""
+
+    needs_labels = True
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        if not spec.class_token or spec.family != "vit" or spec.final_norm != "all":
+            raise ValueError("the encoder needs class_token=True, final_norm=all, no relative position")
+        self.batch_statistics, self.repeats = settings.mixup > 0 or settings.cutmix > 0, settings.repeated
+        self.vit = truncated_vit(ViT(spec, settings.drop_path))
+        self.head = truncated_(nn.Linear(spec.width, settings.classes))
+
+    def views(self) -> "SupervisedViews":
+        settings, preparation = self.settings, self.preparation
+        make = random_transform(
+            self.spec.image_size,
+            preparation.mean,
+            preparation.std,
+            policy=settings.policy,
+            crop_scale=settings.crop_scale,
+            flip=settings.flip,
+            erase=settings.erase,
+            interpolation="bicubic",
+        )
+        return SupervisedViews(make, settings.mixup, settings.cutmix)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        images, targets = views["image"], smoothed(views["label"], self.settings.classes, self.settings.smoothing)
+        if "mix" in views:
+            images, targets = mixed(images, targets, views["mix"])
+        class_token = self.vit.normalise(self.vit(images, norm=False)[0][:, :1])[:, 0]
+        return Step(F.cross_entropy(to_float32(self.head(class_token)), targets), {})
+
+    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+        """Where all classes are found equally likely."""
+        return {"loss": log(self.settings.classes)}
+
+    def groups(self) -> list[Group]:
+        """timm's rule, with the tokens that its ViT spares (no_weight_decay)."""
+        return decay_groups(self.named_parameters(), ("vit.trunk.pos_embed", "vit.trunk.cls_token"))
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.vit)}
+
+
+@dataclass(frozen=True)
+class SupervisedViews:
+    """One view, and the numbers by which its forward pass may be mixed."""
+
+    make: Callable[[Image.Image], Tensor]
+    mixup: float
+    cutmix: float
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        views = {"image": self.make(image)}
+        return views | {"mix": drawn_mix(self.mixup, self.cutmix)} if self.mixup or self.cutmix else views
+
+
+METHOD = Supervised
+
+_VIT_B = Recipe(
+    source="Touvron et al. 2021, table 9; facebookresearch/deit main.py; uses labels",
+    spec=VIT_B,
+    settings=Settings(),
+    epochs=300,
+    batch=1024,
+    lr=5e-4,
+    lr_batch=512,
+    schedule=TimmCosine(warmup=5, floor=1e-5, start=1e-6, told="epoch"),
+    weight_decay=0.05,
+)
+_TINY = dict(architecture="vit_tiny_patch16_224", width=192, heads=3, mlp_hidden=768)
+RECIPES = {
+    "vit_b": _VIT_B,
+    "vit_s": replace(_VIT_B, spec=VIT_S),
+    "vit_ti": replace(_VIT_B, spec=replace(VIT_S, **_TINY)),
+    "32px": replace(
+        _VIT_B,
+        source="ours: 8 x 8 patches of CIFAR-10, few epochs for two cores, so crops and flips alone; uses labels",
+        spec=VIT_32PX,
+        settings=Settings(
+            classes=10, policy="", crop_scale=(0.5, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1, drop_path=0.0
+        ),
+        epochs=10,
+        batch=128,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
+    ),
+    "smoke": replace(
+        _VIT_B,
+        source="ours: seconds on digits; uses labels",
+        spec=VIT_SMOKE,
+        settings=Settings(classes=10, crop_scale=(0.6, 1.0), flip=0.0, drop_path=0.0),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        lr_batch=0,
+        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
+    ),
+}

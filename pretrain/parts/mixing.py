@@ -1,0 +1,49 @@
+"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) as timm's Mixup computes them for a whole forward pass.
+
+Every image brings numbers drawn in its loader; those of the first one decide for all, so that a forward pass draws
+nothing. Images are mixed with those of the reversed batch. B images, K classes.
+"""
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def drawn_mix(mixup: float, cutmix: float) -> Tensor:
+    """(4,) share lambda of the image itself, 1 for a box and 0 for a blend, row and column of the box's centre in
+    [0, 1). mixup, cutmix: alpha of each, 0 for none; with both, either is as likely. Draws from the global generators.
+    """
+    boxed = cutmix > 0 and (mixup == 0 or random.random() < 0.5)
+    alpha = cutmix if boxed else mixup
+    return torch.tensor([np.random.beta(alpha, alpha), float(boxed), random.random(), random.random()])
+
+
+def mixed(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 3, H, W), (B, K) probabilities, (B, 4) of `drawn_mix` -> images and targets, mixed with the reversed batch's.
+
+    The targets' share is the area that is left, where a box was cut off by the border (timm's correct_lam).
+    """
+    share, boxed, row, column = draws[0]
+    height, width = images.shape[-2:]
+    down, across = (_within(centre, side, share) for centre, side in ((row, height), (column, width)))
+    outside = 1.0 - down[:, None] * across[None, :]  # (H, W)
+    own = torch.where(boxed > 0, outside, share)
+    images = own * images + (1.0 - own) * images.flip(0)
+    share = own.mean()
+    return images, share * targets + (1.0 - share) * targets.flip(0)
+
+
+def _within(centre: Tensor, side: int, share: Tensor) -> Tensor:
+    """(side,) 1 for the rows (columns) of the box with an area of 1 - share around `centre`, else 0."""
+    length, middle = (side * (1.0 - share).sqrt()).floor(), (side * centre).floor()
+    places = torch.arange(side, device=centre.device)
+    inside = (places >= middle - (length / 2).floor()) & (places < middle + ((length + 1) / 2).floor())
+    return inside.to(share.dtype)
+
+
+def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """Labels (B,) -> (B, K) probabilities: `smoothing` of each is spread over all classes (Szegedy et al. 2016)."""
+    return F.one_hot(labels, classes) * (1.0 - smoothing) + smoothing / classes

@@ -1,0 +1,65 @@
+"""Mixup, CutMix and label smoothing against timm's, and the numbers that images bring along for them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from timm.data import Mixup
+from timm.data.mixup import mixup_target
+
+from engine.seeding import AUGMENT, seeded
+from pretrain.parts.mixing import drawn_mix, mixed, smoothed
+
+CLASSES, SMOOTHING = 7, 0.1
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.tensor([0, 3, 3, 6])
+
+
+def by_timm(images: torch.Tensor, draws: list[float], monkeypatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """timm's Mixup with these draws in place of its own."""
+    share, boxed, row, column = draws
+    mix = Mixup(0.8, 1.0, label_smoothing=SMOOTHING, num_classes=CLASSES)
+    monkeypatch.setattr(mix, "_params_per_batch", lambda: (share, bool(boxed)))
+    centres = iter([int(row * images.shape[2]), int(column * images.shape[3])])
+    monkeypatch.setattr(np.random, "randint", lambda *bounds, size=None: next(centres))
+    return mix(images.clone(), LABELS)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (9, 13)])
+@pytest.mark.parametrize(
+    "draws",
+    [
+        [0.3, 0.0, 0.1, 0.2],
+        [0.3, 1.0, 0.5, 0.5],
+        [0.6, 1.0, 0.0, 0.99],  # cut off by two borders
+        [0.81, 1.0, 0.7, 0.05],
+        [1.0, 1.0, 0.4, 0.4],
+        [0.0, 1.0, 0.9, 0.1],
+        [0.999, 0.0, 0.5, 0.5],
+    ],
+)
+def test_mixing_is_timms(size, draws, monkeypatch):
+    images = torch.randn(4, 3, *size, generator=GENERATOR)
+    others = [[0.5, 0.5, 0.5, 0.5]] * 3  # of the other images, which do not count
+    ours = mixed(images, smoothed(LABELS, CLASSES, SMOOTHING), torch.tensor([draws, *others]))
+    for found, expected in zip(ours, by_timm(images, draws, monkeypatch), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_smoothing_is_timms():
+    torch.testing.assert_close(smoothed(LABELS, CLASSES, SMOOTHING), mixup_target(LABELS, CLASSES, 1.0, SMOOTHING))
+    assert torch.equal(smoothed(LABELS, CLASSES, 0.0).argmax(dim=1), LABELS)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix", "boxes"), [(0.8, 0.0, 0), (0.0, 1.0, 400), (0.8, 1.0, 200)])
+def test_draws(mixup, cutmix, boxes):
+    """Beta(0.8, 0.8) has mean 0.5 and variance 1 / 10.4, Beta(1, 1) 1 / 12; either kind is as likely with both."""
+    with seeded(AUGMENT, 0):
+        draws = torch.stack([drawn_mix(mixup, cutmix) for _ in range(400)])
+    share, kind, row, column = draws.T
+    assert abs(Counter(kind.tolist())[1.0] - boxes) < 40 and set(kind.tolist()) <= {0.0, 1.0}
+    for values in (share, row, column):
+        assert values.min() >= 0 and values.max() <= 1 and abs(values.mean() - 0.5) < 0.05
+    variance = {0: 1 / 10.4, 400: 1 / 12}.get(boxes, (1 / 10.4 + 1 / 12) / 2)
+    assert abs(share.var() - variance) < 0.015

@@ -1,0 +1,149 @@
+"""Supervised training: labels reach the loss and belong to their images, DeiT's numbers, and sets that it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_trainings import batches, digits, plan, small_recipe, trainer, updates
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from torch.nn import functional as F
+
+from checkpoints.export import ViTExport
+from imagesets.sets import ImageSet, open_set
+from pretrain.loop.images import BatchPlan, MicroBatches
+from pretrain.method import TrainProgress
+from pretrain.methods.supervised import METHOD, RECIPES, Settings
+
+PLAIN = dict(policy="", crop_scale=(1.0, 1.0), erase=0.0, mixup=0.0, cutmix=0.0, repeated=1)
+
+
+def plain_recipe(**changes):
+    return small_recipe("supervised", settings=replace(RECIPES["smoke"].settings, **PLAIN, **changes))
+
+
+def micro_batches(images: ImageSet, chosen: BatchPlan) -> MicroBatches:
+    views, steps = updates("supervised", plain_recipe()).method.views(), range(chosen.steps_per_epoch)
+    return MicroBatches(image_set=images, views=views, plan=chosen, rank=0, steps=steps, labelled=True)
+
+
+def test_labels_are_those_of_the_images():
+    """Without augmentation a view is the image itself, by which its label can be looked up."""
+    images, chosen = digits(), plan()
+    alone = updates("supervised", plain_recipe()).method.views()
+    known = {alone(images.image(at))["image"].numpy().tobytes(): images.labels[at] for at in range(len(images))}
+    assert len(known) == len(images)
+    for part in (micro_batches(images, chosen)[step] for step in range(chosen.steps_per_epoch)):
+        expected = [known[view.numpy().tobytes()] for view in part.views["image"]]
+        assert part.views["label"].dtype == torch.int64 and part.views["label"].tolist() == expected
+
+
+def test_the_loss_is_cross_entropy_with_smoothed_labels():
+    method = updates("supervised", plain_recipe()).method
+    (views,) = batches(method, plan())
+    logits = method.head(method.vit(views["image"])[0][:, 0])
+    expected = F.cross_entropy(logits, views["label"], label_smoothing=method.settings.smoothing)
+    torch.testing.assert_close(method(views).loss, expected)
+
+
+def test_an_unreadable_image_gives_the_label_of_the_one_in_its_place(tmp_path):
+    for split in ("train", "val"):
+        for name, readable in (("a", False), ("b", True)):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            digits().image(0).save(folder / "0.png") if readable else (folder / "0.png").write_bytes(b"torn")
+    images = open_set(f"folder:{tmp_path}", "train")
+    part = micro_batches(images, BatchPlan(count=2, batch=2, world=1, micro_batches=1, seed=0))[0]
+    assert part.views["label"].tolist() == [1, 1] and len(part.unreadable) == 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_repeated_augmentation(world):
+    """DeiT samplers.py: thrice an image in an epoch of as many images, in other processes where there are three; every
+    time another view."""
+    chosen = BatchPlan(count=24, batch=12, world=world, micro_batches=1, seed=0, repeats=3)
+    shares = [[chosen.places(step, rank, 0) for rank in range(world)] for step in range(chosen.steps_per_epoch)]
+    counts = np.unique(np.concatenate([np.concatenate(each) for each in shares]), return_counts=True)[1]
+    assert counts.tolist() == [3] * 8
+    if world == 3:
+        assert all(len(set(share)) == len(share) and set(share) == set(each[0]) for each in shares for share in each)
+    views = METHOD(RECIPES["smoke"].spec, RECIPES["smoke"].settings).views()
+    parts = MicroBatches(image_set=digits(), views=views, plan=chosen, rank=0, steps=range(1), labelled=True)
+    first, second = parts.sample(5, 0, 0, {}), parts.sample(5, 1, 0, {})
+    assert torch.equal(first["label"], second["label"]) and not torch.equal(first["image"], second["image"])
+
+
+def test_a_training_repeats_images_and_says_that_it_used_labels(tmp_path):
+    training = trainer("supervised", tmp_path)
+    assert training.plan.repeats == 3
+    assert training.train() == "finished"
+    for name in ("start", "export"):
+        assert ViTExport.load(tmp_path / name).facts["uses_labels"] is True
+    other = trainer("mae", tmp_path / "mae")
+    assert "uses_labels" not in other.identity()
+
+
+def test_images_without_labels_are_refused(tmp_path):
+    digits().image(0).save(tmp_path / "0.png")
+    with pytest.raises(ValueError, match=r"^images:[^\n]* has no labels, which this method learns from[^\n]*$"):
+        trainer("supervised", tmp_path / "run", images=open_set(f"images:{tmp_path}", "train"))
+    assert not Path(tmp_path / "run").exists()
+
+
+def test_another_number_of_classes_is_refused(tmp_path):
+    recipe = {"settings": replace(RECIPES["smoke"].settings, classes=3)}
+    with pytest.raises(ValueError, match=r"^classes=3, but digits:[^\n]* has 10; add --set classes=10$"):
+        trainer("supervised", tmp_path / "run", recipe=recipe)
+
+
+def test_rates_are_timms():
+    """DeiT steps timm's scheduler after each epoch, with that epoch's number."""
+    recipe, steps_per_epoch = RECIPES["vit_s"], 4
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=recipe.peak)
+    schedule, settings = recipe.schedule, dict(warmup_lr_init=recipe.schedule.start, cycle_limit=1)
+    theirs = CosineLRScheduler(
+        optimizer, t_initial=recipe.epochs, lr_min=schedule.floor, warmup_t=int(schedule.warmup), **settings
+    )
+    for epoch in range(recipe.epochs):
+        for step in range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch):
+            at = TrainProgress(step=step, steps_per_epoch=steps_per_epoch, epochs=recipe.epochs)
+            assert schedule.at(recipe.peak, at) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        theirs.step(epoch)
+
+
+def test_decay_spares_what_timm_spares():
+    method = updates("supervised", small_recipe("supervised")).method
+    ours = {name for group in method.groups() if group.weight_decay == 0.0 for name in group.parameters}
+    theirs = create_optimizer_v2(method.vit.trunk, opt="adamw", weight_decay=0.05)
+    spared = {id(p) for group in theirs.param_groups if group["weight_decay"] == 0.0 for p in group["params"]}
+    assert {name for name, p in method.vit.named_parameters() if id(p) in spared} == {
+        name.removeprefix("vit.") for name in ours if name.startswith("vit.")
+    }
+    assert "head.bias" in ours and "head.weight" not in ours
+
+
+def test_recipes_are_deits():
+    """Table 9 of Touvron et al. 2021; DeiT main.py."""
+    for name in ("vit_ti", "vit_s", "vit_b"):
+        recipe = RECIPES[name]
+        assert (recipe.epochs, recipe.batch, recipe.peak, recipe.weight_decay) == (300, 1024, 1e-3, 0.05)
+        assert (recipe.clip, recipe.betas, recipe.schedule.warmup) == (0.0, (0.9, 0.999), 5)
+        assert recipe.settings == Settings() and "labels" in recipe.source
+    assert [RECIPES[name].spec.label for name in ("vit_ti", "vit_s", "vit_b")] == ["ViT-Ti/16", "ViT-S/16", "ViT-B/16"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"policy": "v0"}, "policy='v0': give a RandAugment policy"),
+        ({"repeated": 0}, "repeated=0: must be"),
+        ({"mixup": -0.1}, "mixup=-0.1: must be"),
+        ({"smoothing": 1.0}, "smoothing=1.0: must be"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale="),
+    ],
+)
+def test_settings_that_cannot_be(changes, told):
+    with pytest.raises(ValueError, match=f"^{told}[^\n]*$"):
+        Settings(**changes)
