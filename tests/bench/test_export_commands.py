@@ -15,7 +15,8 @@ def dino_file(exports, tmp_path) -> Path:
     """A full DINO checkpoint of the tiny network: student and teacher, head and optimiser."""
     trunk = ViTExport.load(exports[0]).tensors
     backbone = {f"backbone.{name}": tensor for name, tensor in trunk.items()}
-    head = {"head.mlp.0.weight": torch.ones(2, 12), "head.last_layer.weight_v": torch.ones(2, 2)}
+    head = {"head.mlp.0.weight": torch.ones(2, 12), "head.mlp.0.bias": torch.ones(2)}
+    head["head.last_layer.weight_v"] = torch.ones(2, 2)
     student = {f"module.{name}": 2 * tensor for name, tensor in (backbone | head).items()}
     path = tmp_path / "dino_tiny.pth"
     torch.save({"student": student, "teacher": backbone | head, "epoch": 3}, path)
