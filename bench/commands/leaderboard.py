@@ -22,5 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_folder(arguments.out)
     board, _ = rewrite(arguments.out, arguments.published)
     say(*to_terminal(board, width=shutil.get_terminal_size().columns).split("\n"))
+    if arguments.published and not any(row.published for row in board.rows):
+        say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
     say("", f"written: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", errors=True)
     return 0

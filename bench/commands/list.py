@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _list_protocols(name)
     if arguments.recipes:
         return _list_recipes(name)
+    if name in ("protocols", "recipes"):
+        raise ValueError(f"bench list {name}: write bench list --{name}")
     if name == "suites":
         return _list_suites()
     if name not in (None, *SECTIONS):

@@ -14,7 +14,6 @@ from bench.cli.settings import alternatives, changed, meant, read_changes, setti
 from engine.extensions import load_extension, source_files
 from pretrain.recipe import Recipe
 
-LISTED_BY = "`bench list METHOD`"
 FIXED = ("source",)  # what a change cannot make true
 ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
 
@@ -45,7 +44,7 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
         given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
         raise ValueError(f"{given}{meant(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
-    changed = changed_recipe(recipe, texts)
+    changed = changed_recipe(recipe, texts, method)
     before, after = values_by_path(recipe), values_by_path(changed)
     names = names_by_path(changed)
     changes = {names[path]: value for path, value in after.items() if path not in before or value != before[path]}
@@ -61,21 +60,23 @@ def costs(recipe: Recipe) -> str:
     )
 
 
-def changed_recipe(recipe: Recipe, texts: Sequence[str]) -> Recipe:
-    """All changes at once, so that values which depend on each other may come in any order. ValueError in one line."""
+def changed_recipe(recipe: Recipe, texts: Sequence[str], method: str) -> Recipe:
+    """All changes at once, so that values which depend on each other may come in any order. ValueError in one line,
+    which names the command that lists the settings of `method`."""
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
     anew = {change.name for change in changes} & alternatives(recipe).keys()  # schedules, whose parts may be others
-    return changed(recipe, {path_of(change.name, recipe, anew): change for change in changes})
+    return changed(recipe, {path_of(change.name, recipe, method, anew): change for change in changes})
 
 
-def path_of(name: str, recipe: Recipe, anew: Collection[str] = ()) -> str:
+def path_of(name: str, recipe: Recipe, method: str, anew: Collection[str] = ()) -> str:
     """The path that `name` stands for. anew: fields of which another alternative is chosen."""
     names = names_by_path(recipe)
     if name.partition(".")[0] in anew:
         return name
     if found := [path for path in names if name in (path, names[path])]:
         return found[0]
-    raise ValueError(f"--set {name}: no such setting{meant(name, list(names.values()), LISTED_BY)}")
+    likely = meant(name, list(names.values()), f"`bench list {method}`")
+    raise ValueError(f"--set {name}: no such setting{likely}")
 
 
 def names_by_path(recipe: Recipe) -> dict[str, str]:

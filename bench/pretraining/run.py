@@ -130,6 +130,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     notes = "".join(f"; {note}" for note in trainer.images.notes)
     yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
+    yield from (f"  {name:<9} {fact}" for name, fact in trainer.method.facts().items())
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"
     if trainer.method.needs_labels:
         yield f"  labels    those of {len(trainer.images.classes)} classes are learned from"

@@ -82,7 +82,7 @@ def _training(value: PublishedValue, there: Known) -> tuple[Way, str]:
     if recipe not in recipes:
         return "none", f"{method} has no recipe {recipe}"
     try:
-        changed_recipe(recipes[recipe], changes)
+        changed_recipe(recipes[recipe], changes, method)
     except ValueError as error:
         return "none", str(error)
     return ("set" if changes else "named"), ""

@@ -171,7 +171,11 @@ def read_dalle(path: Path) -> DalleEncoder:
 
     Runs no code of the file. ValueError for another file.
     """
-    return dalle_from(read_foreign(path, MODULES))
+    try:
+        file = read_foreign(path, MODULES)
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {error}; it is the file of DALL-E's encoder, encoder.pkl") from error
+    return dalle_from(file)
 
 
 def dalle_from(file: ForeignFile) -> DalleEncoder:

@@ -55,6 +55,8 @@ WRONG = [
     (["run"], "the following arguments are required: --checkpoint, --suite, --out"),
     (["list", "models"], "nothing is called 'models'; `bench list` or `bench list --protocols` lists them all"),
     (["list", "knn@din"], "nothing is called 'knn@din'; did you mean 'knn@dino'? `bench list` or"),
+    (["list", "recipes"], "bench list recipes: write bench list --recipes"),
+    (["list", "protocols"], "bench list protocols: write bench list --protocols"),
     (["list", "mae", "--recipes"], "--recipes are of methods; for those of mae alone: bench list mae"),
     (["list", "knn", "--protocols"], "--protocols are of tasks or downstream; for those of knn alone: bench list knn"),
     (["list", "--colour"], "no option --colour (see bench list --help)"),

@@ -73,11 +73,19 @@ def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
 
+def test_a_dry_run_says_whose_tokens_are_predicted(bench, tmp_path):
+    code, out, _ = bench(
+        "pretrain", "beit", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / "run", "--dry-run"
+    )
+    assert code == 0
+    assert "\n  tokenizer k-means of 64 codes among patches of the training images; not the paper's\n" in out
+
+
 WRONG = [
     (["mea"], "no method 'mea'; did you mean 'mae'? there are: "),
     (["mae"], "--recipe is missing: which one of mae; there are: vit_b, "),
     (["mae", "--recipe", "smoky"], "--recipe: mae has no recipe 'smoky'; did you mean 'smoke'? there are: vit_b, "),
-    (["--set", "epoch=1"], "no such setting; did you mean 'epochs'? `bench list METHOD` lists them all"),
+    (["--set", "epoch=1"], "no such setting; did you mean 'epochs'? `bench list mae` lists them all"),
     (["--set", "epochs"], "--set epochs: write FIELD=VALUE, for example epochs=10"),
     (["--set", "epochs=many"], "--set epochs=many: expected a whole number"),
     (["--set", "epochs=0"], "--set: epochs=0: must be 1 or more"),
