@@ -124,7 +124,7 @@ class Branch(nn.Module):
 
 
 class SelfDistillation(Method):
-    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see crops.py."""
+    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
     remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
