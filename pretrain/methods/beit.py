@@ -19,7 +19,7 @@ from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.token_prediction import TokenPrediction
-from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -65,7 +65,7 @@ class BeitPretraining(TokenPrediction):
         super().__init__(spec, settings, draw_mask)
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, limit=TOKEN_STD)
+        self.lm_head = cut_truncated_(nn.Linear(spec.width, self.tokenizer.codes))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()

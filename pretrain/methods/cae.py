@@ -24,7 +24,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.token_prediction import TokenPrediction
-from pretrain.parts.weights import cae_vit, truncated_, xavier_
+from pretrain.parts.weights import cae_vit, cut_truncated_, xavier_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -147,7 +147,7 @@ def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
     if inside == outside:
         return nn.Identity()
     layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
-    return truncated_(layer, 0.02, limit=0.02) if rescaled else xavier_(layer)
+    return cut_truncated_(layer) if rescaled else xavier_(layer)
 
 
 METHOD = ContextAutoencoder

@@ -24,7 +24,7 @@ from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, crop, view
-from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -86,7 +86,7 @@ class Data2Vec(Method):
         for block in self.student.trunk.blocks:
             block.attn.attn_drop.p = settings.attn_drop
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, limit=TOKEN_STD)
+        self.lm_head = cut_truncated_(nn.Linear(spec.width, spec.width))
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
