@@ -23,12 +23,12 @@ from pretrain.parts.mask_shapes import BlockMask, MaskedView
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import Colours, crop, view
+from pretrain.parts.views import crop, even_jitter, view
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
-JITTER = Colours(jitter=(0.4, 0.4, 0.4, 0.0), jitter_chance=1.0, grey=0.0)  # datasets.py:66-74; before the crop
+JITTER = 0.4  # strength (beit/datasets.py:66-74)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Data2Vec(Method):
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
-        steps = [*JITTER.transforms(), *crop(self.spec.image_size, self.settings.crop_scale)]
+        steps = [*even_jitter(JITTER), *crop(self.spec.image_size, self.settings.crop_scale)]
         return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
