@@ -36,7 +36,7 @@ class Settings:
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
     codes: int = 8192  # of k-means
     num_mask_patches: int = 98  # hidden in every image
-    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
+    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
     decoder_width: int = 768  # of regressor and decoder
     decoder_heads: int = 12  # of their attention
     regressor_depth: int = 4  # blocks
