@@ -85,6 +85,8 @@ class ViTSpec:
             raise ValueError("pool='cls' needs a class token; use pool='avg'")
         if (self.relative_position != "none") != (self.family == "beit"):
             raise ValueError(f"relative_position={self.relative_position!r} does not fit {self.architecture!r}")
+        if self.family == "beit" and (not self.class_token or self.registers):
+            raise ValueError(f"{self.architecture!r} needs class_token=True, registers=0, as in timm")
         if self.class_position and not self.prefix:
             raise ValueError("class_position=True needs class_token=True or registers")
         if self.family == "pixels":

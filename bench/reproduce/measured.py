@@ -35,11 +35,20 @@ def measurement(value: PublishedValue, results: Sequence[Measured], setup: Setup
     if not found:
         return None
     board = board_of(found)
-    # Of several variants, such as a lower precision, the one that comes first: the plain one where there is one.
-    group = min({group_of(result) for result in found}, key=len)
+    group = group_of(min(found, key=lambda result: _distance(result, value)))
     cell = next(row.cells[group, value.metric] for row in board.rows if (group, value.metric) in row.cells)
     of_group = [result for result in found if group_of(result) == group]
     return Measurement(number=cell.mean, interval=cell.interval, remarks=_remarks(of_group[0], value))
+
+
+def _distance(result: Result, value: PublishedValue) -> tuple[bool, int, str]:
+    """Orders results by how unlike the published measurement they are: other images, then variants such as a lower
+    precision, then by name."""
+    return not _on_published_images(result, value), len(result.variant), group_of(result)
+
+
+def _on_published_images(result: Result, value: PublishedValue) -> bool:
+    return dict(result.data.images) == dict(SETS[value.data].images)
 
 
 def _is_of(result: Result, value: PublishedValue, there: Known) -> bool:
@@ -52,7 +61,7 @@ def _is_of(result: Result, value: PublishedValue, there: Known) -> bool:
         and value.metric in result.metrics
         and result.protocol.version == protocol.protocol.version
         and dict(result.protocol.changes) == dict(protocol.changes)
-        and (result.data.name == value.data or dict(result.data.images) == dict(SETS[value.data].images))
+        and (result.data.name == value.data or _on_published_images(result, value))
     )
 
 
@@ -60,7 +69,7 @@ def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
     found = [f"computed in {result.precision}"] if result.precision != "float32" else []
     found += [f"images by the {result.decode} decoder"] if result.decode != "exact" else []
     found += [f"{result.skipped} images left out"] if result.skipped else []
-    if dict(result.data.images) != dict(SETS[value.data].images):
+    if not _on_published_images(result, value):
         there, wanted = (_counts(images) for images in (result.data.images, SETS[value.data].images))
         found.append(f"on other images: {there}, {value.data} has {wanted}")
     return tuple(found)

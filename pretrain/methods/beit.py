@@ -15,11 +15,11 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Step, decay_groups
-from pretrain.parts.mask_shapes import BlockMask
+from pretrain.parts.mask_shapes import block_mask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.token_prediction import TokenPrediction
-from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -31,8 +31,8 @@ class Settings:
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
     codes: int = 8192  # of k-means
     num_mask_patches: int = 75  # hidden at most
-    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
-    max_mask_patches_per_block: int = 196  # that one rectangle hides
+    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
+    max_mask_patches_per_block: int = 196  # that one rectangle hides anew
     layer_scale_start: float = 0.1  # before training
     drop_path: float = 0.1  # of the last block
     colour_jitter: float = 0.4  # strength, of brightness, contrast and saturation
@@ -56,16 +56,11 @@ class BeitPretraining(TokenPrediction):
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         if spec.relative_position != "shared":
             raise ValueError(f"relative_position={spec.relative_position!r}: BEiT's encoder has a shared one")
-        draw_mask = BlockMask(
-            spec.grid,
-            settings.num_mask_patches,
-            settings.min_mask_patches_per_block,
-            settings.max_mask_patches_per_block,
-        )
+        draw_mask = block_mask(spec.grid, settings)
         super().__init__(spec, settings, draw_mask)
         self.vit = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, self.tokenizer.codes), TOKEN_STD, limit=TOKEN_STD)
+        self.lm_head = cut_truncated_(nn.Linear(spec.width, self.tokenizer.codes))
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()

@@ -24,7 +24,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.token_prediction import TokenPrediction
-from pretrain.parts.weights import cae_vit, truncated_, xavier_
+from pretrain.parts.weights import cae_vit, cut_truncated_, xavier_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -36,7 +36,7 @@ class Settings:
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
     codes: int = 8192  # of k-means
     num_mask_patches: int = 98  # hidden in every image
-    min_mask_patches_per_block: int = 16  # aimed at, of each rectangle
+    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
     decoder_width: int = 768  # of regressor and decoder
     decoder_heads: int = 12  # of their attention
     regressor_depth: int = 4  # blocks
@@ -147,7 +147,7 @@ def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
     if inside == outside:
         return nn.Identity()
     layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
-    return truncated_(layer, 0.02, limit=0.02) if rescaled else xavier_(layer)
+    return cut_truncated_(layer) if rescaled else xavier_(layer)
 
 
 METHOD = ContextAutoencoder

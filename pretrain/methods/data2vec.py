@@ -19,16 +19,16 @@ from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts import trivial
-from pretrain.parts.mask_shapes import BlockMask, MaskedView
+from pretrain.parts.mask_shapes import MaskedView, block_mask
 from pretrain.parts.masking import hidden_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
-from pretrain.parts.views import Colours, crop, view
-from pretrain.parts.weights import TOKEN_STD, beit_token, beit_vit, truncated_
+from pretrain.parts.views import crop, even_jitter, view
+from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
-JITTER = Colours(jitter=(0.4, 0.4, 0.4, 0.0), jitter_chance=1.0, grey=0.0)  # datasets.py:66-74; before the crop
+JITTER = 0.4  # strength (beit/datasets.py:66-74)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Settings:
     ema_decay_init: float = 0.999  # where the ramp begins
     ema_start_at: int = 0  # updates that the ramp takes, 0 for none
     num_mask_patches: int = 120  # hidden at most
-    min_mask_patches_per_block: int = 16  # least in a rectangle
-    max_mask_patches_per_block: int = 196  # new ones in a rectangle, at most
+    min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
+    max_mask_patches_per_block: int = 196  # that one rectangle hides anew
     layer_scale_start: float = 1e-4  # before training
     drop_path: float = 0.25  # of the student's last block
     attn_drop: float = 0.05  # share of the student's attention weights
@@ -76,21 +76,16 @@ class Data2Vec(Method):
             raise ValueError(
                 f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"
             )
-        self.draw_mask = BlockMask(
-            spec.grid,
-            settings.num_mask_patches,
-            settings.min_mask_patches_per_block,
-            settings.max_mask_patches_per_block,
-        )
+        self.draw_mask = block_mask(spec.grid, settings)
         self.student = beit_vit(ViT(spec, settings.drop_path), settings.layer_scale_start)
         for block in self.student.trunk.blocks:
             block.attn.attn_drop.p = settings.attn_drop
         self.mask_token = beit_token(spec.width)
-        self.lm_head = truncated_(nn.Linear(spec.width, spec.width), TOKEN_STD, limit=TOKEN_STD)
+        self.lm_head = cut_truncated_(nn.Linear(spec.width, spec.width))
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
-        steps = [*JITTER.transforms(), *crop(self.spec.image_size, self.settings.crop_scale)]
+        steps = [*even_jitter(JITTER), *crop(self.spec.image_size, self.settings.crop_scale)]
         return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -103,7 +98,7 @@ class Data2Vec(Method):
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
         outputs = self.teacher(images, layers=self.settings.target_layers, norm=False)
-        patches = [layer_normalised(tokens[:, 1:][mask]) for tokens in outputs]
+        patches = [layer_normalised(tokens[:, self.spec.prefix :][mask]) for tokens in outputs]
         mean = sum(patches) / len(patches)
         return layer_normalised(mean) if self.settings.post_target_layer_norm else mean
 

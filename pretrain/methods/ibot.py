@@ -18,6 +18,7 @@ from engine import checks
 from pretrain.method import Encoder, Step, TrainProgress
 from pretrain.parts.losses import dino_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import MaskShape, VaryingMask
+from pretrain.parts.masking import with_mask_tokens
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
     POSITIONS,
@@ -126,8 +127,7 @@ class Ibot(SelfDistillation):
         """The student's normalised tokens (B, G, P+L, D) of global crops; the mask token takes masked patches' places
         before they get their positions (models/vision_transformer.py:205-222)."""
         vit, flat = self.student.vit, crops.flatten(0, 1)
-        patches = vit.project(flat)
-        patches = torch.where(masks.flatten(0, 1).unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+        patches = with_mask_tokens(vit.project(flat), masks.flatten(0, 1), self.mask_token)
         return vit.encode(vit.place(patches, self.spec.grid))[0].unflatten(0, crops.shape[:2])
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:

@@ -18,7 +18,7 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import l2_normalize
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
-from pretrain.parts.heads import Norm, mlp
+from pretrain.parts.heads import Norm, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
@@ -90,10 +90,7 @@ class SiameseNetwork(nn.Module):
 
     def encoder(self) -> Encoder:
         """For the export; the head under the importer's names."""
-        state = self.head.state_dict(prefix="projector.")
-        return Encoder(
-            vit=self.vit, extra={name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
-        )
+        return Encoder(vit=self.vit, extra=projector_tensors(self.head))
 
 
 class Msn(Method):

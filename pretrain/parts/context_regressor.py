@@ -12,7 +12,7 @@ from timm.models.beit import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.parts.weights import beit_token, rescale_, truncated_, xavier_
+from pretrain.parts.weights import beit_token, cut_truncated_, rescale_, xavier_
 
 NORM_EPS = 1e-6
 MLP_RATIO = 4
@@ -109,6 +109,6 @@ def drop_rates(last: float, depth: int) -> list[float]:
 def cae_(part: LatentRegressor | HiddenDecoder, rescaled: bool) -> None:
     """Initial weights (modeling_cae.py:53-83): Xavier's; with `rescaled`, the option fix_init_weight, BEiT's."""
     if rescaled:
-        rescale_(truncated_(part, 0.02, limit=0.02).blocks)
+        rescale_(cut_truncated_(part).blocks)
     else:
         xavier_(part)

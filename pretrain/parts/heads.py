@@ -48,6 +48,12 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def projector_tensors(projector: nn.Module) -> dict[str, Tensor]:
+    """What an export keeps of a projector, `projector.*`: all but its batch norms' counts of updates."""
+    tensors = projector.state_dict(prefix="projector.")
+    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
 class Prototypes(nn.Module):
     """(..., d) -> (..., K), products with K rows g v / |v|. fixed: g stays 1, so that the rows have unit length."""
 

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -68,6 +68,20 @@ class BlockMask:
 
     def __call__(self) -> Tensor:
         return blocks(self.grid, self.hidden, self.least, self.most, self.exact).flatten()
+
+
+class BlockSettings(Protocol):
+    """The sources' options (run_beit_pretraining.py, run_cyclical.py), which BEiT and data2vec share."""
+
+    num_mask_patches: int
+    min_mask_patches_per_block: int
+    max_mask_patches_per_block: int
+
+
+def block_mask(grid: tuple[int, int], settings: BlockSettings) -> BlockMask:
+    """What draws the masks of a method with these settings."""
+    hidden, least = settings.num_mask_patches, settings.min_mask_patches_per_block
+    return BlockMask(grid, hidden, least, settings.max_mask_patches_per_block)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) as timm's Mixup computes them for a whole forward pass.
+"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) as timm 1.0's Mixup computes them for a whole forward pass; in
+that of DeiT's time (0.3.2, data/mixup.py, rand_bbox) boxes with an odd number of rows or columns had one less.
 
 Every image brings numbers drawn in its loader; those of the first one decide for all, so that a forward pass draws
 nothing. Images are mixed with those of the reversed batch. B images, K classes.

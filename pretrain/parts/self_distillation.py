@@ -124,7 +124,7 @@ class Branch(nn.Module):
 
 
 class SelfDistillation(Method):
-    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see crops.py."""
+    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
     remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
@@ -138,10 +138,10 @@ class SelfDistillation(Method):
         self.student = Branch(spec, settings)
         self.teacher = frozen_copy(self.student)
         self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
-        self.temperature = Temperature(
+        self.teacher_temperatures = Temperature(
             start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
         )
-        self.teacher_temperature = self.temperature.at(0)
+        self.teacher_temperature = self.teacher_temperatures.at(0)
 
     def views(self) -> MultiCrop:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
@@ -155,7 +155,7 @@ class SelfDistillation(Method):
         return MultiCrop(tuple(large), (small,) * s.local_crops)
 
     def before_forward(self, progress: TrainProgress) -> None:
-        self.teacher_temperature = self.temperature.at(progress.epoch)
+        self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """The centre will move towards the teacher's outputs, where there were any, after the update."""

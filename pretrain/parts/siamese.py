@@ -14,6 +14,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
+from pretrain.parts.heads import projector_tensors
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, two_views
 from pretrain.parts.weights import moco_vit
@@ -55,9 +56,8 @@ class ProjectedViT(nn.Module):
         return self.projector(self.vit.normalise(self.vit(images, norm=False)[0][:, :1])[:, 0])
 
     def encoder(self) -> Encoder:
-        """For the export, with the projector beside it, without its batch norms' counts of updates."""
-        tensors = self.projector.state_dict(prefix="projector.")
-        return Encoder(vit=self.vit, extra={name: t for name, t in tensors.items() if t.is_floating_point()})
+        """For the export, with the projector beside it."""
+        return Encoder(vit=self.vit, extra=projector_tensors(self.projector))
 
 
 class Siamese(Method):

@@ -17,7 +17,7 @@ from pretrain.method import Method, Views
 from pretrain.parts import trivial
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.tokenizers import SIDE, tokenizer_of
-from pretrain.parts.views import Colours, Tensors, Transform, TwoSizes
+from pretrain.parts.views import Tensors, Transform, TwoSizes, even_jitter
 
 
 class TokenSettings(Protocol):
@@ -74,7 +74,6 @@ def tokenized_view(
 ) -> Views:
     """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
     furnace/datasets.py)."""
-    colours = Colours(jitter=(jitter, jitter, jitter, 0.0), jitter_chance=float(jitter > 0), grey=0.0)
-    steps = [*colours.transforms(), transforms.RandomHorizontalFlip()]
+    steps = [*even_jitter(jitter), transforms.RandomHorizontalFlip()]
     crop = TwoSizes(spec.image_size, spec.grid[0] * SIDE, scale)
     return TokenizedView(tuple(steps), crop, Tensors(preparation), draw_mask)

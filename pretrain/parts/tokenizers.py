@@ -76,8 +76,10 @@ class PatchCodebook(Tokenizer):
         return nearest(patches.flatten(0, 1), self.centres)[0].unflatten(0, patches.shape[:2])
 
     def fit(self, pictures: Iterable[Tensor]) -> None:
-        """On the CPU, where the same patches give the same bits."""
+        """On the CPU, where the same patches give the same bits. ValueError for fewer patches than codes."""
         patches = torch.cat([normalised(patchify(batch.cpu(), SIDE)).flatten(0, 1) for batch in pictures])
+        if len(patches) < self.codes:
+            raise ValueError(f"codes={self.codes} is more than the {len(patches)} patches to fit them to; lower codes")
         self.centres.copy_(k_means(patches[: self.codes * PER_CODE], self.codes))
 
 

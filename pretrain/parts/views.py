@@ -49,6 +49,12 @@ class Colours:
         return found
 
 
+def even_jitter(strength: float) -> list[Transform]:
+    """Brightness, contrast and saturation of every image by the same strength, nothing for 0; BEiT's, data2vec's and
+    CAE's colours (beit/datasets.py, DataAugmentationForBEiT; data2vec_vision beit/datasets.py:66-74)."""
+    return Colours(jitter=(strength, strength, strength, 0.0), jitter_chance=float(strength > 0), grey=0.0).transforms()
+
+
 @dataclass(frozen=True)
 class Blur:
     """With `chance`, Pillow's Gaussian blur of a radius drawn from `radius` (DINO utils.py:36-54)."""

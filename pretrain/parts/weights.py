@@ -28,6 +28,12 @@ def truncated_(network: nn.Module, std: float = 0.02, limit: float = 2.0) -> nn.
     return _drawn(network, lambda weight: nn.init.trunc_normal_(weight, std=std, a=-limit, b=limit))
 
 
+def cut_truncated_(network: nn.Module) -> nn.Module:
+    """As `truncated_`, cut off at one standard deviation: BEiT's linear layers (beit/modeling_pretrain.py,
+    trunc_normal_), and those of CAE's option fix_init_weight."""
+    return truncated_(network, TOKEN_STD, limit=TOKEN_STD)
+
+
 def _drawn(network: nn.Module, draw: Callable[[Tensor], Tensor]) -> nn.Module:
     """`draw` every linear layer's weight; biases 0, norms 1 and 0."""
     for module in network.modules():
@@ -119,7 +125,7 @@ def beit_vit(vit: ViT, layer_scale: float) -> ViT:
     """BEiT's family (SimMIM vision_transformer.py:242-280, simmim.py:60-67): normal 0.02 cut off at +-0.02, patch
     embedding included; blocks as `rescale_` has them, and a layer scale, if any, of `layer_scale`; zero relative
     bias."""
-    trunk = truncated_(vit, TOKEN_STD, limit=TOKEN_STD).trunk
+    trunk = cut_truncated_(vit).trunk
     embed = trunk.patch_embed.proj
     for tensor in (embed.weight, trunk.cls_token, trunk.pos_embed):
         if tensor is not None:
@@ -148,7 +154,7 @@ def cae_vit(vit: ViT, layer_scale: float, rescaled: bool) -> ViT:
     """CAE's family (modeling_cae.py:53-83): Xavier for linear layers, BEiT's patch embedding and class token; BEiT's
     throughout where `rescaled` (its option fix_init_weight); fixed sine-cosine positions, a layer scale, if any, of
     `layer_scale`."""
-    trunk = (truncated_(vit, TOKEN_STD, limit=TOKEN_STD) if rescaled else xavier_(vit)).trunk
+    trunk = (cut_truncated_(vit) if rescaled else xavier_(vit)).trunk
     cut_normal_(trunk.patch_embed.proj.weight)
     cut_normal_(trunk.cls_token)
     nn.init.zeros_(trunk.patch_embed.proj.bias)

@@ -12,6 +12,8 @@ from bench.reproduce import reach as reaching
 from bench.reproduce.measured import measurement
 from bench.reproduce.reach import known, reach
 from bench.reproduce.steps import Setup, commands_of, missing_for, script
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.statistics.matching import Measured
 
 
 def setup(tmp_path, **others) -> Setup:
@@ -81,6 +83,32 @@ def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
     assert "missing: weights" in out  # of moca-l
     assert bench("run", *words, "--suite", "knn@moca", "--set", "knn.k=20", "--rerun")[0] == 0
     assert bench("reproduce", "moca:table9", "--out", tmp_path)[1].count("; measured ") == 1
+
+
+@pytest.mark.parametrize(
+    "others", [dict(name="imagenet", images={"train": 64, "val": 32}), dict(name="in1k", precision="bfloat16")]
+)
+def test_of_several_results_the_one_most_like_the_published_is_taken(tmp_path, others):
+    """Whatever the image sets are called: neither the shortest name nor the first file decides."""
+    value = value_of("moca:table9", "moca-b", "top1_k20_bestT")
+    like = result_of(value, 70.0, name="imagenet-of-2012")
+    unlike = result_of(value, 60.0, **others)
+    for results in ([like, unlike], [unlike, like]):
+        found = [Measured(path=tmp_path, result=result) for result in results]
+        assert measurement(value, found, setup(tmp_path), known()).number == 70.0
+
+
+def result_of(value, number: float, *, name: str, images=SETS["imagenet"].images, precision="float32") -> Result:
+    return Result(
+        status="ok",
+        task="knn",
+        protocol=ProtocolUsed(name=value.protocol, version=1),
+        metrics={value.metric: MetricRecord(value=number)},
+        checkpoint=CheckpointUsed(name=value.checkpoint, digest="d" * 64, method="moca"),
+        data=DataUsed(name=name, url="imagenet:/data", images=images),
+        precision=precision,
+        seed=0,
+    )
 
 
 def test_costs_are_read_off_the_log_of_a_training(bench, tmp_path):

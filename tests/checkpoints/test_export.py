@@ -130,6 +130,9 @@ def test_tensors_that_do_not_fit_are_named():
         assert text in str(error.value)
 
 
+BEIT = {"architecture": "beit_base_patch16_224", "relative_position": "shared", "pool": "avg"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -139,6 +142,8 @@ def test_tensors_that_do_not_fit_are_named():
         ({"depth": 0}, "must be a whole number, 1 or more"),
         ({"class_token": False, "class_position": False}, "pool='cls' needs a class token"),
         ({"relative_position": "shared"}, "does not fit 'vit_base_patch16_224'"),
+        ({**BEIT, "class_token": False}, "'beit_base_patch16_224' needs class_token=True, registers=0"),
+        ({**BEIT, "registers": 1}, "'beit_base_patch16_224' needs class_token=True, registers=0"),
         ({"class_token": False, "pool": "avg"}, "class_position=True needs class_token=True"),
         ({"class_attention": 2}, "set class_token=False"),
     ],

@@ -50,13 +50,13 @@ def test_a_weight_is_so_many_copies_of_an_image():
 
 @pytest.mark.slow
 def test_resamples_cover_at_the_stated_rate():
-    """Of 100 sets of 80 images each, 95 % +- 3 standard deviations (2.2) hold the accuracy of the whole population."""
+    """Of 60 sets of 80 images each, 95 % +- 3 standard deviations (2.8) hold the accuracy of the whole population."""
     covered = 0
-    for seed in range(100):
+    for seed in range(60):
         areas = drawn(80, seed)
         low, high = np.quantile(resampled(partial(weighted_scores, [areas]), 80)["aAcc"], (0.025, 0.975))
         covered += low <= 80.0 <= high
-    assert 86 <= covered <= 100
+    assert 52 <= covered <= 60
 
 
 def test_a_mean_over_trainings_varies_less():

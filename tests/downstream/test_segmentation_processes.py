@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,11 @@ def test_two_processes_do_the_same_training(tmp_path):
     assert first["continued"] == first["undisturbed"]
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:20])
-
-
-def shrink(path: Path) -> None:
-    Image.open(path).resize((48, 32)).save(path)
-
-
-@pytest.mark.parametrize(
-    ("file", "broken", "reason"),
-    [
-        ("images/training/ADE_train_00000000.jpg", cut, "cannot be read ("),
-        ("annotations/validation/ADE_val_00000000.png", shrink, "the mask is 32 x 48 pixels and its image 64 x 96"),
-    ],
-)
-def test_what_one_process_cannot_read_stops_both(tmp_path, file: str, broken: Callable[[Path], None], reason: str):
-    """In training and in evaluation: with one line, the same, and long before anything times out."""
-    ade = tiny_folder("ade20k", tmp_path)
-    broken(ade / file)
+def test_what_one_process_cannot_read_stops_both(tmp_path):
+    """With one line, the same, and long before anything times out; which files are refused is tested in one process."""
+    ade, file = tiny_folder("ade20k", tmp_path), "annotations/validation/ADE_val_00000000.png"
+    Image.open(ade / file).resize((48, 32)).save(ade / file)
     first, second = by_two(tmp_path / "run", f"ade20k:{ade}")
     assert first == second and "\n" not in first["error"]
-    assert first["error"].startswith(str(ade / file)) and reason in first["error"]
+    assert first["error"].startswith(str(ade / file))
+    assert "the mask is 32 x 48 pixels and its image 64 x 96" in first["error"]

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from small_trainings import forward_pass
+from torchvision.transforms.functional import to_tensor
 from toys import SMALL, exported, progress, views_of
 
 from checkpoints.importing import ImportOptions, import_file
@@ -55,8 +57,14 @@ def test_initial_weights():
 
 
 def test_colours_are_jittered_unless_the_strength_is_zero():
-    jittered, plain = views_of(method_of(), 2)["image"], views_of(method_of(colour_jitter=0.0), 2)["image"]
-    assert not torch.equal(jittered, plain)
+    """On an image of one colour, which no crop changes."""
+    image = Image.new("RGB", (20, 20), (200, 100, 50))
+    expected = to_tensor(image)
+    for strength, is_kept in ((0.0, True), (0.4, False)):
+        picture = method_of(colour_jitter=strength).views()(image)["picture"]
+        colour = picture.mean(dim=(1, 2), keepdim=True)
+        assert torch.allclose(picture, colour.expand_as(picture)), "one colour"
+        assert torch.allclose(colour.flatten(), expected[:, 0, 0], atol=1e-3) is is_kept
 
 
 def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):

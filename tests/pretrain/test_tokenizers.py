@@ -173,6 +173,13 @@ def test_a_codebook_says_what_is_nearest_among_normalised_patches():
         assert torch.equal(codebook(pictures), expected)
 
 
+def test_more_codes_than_patches_are_refused():
+    """Far more ended in an error of shapes, somewhat more in a code for every patch."""
+    for codes in (9, 50):
+        with pytest.raises(ValueError, match=rf"^codes={codes} is more than the 8 patches[^\n]*$"):
+            PatchCodebook(codes, (2, 2)).fit([torch.rand(2, 3, 2 * SIDE, 2 * SIDE)])
+
+
 def test_a_picture_is_the_same_part_as_the_image():
     jitter = tokenized_view(SPEC, METHOD.preparation, (0.2, 1.0), 0.0, BlockMask(SPEC.grid, 6, 2))
     image = picture(0)
