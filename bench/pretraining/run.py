@@ -89,7 +89,8 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet]:
             monitor.check()
         except ValueError as error:
             url = monitor.space.data
-            raise ValueError(f"--knn-data {url}: {_without(url, error)}") from error
+            other = "; or name other images with --knn-data" if url == request.images else ""
+            raise ValueError(f"--knn-data {url}: {_without(url, error)}{other}") from error
     return chosen, images
 
 

@@ -219,6 +219,7 @@ def test_images_without_labels(pretrain, bench, tmp_path):
     assert code == 2 and "these images have no labels" in err and err.count("\n") == 1
     code, _, err = pretrain("--images", url, "--knn-every", "1", out=tmp_path / "other")
     assert code == 2 and err.startswith(f"bench: error: --knn-data {url}: these images have no labels")
+    assert err.endswith("; or name other images with --knn-data\n")
     (tmp_path / "pile/0/0.png").write_bytes(b"")
     code, _, err = pretrain("--images", url, out=tmp_path / "other")
     assert code == 2 and f"{tmp_path / 'pile/0/0.png'}: cannot be read as an image (empty file" in err

@@ -198,6 +198,11 @@ def test_published_rows_are_of_the_same_protocol_and_images_alone(others):
     assert with_published(board_of(found), found) == board_of(found)
 
 
+def test_weights_that_predict_tokens_are_trained_with_the_tokenizer_of_their_papers():
+    predicting = [value for value in VALUES if value.pretraining.split()[:1] in (["beit"], ["cae"])]
+    assert predicting and all(value.pretraining.endswith(" tokenizer=encoder.pkl") for value in predicting)
+
+
 def test_a_board_beside_which_no_number_was_published_says_so(bench, tmp_path):
     write_result(result_path(tmp_path, USED, "in1k", "knn@moca-seed0"), result(70.0, limit=100), {})
     code, out, err = bench("leaderboard", "--out", tmp_path, "--published")
