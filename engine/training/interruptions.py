@@ -55,7 +55,7 @@ def listening(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
 
 
 def ignore_signals(worker: int) -> None:
