@@ -180,6 +180,7 @@ def test_a_failure_before_the_first_state_leaves_the_folder_free(tmp_path, quiet
     assert len(list(tmp_path.glob("tensorboard/*"))) == 1 and not (tmp_path / ".run.json.x1").exists()
 
 
+@pytest.mark.slow
 def test_one_training_at_a_time_in_a_folder(tmp_path):
     """Before its first state and after; a loader process that outlives a killed training does not count."""
     process = started(long_run, tmp_path, CONTEXT.Pipe()[1])
