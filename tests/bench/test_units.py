@@ -84,6 +84,7 @@ def test_result_files_say_what_each_number_is(run, tmp_path):
         assert 3e-5 < (high - low) / 2 < 4e-5  # 1.97 standard deviations of 0.22 or 0.27 ms by the root of 196
 
 
+@pytest.mark.slow
 def test_the_lower_error_is_better_and_units_are_shown(run, bench, tmp_path):
     said = run()[1]
     assert "0.00288 s" in said and "1414 MB" in said

@@ -1,5 +1,6 @@
 """Batch norms over processes: outputs, gradients and running statistics of one process with all the rows."""
 
+import pytest
 import torch
 from elsewhere import together
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ def shared(world: World) -> dict[str, Tensor]:
     return found(DistributedDataParallel(model, broadcast_buffers=False), own)
 
 
+@pytest.mark.slow
 def test_as_one_process_with_all_rows():
     first, second = together(shared)
     alone = found(network(), rows())
