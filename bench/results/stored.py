@@ -96,7 +96,8 @@ def lines_of(found: Sequence[Stored]) -> list[str]:
     """A line for each: status, checkpoint, protocol and seed, then the first number or why there is none."""
     rows = [(each.status, each.checkpoint, _what(each), _says(each)) for each in found]
     sizes = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    lines = ["  ".join([*(cell.ljust(size) for cell, size in zip(row, sizes, strict=False)), row[3]]) for row in rows]
+    padded = [[cell.ljust(size) for cell, size in zip(row[:3], sizes, strict=True)] for row in rows]
+    lines = ["  ".join([*cells, row[3]]) for cells, row in zip(padded, rows, strict=True)]
     count = {status: sum(each.status == status for each in found) for status in ("ok", "failed", "unreadable")}
     return [*lines, ", ".join(f"{number} {status}" for status, number in count.items())]
 

@@ -18,7 +18,7 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import l2_normalize
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
-from pretrain.parts.heads import Norm, mlp, projector_tensors
+from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
@@ -84,9 +84,7 @@ class SiameseNetwork(nn.Module):
         """(N, 3, S, S), ids (N, l) of the patches that are seen, None for all -> projected class tokens (N, d).
 
         All images of one size go together, so that the head's batch norms see them all (src/deit.py, forward)."""
-        side = images.shape[-1] // self.vit.spec.patch_size
-        patches = self.vit.place(self.vit.project(images), (side, side))
-        return self.head(self.vit.normalise(self.vit.encode(patches, keep, norm=False)[0][:, :1])[:, 0])
+        return self.head(class_token(self.vit, images, keep))
 
     def encoder(self) -> Encoder:
         """For the export; the head under the importer's names."""

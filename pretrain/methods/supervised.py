@@ -19,6 +19,7 @@ from engine.precision import to_float32
 from engine.training.schedules import TimmCosine
 from imagesets.augmentation import check_policy, random_transform
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
+from pretrain.parts.heads import class_token
 from pretrain.parts.mixing import drawn_mix, mixed, smoothed
 from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
 from pretrain.parts.weights import truncated_, truncated_vit
@@ -81,8 +82,8 @@ class Supervised(Method):
         images, targets = views["image"], smoothed(views["label"], self.settings.classes, self.settings.smoothing)
         if "mix" in views:
             images, targets = mixed(images, targets, views["mix"])
-        class_token = self.vit.normalise(self.vit(images, norm=False)[0][:, :1])[:, 0]
-        return Step(F.cross_entropy(to_float32(self.head(class_token)), targets), {})
+        logits = self.head(class_token(self.vit, images))
+        return Step(F.cross_entropy(to_float32(logits), targets), {})
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Where all classes are found equally likely."""

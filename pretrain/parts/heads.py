@@ -1,4 +1,5 @@
-"""Networks behind an encoder that are dropped after pretraining: projectors, predictors and DINO's projection head.
+"""Networks behind an encoder that are dropped after pretraining: projectors, predictors and DINO's projection head;
+and the class token, which most of them read.
 
 State-dict names are the sources': an MLP counts its layers as nn.Sequential does (linear 0, norm 1, activation 2,
 linear 3, ...), DINO's head has mlp.N.*, last_layer.weight_g and last_layer.weight_v.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checkpoints.vit import ViT
 from engine.precision import l2_normalize
 from pretrain.parts.weights import truncated_
 
@@ -20,6 +22,14 @@ Norm = Literal["bn", "ln", "none"]
 Activation = Literal["relu", "gelu"]
 NORMS = {"bn": nn.BatchNorm1d, "ln": nn.LayerNorm}
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+
+def class_token(vit: ViT, images: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Images (B, 3, H, W), ids (B, l) of the patches that are seen or None for all -> the class token behind the final
+    norm (B, D), which is computed for that token alone."""
+    grid = (images.shape[-2] // vit.spec.patch_size, images.shape[-1] // vit.spec.patch_size)
+    tokens = vit.encode(vit.place(vit.project(images), grid), keep, norm=False, grid=grid)[0]
+    return vit.normalise(tokens[:, :1])[:, 0]
 
 
 def mlp(
@@ -38,12 +48,13 @@ def mlp(
     follows the last layer (SimCLR, MoCo-v3 builder.py:56-59). Initial weights are torch's.
     """
     layers: list[nn.Module] = []
-    biases = [bias] * (len(dims) - 2) + [bias if last_bias is None else last_bias]
-    for (width_in, width_out), with_bias in zip(pairwise(dims), biases, strict=False):
-        if layers:
+    last = len(dims) - 2
+    for number, (width_in, width_out) in enumerate(pairwise(dims)):
+        if number > 0:
             layers += [NORMS[norm](width_in, eps=norm_eps)] if norm != "none" else []
             layers.append(ACTIVATIONS[activation]())
-        layers.append(nn.Linear(width_in, width_out, bias=with_bias))
+        has_bias = bias if number < last or last_bias is None else last_bias
+        layers.append(nn.Linear(width_in, width_out, bias=has_bias))
     layers += [nn.BatchNorm1d(dims[-1], norm_eps, affine=False)] if last_norm else []
     return nn.Sequential(*layers)
 

@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.heads import Norm, PrototypeHead
+from pretrain.parts.heads import Norm, PrototypeHead, class_token
 from pretrain.parts.sizes import VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
@@ -111,8 +111,7 @@ class Branch(nn.Module):
 
     def class_tokens(self, crops: Tensor) -> Tensor:
         """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
-        tokens = self.vit(crops.flatten(0, 1), norm=False)[0][:, :1]
-        return self.vit.normalise(tokens).view(*crops.shape[:2], -1)
+        return class_token(self.vit, crops.flatten(0, 1)).view(*crops.shape[:2], -1)
 
     def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so

@@ -14,7 +14,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.heads import projector_tensors
+from pretrain.parts.heads import class_token, projector_tensors
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, two_views
 from pretrain.parts.weights import moco_vit
@@ -53,7 +53,7 @@ class ProjectedViT(nn.Module):
         self.vit, self.projector = vit, projector
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.projector(self.vit.normalise(self.vit(images, norm=False)[0][:, :1])[:, 0])
+        return self.projector(class_token(self.vit, images))
 
     def encoder(self) -> Encoder:
         """For the export, with the projector beside it."""
