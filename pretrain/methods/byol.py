@@ -16,8 +16,8 @@ from pretrain.parts import trivial
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss
-from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings
-from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
+from pretrain.parts.sizes import SINCOS_ROWS, VIT_B, VIT_S
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
 
@@ -75,26 +75,5 @@ _VIT_B = Recipe(
 RECIPES = {
     "vit_b": _VIT_B,
     "vit_s": replace(_VIT_B, spec=replace(VIT_S, heads=12, **SINCOS_ROWS)),  # MoCo-v3's ViT-S
-    "32px": replace(
-        _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores",
-        spec=replace(VIT_32PX, **SINCOS_ROWS),
-        settings=Settings(**SMALL, teacher_momentum=0.99),
-        epochs=6,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.3),
-    ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS_ROWS),
-        settings=Settings(**SMOKE, teacher_momentum=0.99),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-    ),
+    **small_siamese_recipes(_VIT_B, Settings(**SMALL, teacher_momentum=0.99), Settings(**SMOKE, teacher_momentum=0.99)),
 }

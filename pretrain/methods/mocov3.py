@@ -15,8 +15,8 @@ from engine.distributed import current_world
 from pretrain.method import Encoder, Group, Step, TrainProgress
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import info_nce
-from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings
-from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
+from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
+from pretrain.parts.sizes import SINCOS_ROWS, VIT_B, VIT_S
 from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
 
@@ -89,26 +89,5 @@ RECIPES = {
     "vit_s_1024": replace(
         _VIT_B, source="moco-v3 CONFIG.md (ViT-Small, 1 node, for ease of debugging)", spec=_SPEC_S, batch=1024
     ),
-    "32px": replace(
-        _VIT_B,
-        source="ours: the ViT-B recipe on 8 x 8 patches of CIFAR-10, without blur, for two cores",
-        spec=replace(VIT_32PX, **SINCOS_ROWS),
-        settings=Settings(**SMALL),
-        epochs=6,
-        batch=128,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.3),
-    ),
-    "smoke": replace(
-        _VIT_B,
-        source="ours: seconds on digits",
-        spec=replace(VIT_SMOKE, **SINCOS_ROWS),
-        settings=Settings(**SMOKE),
-        epochs=2,
-        batch=64,
-        lr=1e-3,
-        lr_batch=0,
-        schedule=WarmupCosine(warmup=0.5),
-    ),
+    **small_siamese_recipes(_VIT_B, Settings(**SMALL), Settings(**SMOKE)),
 }
