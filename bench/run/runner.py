@@ -5,7 +5,7 @@ soon as it is known. Under torchrun every process runs every task on its share o
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,22 +198,38 @@ def _run_one(
     wanted = _wanted(export, jobs, request.space) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
-    for count, job in enumerate(jobs, start=1):
-        if job.state == "done" or export is None:
-            say_once(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
-            tally.skipped += 1
+    number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
+    for together in in_groups(jobs):
+        if together[0].state == "done" or export is None:
+            say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
+            tally.skipped += len(together)
             continue
-        say_once(f"  [{count}/{len(jobs)}] {job.title} ...")
-        attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
-        attempt = _agreed(attempt, job, world)
-        if world.is_rank0:
-            path = _record(job, checkpoint, request.space, attempt)
-            kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
-            say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
-            say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
-        tally.done += attempt.error is None
-        if attempt.error:
-            tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
+        say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
+        space = replace(request.space, data=together[0].data.url, wanted=wanted)
+        for job, attempt in _attempts(together, export, space):
+            agreed = _agreed(attempt, job, world)
+            if world.is_rank0:
+                path = _record(job, checkpoint, request.space, agreed)
+                kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
+                name = f"{job.title}: " if len(together) > 1 else ""
+                say(f"  {number[job.path]} {name}{_ending(agreed)}{kept}")
+                say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, agreed))))
+            tally.done += agreed.error is None
+            if agreed.error:
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(agreed.error)}")
+
+
+def in_groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
+
+    A job that failed before is not put together with new ones, which it might stop.
+    """
+    groups: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        stream = job.chosen.task.stream()
+        key = (job.data.url, job.chosen.key, stream, job.state) if stream and job.state != "done" else job.path
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
 
 
 def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
@@ -252,15 +268,43 @@ def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
     return attempt
 
 
-def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
-    started = time.perf_counter()
+def _attempts(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
+    """Run jobs of one stream together, or a single one: each as soon as it ends.
+
+    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
+    """
+    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
+    task = jobs[0].chosen.task
+    ended = task.together([job.chosen.task for job in jobs], export, space)
+    while left:
+        started = time.perf_counter()
+        over, found = _next_ended(ended, list(left))
+        share = (time.perf_counter() - started) / len(left)
+        seconds = {place: seconds[place] + share for place in left}
+        for place in over:
+            yield left.pop(place), _attempt(found, seconds[place])
+
+
+def _next_ended(
+    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
+) -> tuple[Sequence[int], Outcome | Exception]:
+    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
     try:
-        outcome = checked(job.chosen.task.run(export, space))
+        place, found = next(ended)
     except Stopped:  # not a failure: the same command resumes it
         raise
-    except Exception as error:  # whatever else a task raises becomes a failed result
-        return Attempt(seconds=time.perf_counter() - started, error=error)
-    return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
+    except Exception as error:  # whatever else a task raises becomes a failed result of all
+        return left, error
+    return [place], found
+
+
+def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
+    if isinstance(found, Exception):
+        return Attempt(seconds=seconds, error=found)
+    try:
+        return Attempt(seconds=seconds, outcome=checked(found))
+    except Exception as error:
+        return Attempt(seconds=seconds, error=error)
 
 
 def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
