@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from imagesets.listing_cache import listed
+from imagesets.listing_cache import find_images
 from imagesets.sets import FileImages, ImageSet, Split
 from imagesets.walk import EXTENSIONS
 
@@ -38,7 +38,7 @@ def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndar
 
     FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (listing_cache.py).
     """
-    listing = listed(root, folders)
+    listing = find_images(root, folders)
     found = listing.found
     return FileImages(root=root, names=found.names, sizes=found.sizes, kept_in=listing.kept_in), found.counts
 

@@ -46,7 +46,7 @@ def folder() -> Path:
     return Path(home) / "ssl-vit-bench" / "listings"
 
 
-def listed(root: str, folders: Sequence[str]) -> Listed:
+def find_images(root: str, folders: Sequence[str]) -> Listed:
     """All images below root/FOLDER of every one of `folders`, as `walk` finds them. OSError as `walk` raises it."""
     path = _place(root, folders)
     if (kept := _read(path)) and _is_current(kept, root):
