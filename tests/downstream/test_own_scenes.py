@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from toy_scenes import export_of, workspace
 
+from bench.about import about
 from bench.run.plan import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
@@ -204,6 +205,7 @@ def test_segmentation_runs_on_own_masks_and_nothing_else_does(own, tmp_path):
     images = open_data("mine", f"masks:{own}", workspace(tmp_path, ""))
     keys = {chosen.key for chosen in protocols.values() if fits(chosen, images)}
     assert keys == {"upernet_ade20k", "segmenter_cityscapes"}
+    assert "segmenter_cityscapes, upernet_ade20k" in "\n".join(about("masks"))
     assert "tiny-masks" not in named_urls((), "smoke") and "tiny-ade20k" in named_urls((), "smoke")
 
 
