@@ -11,7 +11,7 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, open_both, warnings
+from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, warnings
 from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
 from engine.resampling import resampled
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from downstream.data.detection_data import DetectionSizes
     from downstream.loop.running import TrainedModel
 
+COCO = Source(
+    name="COCO",
+    classes=80,
+    images=117266,  # with objects, of 118 287
+    settings=("epochs", "warmup", "batch", "short", "long", "val", "anchor", "proposals", "detections"),
+)
 MICRO_BATCH = 2  # images in a forward pass, as on each GPU of the sources, unless --batch-size is given
 
 
@@ -50,6 +56,7 @@ class Detection(DetectionSettings):
         place = Place(export=export, space=space, task=self.KEY, largest=MICRO_BATCH)
         trained = place.trained(self.plan(export, train, val, space.seed))
         departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
+        departures += chosen_elsewhere(self, COCO, train)
         return detection_outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:

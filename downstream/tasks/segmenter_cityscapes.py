@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
+from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
-CLASSES = 19
+CITYSCAPES = Source(
+    name="Cityscapes",
+    classes=19,
+    images=2975,
+    settings=("images", "epochs", "batch", "scale", "ratios", "crop", "stride"),
+)
 STD = 0.02  # of Segmenter's initial weights
 
 
@@ -98,6 +103,7 @@ class Segmenter(Task):
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        departures += chosen_elsewhere(self, CITYSCAPES, everything)
         facts = self.facts(tried, best) | {"warnings": departures}
         return segmentation_outcome(
             place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"])
@@ -141,12 +147,12 @@ class Segmenter(Task):
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
             objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, sizes, seed),
+            build=lambda synchronised: self.model(export, len(train.classes), sizes, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
 
-    def model(self, export: ViTExport, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
+    def model(self, export: ViTExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
@@ -155,9 +161,9 @@ class Segmenter(Task):
         network = dense_network(export, sizes.crop, 0.0 if frozen else self.drop_path)
         backbone = DenseBackbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
         heads = (
-            linear_head(width, CLASSES, maps=1, over_valid=True, std=STD)
+            linear_head(width, classes, maps=1, over_valid=True, std=STD)
             if frozen
-            else mask_head(width, CLASSES, self.layers)
+            else mask_head(width, classes, self.layers)
         )
         return segmentor(backbone, heads, export, sizes, seed)
 

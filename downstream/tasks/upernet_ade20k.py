@@ -1,4 +1,4 @@
-"""ADE20K semantic segmentation by UPerNet, end to end; or by one linear layer on the frozen network.
+"""ADE20K semantic segmentation, or of your own masks, by UPerNet, end to end, or by one linear layer on it, frozen.
 
 mmseg's UPerHead with an auxiliary FCNHead on four scales of four blocks' patches, crops of 512, AdamW with layer-wise
 rate decay, mIoU over the 2000 validation images in sliding windows.
@@ -14,7 +14,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
+from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, round_up_to_patch, warnings
 from downstream.models.libraries import quiet_libraries
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from downstream.data.segmentation_data import SegmentationSizes
 
 
-CLASSES = 150
+ADE20K = Source(
+    name="ADE20K",
+    classes=150,
+    images=20210,
+    settings=("steps", "warmup", "batch", "scale", "ratios", "crop", "stride"),
+)
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
 
@@ -85,6 +90,7 @@ class UperNet(Task):
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
         trained = place.trained(self.plan(export, train, val, crop, space.seed))
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        departures += chosen_elsewhere(self, ADE20K, train)
         return segmentation_outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
@@ -104,12 +110,14 @@ class UperNet(Task):
             judge_every=self.judge_every,
             best="",
             objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, sizes, synchronised, seed),
+            build=lambda synchronised: self.model(export, len(train.classes), sizes, synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
 
-    def model(self, export: ViTExport, sizes: "SegmentationSizes", synchronised: bool, seed: int) -> "nn.Module":
+    def model(
+        self, export: ViTExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
+    ) -> "nn.Module":
         """mmseg's EncoderDecoder around the export."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
@@ -124,9 +132,9 @@ class UperNet(Task):
             recompute=self.recompute,
         )
         if linear:
-            heads, necks = linear_head(width, CLASSES, maps=4, over_valid=False, std=MMSEG_STD), None
+            heads, necks = linear_head(width, classes, maps=4, over_valid=False, std=MMSEG_STD), None
         else:
-            heads = upernet_heads(width, CLASSES, self.channels or width, synchronised)
+            heads = upernet_heads(width, classes, self.channels or width, synchronised)
             necks = pyramid(export, synchronised)
         return segmentor(backbone, heads, export, sizes, seed, necks)
 
