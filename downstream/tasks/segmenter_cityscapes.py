@@ -228,5 +228,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("segmenter_linear@smoke", "segmenter_mask@smoke"),
-    "full": ("segmenter_linear100@moca", "segmenter_linear372@moca", "segmenter_mask100@moca"),
+    "full": ("segmenter_linear100@moca", "segmenter_mask100@moca"),
+    "everything": ("segmenter_linear100@moca", "segmenter_linear372@moca", "segmenter_mask100@moca"),
+    "paper:moca": tuple(name for name in PROTOCOLS if name.endswith("@moca")),
 }

@@ -209,5 +209,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("upernet@smoke",),
-    "full": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "full": ("upernet@mae", "ade_linear@ibot"),
+    "everything": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "paper:extrema": ("upernet@extrema",),
 }

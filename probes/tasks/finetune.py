@@ -299,4 +299,11 @@ PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name no
 # Its appendix E has a drop path of 0.1, its README's command 0.2.
 PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, drop_path=0.1)
 
-SUITES = {"smoke": ("finetune@smoke",), "full": ("finetune@mae", "finetune@ibot")}
+SUITES = {
+    "smoke": ("finetune@smoke",),
+    "full": ("finetune@mae",),
+    "everything": ("finetune@mae", "finetune@ibot"),
+    "paper:extrema": ("finetune@extrema_paper",),
+    "paper:lut": ("finetune@lut_paper",),
+    "paper:moca": ("finetune@moca",),
+}

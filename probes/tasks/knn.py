@@ -180,5 +180,8 @@ PROTOCOLS = {
 SUITES = {
     "smoke": ("knn@dino",),
     "frozen": ("knn@dino", "knn@moca"),
-    "full": tuple(PROTOCOLS),
+    "full": ("knn@dino",),
+    "everything": tuple(PROTOCOLS),
+    "paper:moca": ("knn@moca",),
+    "paper:mst": ("knn@mst",),
 }

@@ -303,5 +303,10 @@ PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.
 SUITES = {
     "smoke": ("linear_sgd@ibot_base_cached",),
     "frozen": ("linear_sgd@ibot_base_cached",),
-    "full": tuple(PAPERS | CACHED),
+    "full": ("linear_sgd@ibot_base",),  # a sweep: one rate rarely suits a checkpoint of another source
+    "everything": tuple(PAPERS | CACHED),
+    "paper:extrema": ("linear_lars@extrema_paper",),
+    "paper:lut": ("linear_lars@lut_paper",),
+    "paper:moca": ("linear_sgd@moca_paper",),
+    "paper:mst": ("linear@dino_paper", "linear_sgd@mst_paper"),
 }
