@@ -16,7 +16,7 @@ from engine.peers import watching_peers
 from engine.training.interruptions import Stopped
 
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, another process's lock); engine/peers.py ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, another process's lock). When one dies, engine/peers.py ends all.
 MAX_WAIT = timedelta(days=2)
 
 

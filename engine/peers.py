@@ -62,14 +62,14 @@ class Peers:
             while ready.get_map() and not self.leaving:
                 for key, _ in ready.select():
                     new = _received(self.connections[key.data])
-                    *words, said[key.data] = (said[key.data] + new).decode().split("\n")
+                    *words, said[key.data] = (said[key.data] + new).split(b"\n")
                     if self.leaving or not self._goes_on(key.data, words, closed=not new):
                         ready.unregister(key.fileobj)
 
-    def _goes_on(self, rank: int, words: list[str], closed: bool) -> bool:
+    def _goes_on(self, rank: int, words: list[bytes], closed: bool) -> bool:
         """Act on what a process said; whether there is more to hear of it."""
         for word in words:
-            name, *numbers = word.split()
+            name, *numbers = word.decode().split()
             if name == "lost":
                 self._end_with(*map(int, numbers))
             if name in ("left", "failed"):

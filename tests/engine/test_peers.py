@@ -73,7 +73,9 @@ def test_a_killed_process_is_named_in_one_line(processes, how, victim):
     assert [process.returncode for process in left] == [2, 2], said
     lines = [line for line in said.splitlines() if line.startswith("bench: error: ")]
     assert len(lines) == 1, said
-    assert f"process {victim} of 3 (pid {running[victim].pid}, host {socket.gethostname()}) was killed by signal 9" in said
+    assert (
+        f"process {victim} of 3 (pid {running[victim].pid}, host {socket.gethostname()}) was killed by signal 9" in said
+    )
     assert "Traceback" not in said
 
 
