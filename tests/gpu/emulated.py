@@ -182,7 +182,10 @@ def at_device(make: Callable) -> Callable:
         device = kwargs.pop("device", None)
         if device is None and like is not None:
             device = like.device
-        wanted = torch.get_default_device() if device is None else torch.device(device)
+        if device is None:
+            with Emulation.as_asked():
+                return make(*args, **kwargs)
+        wanted = torch.device(device)
         if wanted.type not in ("cpu", "cuda"):
             return make(*args, **kwargs, device=device)
         generator = kwargs.get("generator")
@@ -232,7 +235,10 @@ def emulated_gpu() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(owner, name, at_device(getattr(owner, name))))
         stack.enter_context(mock.patch.object(Tensor, "to", to_device(Tensor.to)))
         stack.enter_context(mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: moved(tensor, GPU)))
+        stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
+        # Inference mode has rules of its own for tensors that hold others.
+        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
         for name, value in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects that they are
