@@ -78,10 +78,10 @@ def open_model(reference: str) -> TimmModel:
         if isinstance(error, KeyError):
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
-    return opened(model, reference)
+    return opened_model(model, reference)
 
 
-def opened(model: torch.nn.Module, reference: str) -> TimmModel:
+def opened_model(model: torch.nn.Module, reference: str) -> TimmModel:
     """A model of timm's with the weights that it has. ValueError says why it cannot be imported."""
     model.eval()
     spec, size = spec_of(model, reference), tuple(model.patch_embed.img_size)
