@@ -12,7 +12,7 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, open_both, warnings
+from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, warnings
 from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
 from downstream.planning import detection_operations, rehearsed_plan, untrained, work_of_training
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from downstream.data.detection_data import DetectionSizes
     from downstream.loop.running import TrainedModel
 
-CLASSES = 80  # of COCO, for counting operations
+COCO = Source(
+    name="COCO",
+    classes=80,
+    images=117266,  # with objects, of 118 287
+    settings=("epochs", "warmup", "batch", "short", "long", "val", "anchor", "proposals", "detections"),
+)
 MICRO_BATCH = 2  # images in a forward pass, as on each GPU of the sources, unless --batch-size is given
 
 
@@ -55,14 +60,16 @@ class Detection(DetectionSettings):
         at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
         return work_of_training(scale, 1, steps * self.batch, steps, evaluations, side, at_once)
 
-    def model_flops(self, spec: ViTSpec) -> dict[Kind, float]:
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         check_patches(spec)
-        return detection_operations(partial(self.model, untrained(spec), CLASSES, False, 0), self)
+        return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         train, val = open_both(space, self.LAYOUT)
         plan = self.plan(export, learnable(train, val), val, space.seed)
-        return rehearsed_plan(plan, self.place(export, space), self.model_flops(export.spec)["training"])
+        return rehearsed_plan(
+            plan, self.place(export, space), self.model_flops(export.spec, len(val.classes))["training"]
+        )
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the training runs."""
@@ -75,6 +82,7 @@ class Detection(DetectionSettings):
         place = self.place(export, space)
         trained = place.trained(self.plan(export, train, val, space.seed))
         departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
+        departures += chosen_elsewhere(self, COCO, train)
         return detection_outcome(place, trained, train, val, {"epochs": self.epochs, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:

@@ -162,7 +162,7 @@ class Task:
         """What `run` will do, counted, for `bench plan`. ValueError where the settings do not fit."""
         return Work()
 
-    def model_flops(self, spec: Any) -> Mapping[Kind, float]:
+    def model_flops(self, spec: Any, classes: int) -> Mapping[Kind, float]:
         """Floating-point operations of one unit of the kinds of work that only the task's libraries can count."""
         return {}
 

@@ -16,7 +16,16 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import MICRO_BATCH, Place, Plan, open_both, round_up_to_patch, warnings
+from downstream.loop.training import (
+    MICRO_BATCH,
+    Place,
+    Plan,
+    Source,
+    chosen_elsewhere,
+    open_both,
+    round_up_to_patch,
+    warnings,
+)
 from downstream.models.libraries import quiet_libraries
 from downstream.planning import rehearsed_plan, segmentation_operations, untrained, windows, work_of_training
 from downstream.segmentation import mmseg_objects, segmentation_outcome
@@ -31,7 +40,12 @@ if TYPE_CHECKING:
     from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
-CLASSES = 19
+CITYSCAPES = Source(
+    name="Cityscapes",
+    classes=19,
+    images=2975,
+    settings=("images", "epochs", "batch", "scale", "ratios", "crop", "stride"),
+)
 STD = 0.02  # of Segmenter's initial weights
 
 
@@ -94,17 +108,19 @@ class Segmenter(Task):
         evaluations = trainings * sizes["evaluations of each"]
         return work_of_training(scale, trainings, self.epochs * count, steps, evaluations, sizes["crop"], at_once)
 
-    def model_flops(self, spec: ViTSpec) -> dict[Kind, float]:
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
         crop = round_up_to_patch(self.crop, spec.patch_size)
-        build = partial(self.model, untrained(spec), self.pixels(crop), 0)
+        build = partial(self.model, untrained(spec), classes, self.pixels(crop), 0)
         return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         everything, val = open_both(space, self.LAYOUT)
         crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
         plan = self.plan(export, splits[0], val, crop, self.lr[0], space.seed)
-        return rehearsed_plan(plan, self.place(export, space), self.model_flops(export.spec)["training"])
+        return rehearsed_plan(
+            plan, self.place(export, space), self.model_flops(export.spec, len(val.classes))["training"]
+        )
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the trainings run."""
@@ -124,6 +140,7 @@ class Segmenter(Task):
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        departures += chosen_elsewhere(self, CITYSCAPES, everything)
         facts = self.facts(tried, best) | {"warnings": departures}
         return segmentation_outcome(
             place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"])
@@ -164,7 +181,7 @@ class Segmenter(Task):
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
             objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, sizes, seed),
+            build=lambda synchronised: self.model(export, len(train.classes), sizes, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
@@ -176,7 +193,7 @@ class Segmenter(Task):
 
         return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
 
-    def model(self, export: ViTExport, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
+    def model(self, export: ViTExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
@@ -185,9 +202,9 @@ class Segmenter(Task):
         network = dense_network(export, sizes.crop, 0.0 if frozen else self.drop_path)
         backbone = DenseBackbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
         heads = (
-            linear_head(width, CLASSES, maps=1, over_valid=True, std=STD)
+            linear_head(width, classes, maps=1, over_valid=True, std=STD)
             if frozen
-            else mask_head(width, CLASSES, self.layers)
+            else mask_head(width, classes, self.layers)
         )
         return segmentor(backbone, heads, export, sizes, seed)
 

@@ -42,7 +42,7 @@ from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.splits import open_splits
 
-VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
+VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
 RULES = {
     "batch/256": lambda batch: batch / 256,
@@ -338,9 +338,9 @@ class Prepared(NamedTuple):
 
 
 PROTOCOLS = protocols_of(Finetune, PUBLISHED)
-PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH})
+PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH}, version=2)
 # Its appendix E has a drop path of 0.1, its README's command 0.2.
-PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, drop_path=0.1)
+PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, version=2, drop_path=0.1)
 
 SUITES = {
     "smoke": ("finetune@smoke",),

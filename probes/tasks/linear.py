@@ -28,6 +28,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.readouts import kinds_of
+from probes.features.rows import are_equal
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches
@@ -285,7 +286,7 @@ class Linear(Task):
         if len(absent):
             first = train.classes[absent[0]]
             found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
-        if constant := [kind.name for kind in self.kinds if (gallery[kind] == gallery[kind][0]).all()]:
+        if constant := [kind.name for kind in self.kinds if are_equal(gallery[kind])]:
             found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
         return found
 
