@@ -340,3 +340,24 @@ def _show_plan(
 
 def _say_nothing(*lines: object) -> None:
     """`say` in every process but rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a run would do, with its checkpoints imported."""
+
+    plans: Sequence[tuple[LoadedCheckpoint, ViTExport, Sequence[Job]]]
+    lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
+
+
+def surveyed(request: RunRequest) -> Survey:
+    """All jobs of a run, for those who have them run elsewhere. ValueError where the request itself is wrong."""
+    selected = _selected(request, World())
+    data = _opened(request)
+    exports: Exports = {}
+    found = _prepared(request, exports)
+    plans = [
+        (each, exports[each.key], plan(request.out, each.used, data, selected, request.space, request.rerun))
+        for each in found.checkpoints
+    ]
+    return Survey(plans=plans, lacking=without_data(data, selected))
