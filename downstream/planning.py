@@ -46,7 +46,7 @@ def work_of_training(
 
 def untrained(spec: ViTSpec) -> ViTExport:
     """An export of this architecture with initial weights, to build models around."""
-    vit = ViT(spec, initialise=False)
+    vit = ViT(spec)
     trunk = dict(vit.trunk.state_dict())
     extra = {name: value for name, value in vit.state_dict().items() if not name.startswith("trunk.")}
     return ViTExport(spec=spec, preparation=Preparation(), tensors=trunk, extra=extra)

@@ -8,7 +8,7 @@ architecture and image set.
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -41,10 +41,10 @@ GALLERY, QUERIES = 20_000, 512  # rows that are compared
 PRODUCT = 1024  # rows and columns of a matrix product
 
 
-def calibration_path(space: Workspace, export: ViTExport, data_fingerprint: str) -> Path:
+def calibration_path(space: Workspace, export: ViTExport, fingerprints: Mapping[str, str]) -> Path:
     """Where the calibration of this machine, export and image set is kept."""
     key = [hardware(), space.device, space.precision, space.decode, space.batch_size, space.workers, space.world.size]
-    named = digest([*key, asdict(export.spec), data_fingerprint])[:16]
+    named = digest([*key, asdict(export.spec), dict(fingerprints)])[:16]
     return space.cache / "calibration" / f"{named}.json"
 
 
@@ -57,33 +57,33 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def calibrated(
-    path: Path, export: ViTExport, space: Workspace, tasks: Iterable[tuple[str, Task]], fresh: bool
+    path: Path, export: ViTExport, space: Workspace, tasks: Iterable[tuple[str, Task]], classes: int, fresh: bool
 ) -> Calibration:
     """What is measured for these tasks on the set `space.data`: kept where it was before, else measured now.
 
-    tasks: protocol and task. fresh: measure again.
+    tasks: protocol and task. classes: of that set. fresh: measure again.
     """
-    found = None if fresh else read_calibration(path)
-    missing = [(name, task) for name, task in tasks if found is None or name not in found.of_task]
-    if found is not None and not missing:
-        return found
+    kept = None if fresh else read_calibration(path)
+    missing = [(name, task) for name, task in tasks if kept is None or name not in kept.of_task]
+    if kept is not None and not missing:
+        return kept
     started = time.perf_counter()
     with scratch(space) as inside:
-        kept = found or measured(export, inside, reads_scenes=bool(missing and missing[0][1].LAYOUT))
+        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
         rehearsed = {name: rehearsal(name, task, export, inside) for name, task in missing}
-    flops = dict(kept.flops)
-    if trained := [
-        each["training"] for name, each in rehearsed.items() if not _layout(missing, name) and "training" in each
-    ]:
-        flops["training"] = training_flops(export.spec) / min(trained)
-    took = (kept.took if found else 0.0) + time.perf_counter() - started
-    result = replace(kept, of_task={**kept.of_task, **rehearsed}, flops=flops, took=round(took, 1))
+        models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing}
+    probes = [rehearsed[name] for name, task in missing if not task.LAYOUT]
+    trained = [found["training"] for found in probes if "training" in found]
+    flops = {**kept.flops, **({"training": training_flops(export.spec) / min(trained)} if trained else {})}
+    result = replace(
+        kept,
+        of_task={**kept.of_task, **rehearsed},
+        models={**kept.models, **models},
+        flops=flops,
+        took=round(kept.took + time.perf_counter() - started, 1),
+    )
     write_atomic(path, json.dumps(asdict(result), indent=1) + "\n")
     return result
-
-
-def _layout(tasks: Iterable[tuple[str, Task]], name: str) -> str:
-    return dict(tasks)[name].LAYOUT
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
         computing = max(features - reading / torch.get_num_threads(), features / 10)
         flops["forward"] = forward_flops(export.spec) / computing
     else:
-        flops["forward"] = flops["product"]
+        flops["forward"] = bare_forward(export, space)
     flops["training"] = flops["forward"]
     return Calibration(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,6 +133,16 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
         reading=reading,
         memory_free=free_memory(space.device),
     )
+
+
+def bare_forward(export: ViTExport, space: Workspace) -> float:
+    """Operations a second of the network on images in memory."""
+    backbone, count = Backbone(export, space.device, space.precision), 2
+    side = export.spec.image_size
+    images = backbone.prepare(torch.zeros(count, 3, side, side, dtype=torch.uint8, device=space.device))
+    last = [(export.spec.depth - 1, False)]
+    seconds = seconds_of(lambda: backbone.views(images, last)[last[0]].patches.sum().item())
+    return count * forward_flops(export.spec) / seconds
 
 
 def passes(export: ViTExport, train: ImageSet, space: Workspace, augmented: bool) -> tuple[float, float]:

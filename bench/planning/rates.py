@@ -40,6 +40,8 @@ class Calibration:
     of_task: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # forward, training, product -> floating-point operations a second
     flops: Mapping[str, float] = field(default_factory=dict)
+    # protocol -> kind of work -> operations of a unit, of models that a task builds
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reading: float = 0.0  # seconds that a core takes to read, decode and crop an image
     memory_free: float = 0.0  # bytes
 
