@@ -16,7 +16,7 @@ from engine.peers import watching_peers
 from engine.training.interruptions import Stopped
 
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, another process's lock). When one dies, engine/peers.py ends all.
+# Ranks may reach a collective hours apart (a slow disk, a lock of others); engine/peers.py ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 

@@ -15,9 +15,11 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.work import Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
+from probes.features.passes import feature_bytes, feature_pass, frozen_bytes
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
 from probes.knn.neighbours import Hits, search, unit_rows, vote
@@ -59,6 +61,18 @@ class Knn(Task):
         gallery = round(self.fraction * images["train"])
         found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
+
+    def work(self, scale: Scale) -> Work:
+        spec, queries = scale.spec, scale.images["val"]
+        gallery = round(self.fraction * scale.images["train"])
+        of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
+        parts = (
+            feature_pass(spec, gallery, of),
+            feature_pass(spec, queries, "val"),
+            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+        )
+        held = feature_bytes(spec, gallery + queries)
+        return Work(parts=parts, memory=held + frozen_bytes(spec, scale.batch_size or BATCH["cuda"]), disk=held)
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
