@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_pretraining
 
-        return launch_pretraining(arguments, request_of(arguments, "cpu", "float32"), options)
+        there = "bfloat16" if options.gpus else "float32"
+        precision = there if arguments.precision == "auto" else arguments.precision
+        return launch_pretraining(arguments, request_of(arguments, "cpu", precision), options)
     from bench.cli.devices import chosen_device
     from bench.pretraining.run import run_pretraining, training_precision
 
