@@ -4,8 +4,7 @@ Existing results are skipped, and jobs that failed before are tried again after 
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
-import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +26,11 @@ from bench.results.record import (
     record,
 )
 from bench.results.units import number_text
+from bench.run.attempts import Attempt, agreed, attempts, in_groups
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
-from bench.run.outcomes import checked, recorded
+from bench.run.forecast import expectations
+from bench.run.outcomes import recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
@@ -39,8 +40,7 @@ from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say, text_of
-from engine.tasks import Outcome, SelectOn, Workspace
-from engine.training.interruptions import Stopped
+from engine.tasks import SelectOn, Workspace
 
 MAIN_METRICS = 3  # metrics that a line of output shows
 # Name and digest -> export, in the process that loaded it, until its tasks are done.
@@ -71,15 +71,7 @@ class Tally:
     done: int = 0
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """How one job ended: with an outcome, or with an error."""
-
-    seconds: float
-    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
-    error: Exception | None = None
+    planned: list[tuple[float, float]] = field(default_factory=list)  # seconds of jobs that went well: plan, truth
 
 
 def run_suite(request: RunRequest) -> int:
@@ -109,12 +101,12 @@ def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
 
 
 def _opened(request: RunRequest) -> list[DataUsed]:
-    """Open the image sets, in every process, once for all tasks."""
+    """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
-    return space.world.on_all_ranks(lambda: [open_data(name, url, space) for name, url in urls.items()])
+    return space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +166,9 @@ def _run_all(
 def _say_ending(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
+    if tally.planned:
+        planned, taken = (sum(column) for column in zip(*tally.planned, strict=True))
+        say(f"planned {planned:.1f} s, took {taken:.1f} s (x {taken / planned:.2f}), {len(tally.planned)} jobs")
     say(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
     if tally.failed:
         say("tracebacks are in the .log files beside the failed results; the same command tries them again")
@@ -196,40 +191,29 @@ def _run_one(
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
+    planned = world.on_rank0(lambda: expectations(jobs, export, request.space)) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
-    for together in in_groups(jobs):
+    for together in in_groups(jobs, export, request.space):
         if together[0].state == "done" or export is None:
             say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
         space = replace(request.space, data=together[0].data.url, wanted=wanted)
-        for job, attempt in _attempts(together, export, space):
-            agreed = _agreed(attempt, job, world)
+        for job, attempt in attempts(together, export, space):
+            ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
             if world.is_rank0:
-                path = _record(job, checkpoint, request.space, agreed)
+                path = _record(job, checkpoint, request.space, ending)
                 kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
                 name = f"{job.title}: " if len(together) > 1 else ""
-                say(f"  {number[job.path]} {name}{_ending(agreed)}{kept}")
-                say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, agreed))))
-            tally.done += agreed.error is None
-            if agreed.error:
-                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(agreed.error)}")
-
-
-def in_groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
-
-    A job that failed before is not put together with new ones, which it might stop.
-    """
-    groups: dict[Hashable, list[Job]] = {}
-    for job in jobs:
-        stream = job.chosen.task.stream()
-        key = (job.data.url, job.chosen.key, stream, job.state) if stream and job.state != "done" else job.path
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+                say(f"  {number[job.path]} {name}{_ending(ending)}{kept}")
+                say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, ending))))
+            tally.done += ending.error is None
+            tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
+            if ending.error:
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
 
 
 def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
@@ -250,61 +234,6 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
         for transform, kinds in wanted.items():
             found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
-
-
-def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
-    """The attempt as all processes record it: failed if it failed in any.
-
-    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
-    at different places could never agree again, so the run ends here with RuntimeError.
-    """
-    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
-    found = world.gather_objects(mine)
-    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
-        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
-    messages = [message for *_, message in found if message]
-    if attempt.error is None and messages:
-        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
-    return attempt
-
-
-def _attempts(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
-    """Run jobs of one stream together, or a single one: each as soon as it ends.
-
-    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
-    """
-    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
-    task = jobs[0].chosen.task
-    ended = task.together([job.chosen.task for job in jobs], export, space)
-    while left:
-        started = time.perf_counter()
-        over, found = _next_ended(ended, list(left))
-        share = (time.perf_counter() - started) / len(left)
-        seconds = {place: seconds[place] + share for place in left}
-        for place in over:
-            yield left.pop(place), _attempt(found, seconds[place])
-
-
-def _next_ended(
-    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
-) -> tuple[Sequence[int], Outcome | Exception]:
-    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
-    try:
-        place, found = next(ended)
-    except Stopped:  # not a failure: the same command resumes it
-        raise
-    except Exception as error:  # whatever else a task raises becomes a failed result of all
-        return left, error
-    return [place], found
-
-
-def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
-    if isinstance(found, Exception):
-        return Attempt(seconds=seconds, error=found)
-    try:
-        return Attempt(seconds=seconds, outcome=checked(found))
-    except Exception as error:
-        return Attempt(seconds=seconds, error=error)
 
 
 def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
@@ -331,6 +260,8 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         device=space.device,
         processes=space.world.size,
         seconds=round(attempt.seconds, 3),
+        planned_seconds=None if attempt.planned is None else round(attempt.planned, 3),
+        plan_ratio=None if attempt.ratio is None else round(attempt.ratio, 3),
         cost=dict(outcome.cost),
         images_per_second=_rate(outcome.cost),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -369,7 +300,8 @@ def _ending(attempt: Attempt) -> str:
     metrics = list(attempt.outcome.metrics.items())
     shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
     more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s"
+    plan_text = f", planned {attempt.planned:.1f} s (x {attempt.ratio:.2f})" if attempt.ratio else ""
+    return f"{shown}{more}, {attempt.seconds:.1f} s{plan_text}"
 
 
 def _show_plan(
@@ -384,3 +316,27 @@ def _show_plan(
 
 def _say_nothing(*lines: object) -> None:
     """`say` in every process but rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a run would do, with its checkpoints imported."""
+
+    plans: Sequence[tuple[LoadedCheckpoint, ViTExport, Sequence[Job]]]
+    lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
+
+
+def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
+    """All jobs of a run, for those who have them run elsewhere. ValueError where the request itself is wrong.
+
+    known: images that are not opened, beside those that the request names.
+    """
+    selected = _selected(request, World())
+    data = [*known, *(_opened(request) if request.data or not known else ())]
+    exports: Exports = {}
+    found = _prepared(request, exports)
+    plans = [
+        (each, exports[each.key], plan(request.out, each.used, data, selected, request.space, request.rerun))
+        for each in found.checkpoints
+    ]
+    return Survey(plans=plans, lacking=without_data(data, selected))
