@@ -1,5 +1,5 @@
-"""`--cluster slurm` on a real SLURM of one node: jobs that are preempted, queued again or cancelled, or lose their node,
-end in the results of an undisturbed run. Skipped where SLURM cannot be started (tests/slurm/one_node.py).
+"""`--cluster slurm` on a real SLURM of one node: jobs that are preempted, queued again or cancelled, or lose
+their node, end in the results of an undisturbed run. Skipped where SLURM cannot be started (one_node.py).
 """
 
 import json
