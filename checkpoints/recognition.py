@@ -20,9 +20,10 @@ SINCOS_ORDERS: tuple[tuple[Literal["column", "row"], PositionTable], ...] = (
     ("row", "sincos_row_first"),
 )
 TRUNK = re.compile(
-    r"cls_token|pos_embed|reg_token|patch_embed\.proj\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
-    r"|rel_pos_bias\.relative_position_bias_table"
-    r"|blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|attn\.q_norm|attn\.k_norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
+    r"cls_token|pos_embed|reg_token|patch_embed\.(proj|norm)\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
+    r"|rel_pos_bias\.relative_position_bias_table|rope\.freqs"
+    r"|blocks\.\d+\.(norm1|norm2|attn\.(qkv|[qkv]_proj|proj|q_norm|k_norm|norm))\.(weight|bias)"
+    r"|blocks\.\d+\.mlp\.(fc1|fc1_g|fc1_x|fc2|norm)\.(weight|bias)"
     r"|blocks\.\d+\.(ls1\.gamma|ls2\.gamma|gamma_1|gamma_2|attn\.q_bias|attn\.v_bias|attn\.relative_position_bias_table)"
 )
 # For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.

@@ -60,6 +60,13 @@ class World:
         self.gather_results(lambda: own.append(work()))
         return own[0]
 
+    def first_on_each_machine(self, work: Callable[[], Value]) -> Value:
+        """As `on_all_ranks`, but the other processes of a machine begin once its first one has ended: they find what it
+        left on disk."""
+        is_first = self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+        own = self.on_all_ranks(lambda: [work()] if is_first else [])
+        return self.on_all_ranks(lambda: own[0] if is_first else work())
+
     def gather_results(self, work: Callable[[], Value]) -> list[Value]:
         """Run `work` in every process and return the results of all, in the order of ranks, in every process.
 

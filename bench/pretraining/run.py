@@ -53,7 +53,7 @@ def run_pretraining(request: PretrainRequest) -> int:
     """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
     with start_world(request.run.device) as world:
         request = _connected(request, world)
-        chosen, images = world.on_all_ranks(lambda: _opened(request))
+        chosen, images = world.first_on_each_machine(lambda: _opened(request))
         trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
         if world.is_rank0:
             say(*training_lines(chosen, trainer, settings=request.dry_run))
