@@ -128,9 +128,7 @@ def processes_of(job: Job) -> list[int]:
             line, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
         except OSError:
             continue
-        if line.startswith(b"slurmstepd") or f"SLURM_JOB_ID={job.name.split('_')[0]}".encode() in variables.split(
-            b"\0"
-        ):
+        if line.startswith(b"slurmstepd") or named in variables.split(b"\0"):
             found.append(int(path.name))
     return [pid for pid in found if pid != os.getpid()]
 
