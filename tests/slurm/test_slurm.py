@@ -10,14 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from one_node import NoSlurm, OneNode
-from safetensors.torch import load_file
+from small_exports import make_export
+from whole_results import numbers_of, tensors_of
 
 from bench.cluster.records import Going, going_of, submissions
 from bench.cluster.state import TaskRow, rows_of
-from bench.results.record import read_arrays, read_result
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +42,6 @@ def node(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    from small_exports import make_export
-
     return make_export(tmp_path_factory.mktemp("exports") / "small", seed=0)
 
 
@@ -59,18 +56,7 @@ def undisturbed(export, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed")
     done = bench("run", "--checkpoint", export, *FINE_TUNING, *LENGTH, "--out", out)
     assert done.returncode == 0, done.stderr
-    return numbers(out)
-
-
-def numbers(out: Path) -> dict:
-    """Result file -> its metrics and arrays, all in full."""
-    found = {}
-    for path in (out / "results").rglob("*.json"):
-        result = read_result(path)
-        assert result.status == "ok", result.message
-        arrays = {name: values.tobytes() for name, values in read_arrays(path).items()}
-        found[str(path.relative_to(out))] = (result.metrics, result.facts, arrays)
-    return found
+    return numbers_of(out)
 
 
 class Job:
@@ -157,7 +143,7 @@ def test_a_job_that_is_disturbed_in_every_way_ends_in_the_same_results(node, exp
         disturb()
     job.wait_for_end()
     assert (job.row.state, job.going.attempts) == ("finished", 5), job.printed()
-    assert numbers(tmp_path) == undisturbed
+    assert numbers_of(tmp_path) == undisturbed
     assert "1 finished" in bench("status", "--out", tmp_path).stdout
 
 
@@ -175,7 +161,7 @@ def test_a_cancelled_job_stays_so_until_the_same_command(node, export, tmp_path,
     assert "its state is saved" in status["tasks"][0]["reason"], status
     job = submitted(node, tmp_path, *words)
     job.wait_for_end()
-    assert numbers(tmp_path) == undisturbed
+    assert numbers_of(tmp_path) == undisturbed
 
 
 def test_a_pretraining_is_queued_again_and_ends_in_the_same_export(node, tmp_path):
@@ -190,5 +176,4 @@ def test_a_pretraining_is_queued_again_and_ends_in_the_same_export(node, tmp_pat
         node.said(*command, job.name)
     job.wait_for_end()
     assert (job.row.state, job.going.attempts) == ("finished", 3), job.printed()
-    tensors = [load_file(folder / "export" / "model.safetensors") for folder in (plain, tmp_path / "job")]
-    assert all(np.array_equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    assert tensors_of(plain) == tensors_of(tmp_path / "job")
