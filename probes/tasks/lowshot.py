@@ -83,7 +83,7 @@ class LowShot(Task):
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
+        return {"image size": spec.side, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
