@@ -60,7 +60,7 @@ class Knn(Task):
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
 
     def work(self, scale: Scale) -> Work:
