@@ -69,8 +69,8 @@ def calibrated(
         return kept
     started = time.perf_counter()
     with scratch(space) as inside:
-        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
         rehearsed = {name: rehearsal(name, task, export, inside) for name, task in missing}
+        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
         models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing}
     probes = [rehearsed[name] for name, task in missing if not task.LAYOUT]
     trained = [found["training"] for found in probes if "training" in found]

@@ -29,7 +29,7 @@ from bench.results.record import (
 from bench.results.units import number_text
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
-from bench.run.forecast import expectations
+from bench.run.forecast import expectations, forecasts_without_measuring
 from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
@@ -105,7 +105,7 @@ def run_suite(request: RunRequest) -> int:
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             there = [chosen for chosen in selected if chosen not in lacking]
-            return world.on_rank0(lambda: _show_plan(request, data, found, there))
+            return world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
         return _run_all(request, found.checkpoints, exports, data, selected)
 
 
@@ -145,8 +145,7 @@ def _prepared(request: RunRequest, exports: Exports) -> Prepared:
                 reference, name, request.out, save=not request.dry_run, options=request.imports
             )
             found[checkpoint.key] = checkpoint
-            if not request.dry_run:
-                exports[checkpoint.key] = export
+            exports[checkpoint.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
@@ -345,12 +344,19 @@ def _ending(attempt: Attempt) -> str:
 
 
 def _show_plan(
-    request: RunRequest, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]
+    request: RunRequest,
+    data: Sequence[DataUsed],
+    found: Prepared,
+    exports: Exports,
+    selected: Sequence[ChosenProtocol],
 ) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
         jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
-        plans[checkpoint_title(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
+        foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
+        plans[checkpoint_title(checkpoint)] = [
+            planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
+        ]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 

@@ -7,7 +7,9 @@ Letters: N gallery rows, Q queries, D width, k neighbours, T temperature.
 """
 
 import mmap
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -75,6 +77,14 @@ def search(
         advance(rows.stop - rows.start)
     order_ties(similarities, indices)
     return similarities, indices
+
+
+@cache
+def first_search_seconds(backend: Backend, device: str) -> float:
+    """What the first search of a process takes beside its work: mostly to load FAISS, with the kernel that fits."""
+    rows, started = np.eye(64, dtype=np.float32), time.perf_counter()
+    search(rows, rows, 8, backend, device)
+    return time.perf_counter() - started
 
 
 Find = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
