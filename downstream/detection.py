@@ -129,7 +129,7 @@ class Detection(DetectionSettings):
         from downstream.models.detectors import detector
 
         backbone = DenseBackbone(
-            dense_network(export, export.spec.image_size, self.drop_path),
+            dense_network(export, export.spec.side, self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,
             train_positions=self.train_positions,

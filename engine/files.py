@@ -32,6 +32,15 @@ def write_atomic(path: Path | str, content: bytes | str) -> None:
         raise
 
 
+def sync_folder(path: Path | str) -> None:
+    """Wait until the names in a folder are on disk: a file that was renamed may else have none after a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def folder_atomic(path: Path | str) -> Iterator[Path]:
     """A folder that appears under `path` only when the block ends well. An older folder there is replaced."""

@@ -32,20 +32,19 @@ from engine.training.interruptions import STOPPED, listening
 
 ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks needs many
 NOTICE = 180  # seconds before the end of the time at which a job is asked to save its state
+KEPT = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
 LOOK = 0.5  # seconds between two looks at the local jobs
 Heard = Callable[[TaskRecord, Going], None]  # of a local job that began or ended
 
 
 def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> Submission:
     """Submit one array of jobs, in the order of the tasks. ValueError, one line, where SLURM refuses."""
-    from submitit.helpers import clean_env
-
     if not shutil.which("sbatch"):
         raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
     with _folder_of(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
-            with clean_env():  # a job that submits others must not lend them its own place
+            with _no_job_of_ours():
                 jobs = executor.submit_array([_task(folder, task) for task in tasks])
         except (RuntimeError, ValueError, OSError) as error:  # what sbatch said is its last line
             said = str(error).strip().splitlines() or [type(error).__name__]
@@ -54,6 +53,17 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
         submission = Submission(cluster="slurm", date=now(), at_once=options.jobs, tasks=named)
         write_submission(folder, submission)
     return submission
+
+
+@contextmanager
+def _no_job_of_ours() -> Iterator[None]:
+    """Without the variables of a job that this command runs in: the jobs that it submits have places of their own."""
+    from submitit.helpers import clean_env
+
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    with clean_env():
+        os.environ.update(kept)
+        yield
 
 
 @contextmanager

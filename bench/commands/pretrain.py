@@ -62,15 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_pretraining
 
-        return launch_pretraining(arguments, request_of(arguments, "cpu", "float32"), options)
+        there = "bfloat16" if options.gpus else "float32"
+        precision = there if arguments.precision == "auto" else arguments.precision
+        return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
     from bench.cli.devices import chosen_device
     from bench.pretraining.run import run_pretraining, training_precision
 
     device = chosen_device(arguments.device)
-    return run_pretraining(request_of(arguments, device, training_precision(arguments.precision, device)))
+    return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
 
 
-def request_of(arguments: argparse.Namespace, device: str, precision: str):
+def pretraining_request(arguments: argparse.Namespace, device: str, precision: str):
     """The request that the options make, on a device."""
     from bench.pretraining.run import PretrainRequest
     from pretrain.loop.trainer import Run

@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_evaluation
 
-        return launch_evaluation(arguments, request_of(arguments, "cpu"), options)
+        return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
     from bench.cli.devices import chosen_device
     from bench.run.runner import run_suite
 
-    return run_suite(request_of(arguments, chosen_device(arguments.device)))
+    return run_suite(evaluation_request(arguments, chosen_device(arguments.device)))
 
 
-def request_of(arguments: argparse.Namespace, device: str):
+def evaluation_request(arguments: argparse.Namespace, device: str):
     """The request that the options make, on a device."""
     from bench.run.runner import RunRequest
     from checkpoints.importing import ImportOptions

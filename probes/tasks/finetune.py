@@ -186,7 +186,7 @@ class Finetune(Task):
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
         training = Training(classifier, self.config(plan, micro_batch_size, key, space), space.world)
-        size = sized.spec.image_size
+        size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
             select=self.select,

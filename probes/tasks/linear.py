@@ -113,7 +113,7 @@ class Linear(Task):
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
-        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
+        found = {"image size": spec.side, "heads": heads, "epochs": self.epochs, "steps": steps}
         return found | {"batch": plan.size, "forward passes": passes}
 
     def work(self, scale: Scale) -> Work:

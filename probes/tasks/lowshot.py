@@ -85,7 +85,7 @@ class LowShot(Task):
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
+        return {"image size": spec.side, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
         counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
-FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "logspace",
-             "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices", "empty_strided")  # fmt: skip
+FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
+             "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices", "empty_strided")  # fmt: skip
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
