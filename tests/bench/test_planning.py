@@ -91,16 +91,15 @@ def test_a_shared_stream_costs_what_the_longest_takes():
     assert [crops(90), crops(100), crops(50)] == [90, 10, 0]
 
 
-def test_a_task_that_names_its_stream_shares_it():
-    class Streaming:
-        def features(self, export, space):
-            return {}
+def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
+    from checkpoints.resolve import load
 
-        def stream(self, export, space):
-            return "bilinear crops"
-
-    part = Part(kind="crops", count=1, of="augmented")
-    assert shared_keys(Streaming(), [part, FORWARD], None, None) == {"augmented": "augmented by bilinear crops of "}
+    export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
+    shares, left = Shares(), []
+    for name in ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae"):
+        work = linear.PROTOCOLS[name].task.work(SCALE)
+        left.append(parts_of(shares.left(work, shared_keys(linear.PROTOCOLS[name].task, work.parts, export, space))))
+    assert [each["crops"] for each in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
 
 
 def test_seconds_are_measured_ones_first_and_else_follow_from_operations():
