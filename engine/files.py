@@ -79,6 +79,18 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path | str) -> bool:
+    """Whether a process of this machine holds the lock file `path`, as `locked` does."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 @contextmanager
 def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
     """Hold the lock file `path`; ValueError(refusal) where another process holds it.

@@ -13,6 +13,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
+from engine.work import Kind, Scale, Work
 
 Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
@@ -154,6 +155,21 @@ class Task:
 
         spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn
         class by class. ValueError where the settings do not fit.
+        """
+        return {}
+
+    def work(self, scale: Scale) -> Work:
+        """What `run` will do, counted, for `bench plan`. ValueError where the settings do not fit."""
+        return Work()
+
+    def model_flops(self, spec: Any, classes: int) -> Mapping[Kind, float]:
+        """Floating-point operations of one unit of the kinds of work that only the task's libraries can count."""
+        return {}
+
+    def rehearse(self, export: Any, space: Workspace) -> Mapping[Kind, float]:
+        """Kind of work -> seconds of one unit, measured on a little of it, for `bench plan`; nothing is kept.
+
+        For what only this task does. What all tasks do alike, such as the pass for frozen features, is measured once.
         """
         return {}
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
@@ -86,13 +87,22 @@ def check_image_set(
         splits, problems = (), [str(error)]
     for wanted in splits:
         try:
-            opened.append(open_set(url, wanted))
+            opened.append(_listed_anew(url, wanted) if read_all else open_set(url, wanted))
         except ValueError as error:
             problems.append(str(error))
     if not read_all:
         return _report(url, opened, [None] * len(opened), problems)
     start(sum(map(len, opened)))
     return _report(url, opened, [read_contents(image_set, workers, advance) for image_set in opened], problems)
+
+
+def _listed_anew(url: str, split: Split) -> ImageSet:
+    """The split, opened without the listing that an earlier run kept of it."""
+    opened = open_set(url, split)
+    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
+        return opened
+    Path(opened.images.kept_in).unlink(missing_ok=True)
+    return open_set(url, split)
 
 
 def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[int], None]) -> Contents:

@@ -29,6 +29,7 @@ from bench.results.record import (
 from bench.results.units import number_text
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
+from bench.run.forecast import expectations
 from bench.run.outcomes import checked, recorded
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
@@ -71,6 +72,7 @@ class Tally:
     done: int = 0
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
+    planned: list[tuple[float, float]] = field(default_factory=list)  # seconds of jobs that went well: plan, truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,12 @@ class Attempt:
     seconds: float
     outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
     error: Exception | None = None
+    planned: float | None = None  # seconds that the plan foresaw
+
+    @property
+    def ratio(self) -> float | None:
+        """Truth by plan."""
+        return self.seconds / self.planned if self.planned and not self.error else None
 
 
 def run_suite(request: RunRequest) -> int:
@@ -109,12 +117,12 @@ def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
 
 
 def _opened(request: RunRequest) -> list[DataUsed]:
-    """Open the image sets, in every process, once for all tasks."""
+    """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
     if request.names and len(request.names) != len(request.checkpoints):
         raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
-    return space.world.on_all_ranks(lambda: [open_data(name, url, space) for name, url in urls.items()])
+    return space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +182,9 @@ def _run_all(
 def _say_ending(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
+    if tally.planned:
+        planned, taken = (sum(column) for column in zip(*tally.planned, strict=True))
+        say(f"planned {planned:.1f} s, took {taken:.1f} s (x {taken / planned:.2f}), {len(tally.planned)} jobs")
     say(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
     if tally.failed:
         say("tracebacks are in the .log files beside the failed results; the same command tries them again")
@@ -196,6 +207,7 @@ def _run_one(
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
+    planned = world.on_rank0(lambda: expectations(jobs, export, request.space)) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     for count, job in enumerate(jobs, start=1):
@@ -205,13 +217,14 @@ def _run_one(
             continue
         say_once(f"  [{count}/{len(jobs)}] {job.title} ...")
         attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
-        attempt = _agreed(attempt, job, world)
+        attempt = replace(_agreed(attempt, job, world), planned=planned.get(job.path))
         if world.is_rank0:
             path = _record(job, checkpoint, request.space, attempt)
             kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
             say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
             say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
         tally.done += attempt.error is None
+        tally.planned += [(attempt.planned, attempt.seconds)] if attempt.planned and attempt.ratio else []
         if attempt.error:
             tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
 
@@ -287,6 +300,8 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         device=space.device,
         processes=space.world.size,
         seconds=round(attempt.seconds, 3),
+        planned_seconds=None if attempt.planned is None else round(attempt.planned, 3),
+        plan_ratio=None if attempt.ratio is None else round(attempt.ratio, 3),
         cost=dict(outcome.cost),
         images_per_second=_rate(outcome.cost),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -325,7 +340,8 @@ def _ending(attempt: Attempt) -> str:
     metrics = list(attempt.outcome.metrics.items())
     shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
     more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s"
+    plan_text = f", planned {attempt.planned:.1f} s (x {attempt.ratio:.2f})" if attempt.ratio else ""
+    return f"{shown}{more}, {attempt.seconds:.1f} s{plan_text}"
 
 
 def _show_plan(
@@ -340,3 +356,27 @@ def _show_plan(
 
 def _say_nothing(*lines: object) -> None:
     """`say` in every process but rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a run would do, with its checkpoints imported."""
+
+    plans: Sequence[tuple[LoadedCheckpoint, ViTExport, Sequence[Job]]]
+    lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
+
+
+def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
+    """All jobs of a run, for those who have them run elsewhere. ValueError where the request itself is wrong.
+
+    known: images that are not opened, beside those that the request names.
+    """
+    selected = _selected(request, World())
+    data = [*known, *(_opened(request) if request.data or not known else ())]
+    exports: Exports = {}
+    found = _prepared(request, exports)
+    plans = [
+        (each, exports[each.key], plan(request.out, each.used, data, selected, request.space, request.rerun))
+        for each in found.checkpoints
+    ]
+    return Survey(plans=plans, lacking=without_data(data, selected))

@@ -68,7 +68,7 @@ class AugmentedBatches:
         order = self.rows[self.plan.order(epoch)]
         images = self.image_set.subset(order, f"epoch-{epoch}")
         transform = TrainTransform(
-            size=self.backbone.spec.image_size,
+            size=self.backbone.spec.side,
             interpolation=self.interpolation,
             rule=self.rule,
             seed=self.plan.seed,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
+from probes.features.rows import Rows
 
 BLOCK = 1024  # rows of a block, where the heads are only evaluated
 
@@ -70,7 +71,7 @@ class EpochPlan:
 class Table:
     """Cached features of a set of images."""
 
-    arrays: Mapping[FeatureKind, np.ndarray]  # kind -> (N, D)
+    arrays: Mapping[FeatureKind, Rows]  # kind -> (N, D)
     labels: np.ndarray  # (N,)
     readouts: Readouts  # name -> kinds side by side
     device: str  # on which rows are returned

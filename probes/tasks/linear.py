@@ -22,16 +22,19 @@ from engine import checks
 from engine.files import digest
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.training.schedules import Pace, PacedCosine
+from engine.work import Kind, Scale, Work
 from imagesets.random_crops import CropRule
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.readouts import kinds_of
+from probes.features.rows import are_equal
 from probes.features.stand_ins import noted, readout_of
 from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedBatches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Entry, Head, Heads, HeadSettings, Optimizer
+from probes.linear.planning import rehearsed_heads, work_of_heads
 from probes.linear.recipes import PUBLISHED, VARIANTS
 from probes.linear.sweep import LR_BATCH, Sweep, SweepConfig, ranked, trained_by_rank0
 from probes.published import as_reported, protocols_of
@@ -110,8 +113,31 @@ class Linear(Task):
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
-        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
+        found = {"image size": spec.side, "heads": heads, "epochs": self.epochs, "steps": steps}
         return found | {"batch": plan.size, "forward passes": passes}
+
+    def work(self, scale: Scale) -> Work:
+        task, train = self.suited(scale.spec)[0], scale.images["train"]
+        held = round(self.holdout * train) if self.select == "holdout" else 0
+        plan = EpochPlan(rows=train - held, asked=self.batch, drop_last=self.drop_last, seed=0)
+        widths = [width for width in task.widths(scale.spec.width).values() for _ in self.rates]
+        chunk = scale.batch_size or BATCH["cpu" if scale.on_cpu else "cuda"]
+        return work_of_heads(scale, plan, self.epochs, widths, len(task.kinds), held, self.augment, chunk)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        task, (train, _) = self.suited(export.spec)[0], open_splits(space)
+        batch, classes, widths = min(self.batch, len(train)), len(train.classes), task.widths(export.spec.width)
+        heads = task.heads(export.spec.width, classes, batch, space)
+        return rehearsed_heads(heads, widths, classes, batch, space.device)
+
+    def widths(self, width: int) -> dict[str, int]:
+        """Readout -> its width."""
+        return {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """(weight decay, learning rate) of the heads of each readout."""
+        return [(weight_decay, lr) for weight_decay in self.weight_decays for lr in self.lrs]
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How images are prepared for evaluation, and for training without augmentation."""
@@ -210,10 +236,9 @@ class Linear(Task):
         grid = [
             Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
             for readout in self.readouts
-            for weight_decay in self.weight_decays
-            for lr in self.lrs
+            for weight_decay, lr in self.rates
         ]
-        widths = {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+        widths = self.widths(width)
         recipe = HeadSettings(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
         return Heads(grid, widths, classes, recipe, batch=batch, seed=space.seed, device=space.device)
 
@@ -261,7 +286,7 @@ class Linear(Task):
         if len(absent):
             first = train.classes[absent[0]]
             found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
-        if constant := [kind.name for kind in self.kinds if (gallery[kind] == gallery[kind][0]).all()]:
+        if constant := [kind.name for kind in self.kinds if are_equal(gallery[kind])]:
             found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
         return found
 
@@ -303,5 +328,10 @@ PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.
 SUITES = {
     "smoke": ("linear_sgd@ibot_base_cached",),
     "frozen": ("linear_sgd@ibot_base_cached",),
-    "full": tuple(PAPERS | CACHED),
+    "full": ("linear_sgd@ibot_base",),  # a sweep: one rate rarely suits a checkpoint of another source
+    "everything": tuple(PAPERS | CACHED),
+    "paper:extrema": ("linear_lars@extrema_paper",),
+    "paper:lut": ("linear_lars@lut_paper",),
+    "paper:moca": ("linear_sgd@moca_paper",),
+    "paper:mst": ("linear@dino_paper", "linear_sgd@mst_paper"),
 }

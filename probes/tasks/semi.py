@@ -76,4 +76,9 @@ PROTOCOLS = protocols_of(SemiSupervised, PUBLISHED)
 # ExtreMA's code follows BEiT's, which reports the best epoch on val.
 PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name != "semi@smoke"}, version=2, lists=LISTS)
 
-SUITES = {"smoke": ("semi@smoke",), "full": ("semi@ibot_1percent", "semi@ibot_10percent")}
+SUITES = {
+    "smoke": ("semi@smoke",),
+    "full": ("semi@extrema_cls_1percent",),  # the one that asks for no projector, which few exports carry
+    "everything": ("semi@ibot_1percent", "semi@ibot_10percent"),
+    "paper:extrema": ("semi@extrema_1percent_paper", "semi@extrema_10percent_paper"),
+}
