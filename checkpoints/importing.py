@@ -248,9 +248,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         )
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
-        reason = beyond(branch.names, table, options.architecture is not None) or str(error).removeprefix(
-            f"{file.path}: "
-        )
+        known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
+        reason = beyond(branch.names, table, named=known) or str(error).removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,

@@ -125,7 +125,7 @@ def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = Fals
     """Why no importer takes a network with tensors of these names; empty where they do not show it.
 
     table: its positions. CAE's encoder has EVA's names, but rows of fixed sines and cosines.
-    named: the user says which of timm's models it is.
+    named: the user says which of timm's models it is, or the importer knows the file as its own.
     """
     names = list(names)
     for pattern, what in BEYOND.items():
