@@ -158,7 +158,8 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
     from pyarrow.parquet import ParquetFile
 
     names: list[str] = []
-    sizes, labels, groups, texts = [], [], [], {}
+    sizes, labels, groups = [], [], []
+    texts: dict[str, int] = {}
     for number, path in enumerate(files):
         with ParquetFile(path, memory_map=True) as file:
             for group in range(file.num_row_groups):
