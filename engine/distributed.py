@@ -42,6 +42,22 @@ class World:
 
             distributed.barrier()
 
+    def from_rank0(self, value: Value) -> Value:
+        """The `value` of rank 0, in every process."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def add_up(self, value: "Tensor") -> None:
+        """Replace a tensor, of one shape in all processes, by the sum of all: exact where it holds integers."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.all_reduce(value)
+
     def gather_objects(self, value: Value) -> list[Value]:
         """The `value` of every process in the order of ranks; every process gets the whole list."""
         values: list[Any] = [value]
