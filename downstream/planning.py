@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 HEAVY = 2e12  # operations of a rehearsed step above which there is none: ten seconds on two cores
+MODELS = ("downstream.models.segmentors", "downstream.models.detectors")
 BACK = 3.0  # passes forward that one forward and back costs
 
 
 def work_of_training(
     scale: Scale,
     *,
-    libraries: str,
     trainings: int,
     trained: int,
     updates: int,
@@ -45,11 +45,10 @@ def work_of_training(
     side: int,
     at_once: int,
 ) -> Work:
-    """libraries: which ones, loaded once in a run. trained, updates: of each training; evaluations: of all. side: of a
-    training image in pixels."""
+    """trained, updates: of each training; evaluations: of all. side: of a training image in pixels."""
     val = scale.images["val"]
     parts = (
-        Part(kind="libraries", count=1, of=libraries),
+        Part(kind="libraries", count=1, of="mmengine"),
         Part(kind="start", count=trainings),
         Part(kind="training", count=trainings * trained, flops=scale.flops.get("training", 0.0)),
         Part(kind="states", count=trainings * (updates // save_interval(updates))),
@@ -128,11 +127,12 @@ def detector_operations(
 
 
 @cache
-def loading_seconds(module: str) -> float:
-    """What a process takes to import a file of models and its libraries, once; 0 where that has happened before."""
+def loading_seconds() -> float:
+    """What a process takes to import the models and their libraries, once; little where that happened before."""
     started = time.perf_counter()
     with quiet_libraries():
-        import_module(module)
+        for module in MODELS:
+            import_module(module)
     return time.perf_counter() - started
 
 
@@ -163,14 +163,13 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
     }
 
 
-def rehearsed_plan(
-    plan: Plan, place: Place, module: str, score: Score, operations_of: Callable[[], float]
-) -> dict[Kind, float]:
+def rehearsed_plan(plan: Plan, place: Place, score: Score, operations_of: Callable[[], float]) -> dict[Kind, float]:
     """Seconds of one unit of each kind of work.
 
-    module: of the models. score: of the resampled numbers. operations_of: an image, forward and back.
+    score: of the resampled numbers. operations_of: an image, forward and back. `loading_seconds` comes before anything
+    else that loads the libraries.
     """
-    found: dict[Kind, float] = {"libraries": loading_seconds(module)}
+    found: dict[Kind, float] = {"libraries": loading_seconds()}
     found["closing"] = closing_seconds(score, len(plan.val))
     space = place.space
     at_once = min(space.batch_size or place.largest, plan.batch)
