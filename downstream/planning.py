@@ -67,7 +67,7 @@ def untrained(spec: ViTSpec) -> ViTExport:
     return ViTExport(spec=spec, preparation=Preparation(), tensors=trunk, extra=extra)
 
 
-def operations(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
+def operations_on_meta(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
     """Of `work` on the model, which then has no memory any more."""
     with torch.device("meta"), torch.no_grad():
         return counted(lambda: work(model.to("meta").eval()))[1]
@@ -90,7 +90,7 @@ def segmentation_operations(build: Callable[[], Any], crop: int, frozen: bool, l
         for head in (segmentor.decode_head, *([segmentor.auxiliary_head] if segmentor.with_auxiliary_head else [])):
             head(maps)
 
-    backbone, forward = operations(model, lambda each: each.backbone(image)), operations(model, whole)
+    backbone, forward = operations_on_meta(model, lambda each: each.backbone(image)), operations_on_meta(model, whole)
     trained = BACK * (forward - backbone) + (1.0 if frozen else BACK) * backbone
     return {"training": trained, "evaluation": float(looks * forward)}
 
@@ -123,7 +123,7 @@ def detector_operations(
         for head in heads.mask_head if settings.CASCADE else [heads.mask_head]:
             head(torch.zeros(masks, settings.channels, 14, 14, device="meta"))
 
-    return float(operations(model, whole))
+    return float(operations_on_meta(model, whole))
 
 
 @cache
