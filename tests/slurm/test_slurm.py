@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FINE_TUNING = ("--suite", "finetune@smoke", "--data", "digits=digits:", "--limit", "300", "--workers", "0")
-LENGTH = ("--set", "finetune.epochs=120")  # a thousand steps, so that each attempt has some left
+LENGTH = ("--set", "finetune.epochs=60")  # 540 steps, so that each attempt has some left
 PRETRAINING = ("mae", "--recipe", "smoke", "--images", "digits:", "--workers", "0", "--save-minutes", "0.05")
 
 
@@ -126,6 +126,8 @@ def lose_the_node(node: OneNode, job: Job) -> None:
     for pid in processes_of(job):
         os.kill(pid, signal.SIGKILL)
     node.start_slurm()
+    job.wait_for("queued job", lambda: node.said("squeue", "--noheader", "--format=%T") == "PENDING")
+    node.said("scontrol", "update", f"JobId={job.name}", "StartTime=now")  # it would wait two minutes
 
 
 def test_a_job_that_is_disturbed_in_every_way_ends_in_the_same_results(node, export, tmp_path, undisturbed):
