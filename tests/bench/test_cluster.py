@@ -4,7 +4,13 @@ import argparse
 import fcntl
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -226,3 +232,38 @@ def test_local_jobs_run_two_at_once_and_end_as_a_plain_run(bench, toys, toy_pack
     assert {(each.status, each.processes) for each in results} == {("ok", 1), ("ok", 2)}
     assert [row.state for row in rows_of(out)] == ["finished", "finished"]
     assert [going_of(row.folder, row.task.number).code for row in rows_of(out)] == [0, 0]
+
+
+def processes_with(variable: str, words: str) -> list[int]:
+    """Processes of this machine with a variable in their environment and words in their command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+            if variable.encode() in variables.split(b"\0") and words.encode() in command:
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
+    out = tmp_path / "out"
+    words = ["--suite", "toy@one", "--set", "toy.mode=wait", "--data", "tiny=tiny:", "--out", str(out)]
+    command = [sys.executable, "-m", "bench", "run", "--checkpoint", str(exports[0]), *words]
+    path = os.pathsep.join([str(toy_packages), os.environ.get("PYTHONPATH", os.getcwd())])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(
+        [*command, "--cluster", "local", "--processes", "2"], env=os.environ | {"PYTHONPATH": path}, **pipes
+    )
+    end = time.monotonic() + 120
+    while not (out / "cache" / "waiting").exists():
+        assert time.monotonic() < end and process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    (victim,) = processes_with("RANK=1", f"--out={out}")
+    os.kill(victim, signal.SIGKILL)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert f"first: toy@one: failed: process 1 of 2 (pid {victim}, host " in said and "killed by signal 9" in said
+    assert "Traceback" not in said
+    (row,) = rows_of(out)
+    assert row.state == "failed" and row.reason.startswith("process 1 of 2")
