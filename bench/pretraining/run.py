@@ -138,7 +138,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     trained = sum(p.numel() for p in trainer.method.parameters() if p.requires_grad)
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
-    yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
+    yield f"  encoder   {spec.label} at {spec.side} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
     yield from (f"  {name:<9} {fact}" for name, fact in trainer.method.facts().items())
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"

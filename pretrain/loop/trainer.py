@@ -265,7 +265,7 @@ class Trainer:
             plan=plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
+            size=piece_of(self.method.spec.side, plan.micro_batch_size),
             labelled=self.method.needs_labels,
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)

@@ -12,7 +12,9 @@ libraries' search (torch: 4 QUERIES TOGETHER, 0.5 GiB). The size of the gallery,
 Letters: N gallery rows, Q queries, D width, k neighbours.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -152,6 +154,14 @@ def _exchanged(found: Pair, world: World) -> Neighbours:
             kept.append(np.arange(asked.start, asked.stop))
     places = np.concatenate([np.empty(0, np.int64), *kept])
     return Neighbours(places, found[0][places], found[1][places])
+
+
+@cache
+def first_search_seconds(backend: Backend, device: str) -> float:
+    """What the first search of a process takes beside its work: mostly to load FAISS, with the kernel that fits."""
+    rows, started = np.eye(64, dtype=np.float32), time.perf_counter()
+    search(rows, rows, 8, backend, device)
+    return time.perf_counter() - started
 
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:

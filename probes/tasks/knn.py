@@ -15,14 +15,14 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
-from engine.work import Part, Scale, Work
+from engine.work import Kind, Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.passes import feature_bytes, feature_pass, frozen_bytes
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import search, share_of, unit_rows
+from probes.knn.neighbours import first_search_seconds, search, share_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
@@ -60,7 +60,7 @@ class Knn(Task):
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
 
     def work(self, scale: Scale) -> Work:
@@ -71,9 +71,13 @@ class Knn(Task):
             feature_pass(spec, gallery, of),
             feature_pass(spec, queries, "val"),
             Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+            Part(kind="libraries", count=1, of=self.backend),
         )
         held = feature_bytes(spec, gallery + queries)
         return Work(parts=parts, memory=held + frozen_bytes(spec, scale.batch_size or BATCH["cuda"]), disk=held)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        return {"libraries": first_search_seconds(self.backend, space.device)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""

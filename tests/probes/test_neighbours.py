@@ -2,12 +2,11 @@
 
 import math
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from meeting import together
 
 from engine.distributed import World
 from probes.knn import neighbours, votes
@@ -80,33 +79,6 @@ def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch)
     np.testing.assert_array_equal(parts.similarities, whole.similarities)
     np.testing.assert_array_equal(parts.indices, whole.indices)
     assert 1 << 18 == 256 * 1024  # the real block
-
-
-class Meeting:
-    """Stands in for several processes, each a thread: what one gives to the others, all of them get."""
-
-    def __init__(self, size):
-        self.barrier, self.values = threading.Barrier(size), [None] * size
-
-    def of(self, rank):
-        meeting = self
-
-        class Member(World):
-            def gather_objects(self, value):
-                meeting.values[self.rank] = value
-                meeting.barrier.wait()
-                values = list(meeting.values)
-                meeting.barrier.wait()
-                return values
-
-        return Member(rank=rank, size=self.barrier.parties)
-
-
-def together(size, work):
-    """`work(world)` in as many threads as processes, their results in the order of ranks."""
-    meeting = Meeting(size)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, [meeting.of(rank) for rank in range(size)]))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 40])
