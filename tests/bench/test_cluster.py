@@ -123,6 +123,18 @@ def test_a_run_becomes_jobs_cheap_ones_first(slurm, bench, toys, exports):
     assert not list((out / "results").rglob("*.json"))
 
 
+def test_protocols_that_share_features_or_a_stream_are_one_job(slurm, bench, exports):
+    """Two read one transform's features, two train on one stream, one does neither."""
+    suite = "knn@dino,lowshot@bench,linear_sgd@moca,linear@dino,finetune@smoke"
+    words = ("--suite", suite, "--data", "digits=digits:", "--out", slurm / "out", "--cluster", "slurm")
+    code, _, said = bench("run", "--checkpoint", exports[0], *words)
+    assert code == 0, said
+    ((_, submission),) = submissions(slurm / "out")
+    assert sorted(sorted(parse_arguments(task.words).suite.split(",")) for task in submission.tasks) == [
+        ["finetune@smoke"], ["knn@dino", "lowshot@bench"], ["linear@dino", "linear_sgd@moca"]
+    ]  # fmt: skip
+
+
 def test_what_is_submitted_or_done_is_not_submitted_again(slurm, bench, toys, exports):
     out = slurm / "out"
     bench("run", "--checkpoint", exports[0], "--suite", "toy@one", "--data", "tiny=tiny:", "--out", out)
