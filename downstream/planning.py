@@ -60,7 +60,7 @@ def work_of_training(
 
 
 def untrained(spec: ViTSpec) -> ViTExport:
-    """An export of this architecture whose weights are zero, to build models around: drawing them would take seconds."""
+    """An export of this architecture whose weights are zero, for building models: drawing them would take seconds."""
     with torch.device("meta"):
         tensors = ViT(spec, initialise=False).state_dict()
     zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
