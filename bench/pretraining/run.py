@@ -1,5 +1,6 @@
 """`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.cost import cost_of
+from pretrain.loop.run_folder import check_resume
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
 
@@ -51,7 +53,7 @@ def run_pretraining(request: PretrainRequest) -> int:
     """Pretrain, and return the exit code: 0 finished, STOPPED by a signal. ValueError for a wrong request."""
     with start_world(request.run.device) as world:
         request = _connected(request, world)
-        chosen, images = world.on_all_ranks(lambda: _opened(request))
+        chosen, images = world.first_on_each_machine(lambda: _opened(request))
         trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
         if world.is_rank0:
             say(*training_lines(chosen, trainer, settings=request.dry_run))
@@ -61,6 +63,13 @@ def run_pretraining(request: PretrainRequest) -> int:
         if world.is_rank0:
             _say_ending(ending == "finished", trainer)
         return 0 if ending == "finished" else STOPPED
+
+
+def check_request(request: PretrainRequest) -> None:
+    """What can be known before another machine trains. ValueError for a wrong request, and a folder of other use."""
+    chosen, images = _opened(request)
+    trainer = prepared(chosen, images, request.run, World())
+    check_resume(request.run.out, json.loads(json.dumps(trainer.identity())), request.run.resume)
 
 
 def _connected(request: PretrainRequest, world: World) -> PretrainRequest:

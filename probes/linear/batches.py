@@ -5,9 +5,8 @@ B images of a batch, n training images, N images of a table, D width. A row is t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,25 +14,13 @@ from torch import Tensor
 
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
+from probes.features.rows import Rows
 
 BLOCK = 1024  # rows of a block, where the heads are only evaluated
 
 # Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]
-
-
-class Batches(Protocol):
-    """One training set, divided into other batches in every epoch."""
-
-    @property
-    def plan(self) -> "EpochPlan": ...
-    @property
-    def skipped(self) -> dict[int, str]: ...  # image -> why it could not be read, so far
-    @property
-    def forwards(self) -> int: ...  # images that went through the backbone, so far
-    # Call `step` with the batches of an epoch in order, from number `first` on.
-    def run(self, epoch: int, step: Step, first: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +57,7 @@ class EpochPlan:
 class Table:
     """Cached features of a set of images."""
 
-    arrays: Mapping[FeatureKind, np.ndarray]  # kind -> (N, D)
+    arrays: Mapping[FeatureKind, Rows]  # kind -> (N, D)
     labels: np.ndarray  # (N,)
     readouts: Readouts  # name -> kinds side by side
     device: str  # on which rows are returned
@@ -94,8 +81,6 @@ class CachedBatches:
     table: Table
     rows: np.ndarray  # (n,) rows of the table to train on
     plan: EpochPlan
-    skipped: dict[int, str] = field(default_factory=dict)  # none: extraction has left them out
-    forwards: int = 0  # none: nothing goes through the backbone
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):
