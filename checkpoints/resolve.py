@@ -13,6 +13,7 @@ from types import ModuleType
 
 from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
+from checkpoints.hub import transformers_snapshot
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
@@ -106,5 +107,8 @@ def _own(folder: Path, options: ImportOptions) -> ViTExport:
 
 
 def _from_timm(reference: str, options: ImportOptions) -> ViTExport:
+    kind, colon, place = reference.partition(":")
+    if colon and kind == "hf-hub" and (folder := transformers_snapshot(place)):
+        return import_file(load_extension("importers", "transformers"), read_folder(folder), options)
     importer = load_extension("importers", "timm")
     return import_file(importer, importer.open_model(reference), options)

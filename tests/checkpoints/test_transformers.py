@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from checkpoints.backbone import Backbone
 from checkpoints.importing import ImportOptions
@@ -111,6 +112,18 @@ def test_a_model_of_a_task_and_a_checkpoint_in_several_files(tmp_path):
     next((tmp_path / "many").glob("*.safetensors")).unlink()
     with pytest.raises(ValueError, match="which is not there; download it as well"):
         load(tmp_path / "many")
+
+
+def test_a_repository_of_the_hub_from_its_cache(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--lab--vit" / "snapshots" / ("0" * 40)
+    saved(drawn("ViT"), snapshot)
+    (tmp_path / "models--lab--vit" / "refs").mkdir()
+    (tmp_path / "models--lab--vit" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load("hf-hub:lab/vit").digest == load(snapshot).digest
+    with pytest.raises(ValueError, match="timm cannot load 'hf-hub:lab/other'"):
+        load("hf-hub:lab/other")
 
 
 @pytest.mark.parametrize("tower", ["CLIP", "Siglip"])
