@@ -177,6 +177,11 @@ class ViTSpec:
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
+    def size_text(self) -> str:
+        """The same for people: 224 px, 1024 x 768 px."""
+        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
+
+    @property
     def side(self) -> int:
         """Side of the native image. ValueError where it is not square, for what needs it to be."""
         if isinstance(self.image_size, tuple):
