@@ -20,7 +20,7 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import search, share_of, unit_rows
+from probes.knn.neighbours import search, tiles_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
@@ -88,7 +88,7 @@ class Knn(Task):
     ) -> dict[tuple[int, float], Hits]:
         """(k, T) -> hits of all queries; the processes share the search and the votes."""
         world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
-        tiles = sum(len(numbers) for _, numbers in share_of(len(bank), len(asked), world))
+        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
             near = search(
                 bank, asked, max(ks), self.backend, space.device,
