@@ -14,7 +14,7 @@ from bench.cli.meanings import meanings
 from bench.cli.settings import alternatives, meant, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
-from downstream.data.scenes import TINY
+from downstream.data.scenes import TINY, stands_in_for
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.tasks import Task
 from pretrain.recipe import Recipe
@@ -120,7 +120,8 @@ def _image_set(extension: Extension) -> Iterator[str]:
 
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
-    tasks = dict.fromkeys(chosen.key for chosen in catalogue().protocols.values() if chosen.layout == key)
+    served = (key, *stands_in_for(key))
+    tasks = dict.fromkeys(chosen.key for chosen in catalogue().protocols.values() if chosen.layout in served)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
     yield _row("tasks", ", ".join(tasks) or "none evaluates on it")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from engine.peers import watching_peers
 from engine.training.interruptions import Stopped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, a lock of others); engine/peers.py ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 
@@ -67,6 +68,26 @@ class World:
             distributed.all_gather_object(values, value)
         return values
 
+    def gather_on_rank0(self, value: Value) -> list[Value]:
+        """The `value` of every process in the order of ranks, in rank 0; an empty list in the others."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed
+
+        values: list[Any] = [None] * self.size
+        distributed.gather_object(value, values if self.is_rank0 else None)
+        return values if self.is_rank0 else []
+
+    def gather_tensors(self, value: "Tensor") -> "list[Tensor]":
+        """The tensors of all processes, of one shape and on devices of one kind, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed, empty_like
+
+        values = [empty_like(value) for _ in range(self.size)]
+        distributed.all_gather(values, value)
+        return values
+
     def on_rank0(self, work: Callable[[], Value]) -> Value:
         """Run `work` in rank 0 and return its result in every process. If it fails, every process raises its error."""
         results: list[Any] = self.gather_results(lambda: work() if self.is_rank0 else None)
@@ -77,6 +98,13 @@ class World:
         own: list[Value] = []
         self.gather_results(lambda: own.append(work()))
         return own[0]
+
+    def first_on_each_machine(self, work: Callable[[], Value]) -> Value:
+        """As `on_all_ranks`, but the other processes of a machine begin once its first one has ended: they find what it
+        left on disk."""
+        is_first = self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+        own = self.on_all_ranks(lambda: [work()] if is_first else [])
+        return self.on_all_ranks(lambda: own[0] if is_first else work())
 
     def gather_results(self, work: Callable[[], Value]) -> list[Value]:
         """Run `work` in every process and return the results of all, in the order of ranks, in every process.
@@ -122,7 +150,7 @@ def start_world(device: str) -> Iterator[World]:
     """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
 
     Without torchrun's environment this process is alone. Processes that are connected already stay so afterwards. On
-    CUDA each process uses the GPU of its local rank.
+    CUDA each process uses the GPU of its local rank. When a process dies, the others end (engine/peers.py).
     """
     import torch
     from torch import distributed
@@ -140,13 +168,18 @@ def start_world(device: str) -> Iterator[World]:
         distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=MAX_WAIT, device_id=chosen)
     else:
         distributed.init_process_group("gloo", timeout=MAX_WAIT)
+    world = current_world()
     try:
-        yield current_world()
-        _leave_together()
-    except Exception as error:
-        if hasattr(error, "told_by"):  # every process raises it and comes here
-            _leave_together()
-        raise
+        with watching_peers(world.rank, world.gather_results) as peers:
+            try:
+                yield world
+                _leave_together()
+            except Exception as error:
+                if hasattr(error, "told_by"):  # every process raises it and comes here
+                    _leave_together()
+                else:
+                    peers.explain(error)
+                raise
     finally:
         distributed.destroy_process_group()
 

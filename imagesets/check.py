@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
 from engine.printing import text_of
 from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
+from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 
 BATCH = 256  # images between two reports of progress
@@ -86,13 +88,22 @@ def check_image_set(
         splits, problems = (), [str(error)]
     for wanted in splits:
         try:
-            opened.append(open_set(url, wanted))
+            opened.append(_listed_anew(url, wanted) if read_all else open_set(url, wanted))
         except ValueError as error:
             problems.append(str(error))
     if not read_all:
         return _report(url, opened, [None] * len(opened), problems)
     start(sum(map(len, opened)))
     return _report(url, opened, [read_contents(image_set, workers, advance) for image_set in opened], problems)
+
+
+def _listed_anew(url: str, split: Split) -> ImageSet:
+    """The split, opened without the listing that an earlier run kept of it."""
+    opened = open_set(url, split)
+    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
+        return opened
+    Path(opened.images.kept_in).unlink(missing_ok=True)
+    return open_set(url, split)
 
 
 def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[int], None]) -> Contents:
@@ -170,7 +181,7 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         classes=len(image_set.classes),
         smallest_class=_class_at(image_set, np.argmin),
         largest_class=_class_at(image_set, np.argmax),
-        file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages) else None,
+        file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages | StoredImages) else None,
         widths=ranges[0],
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),

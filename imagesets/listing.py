@@ -1,19 +1,13 @@
-"""Listing image files on disk, in torchvision's order, and the errors that a wrong folder deserves. Nothing is written.
-
-The order of torchvision.datasets.ImageFolder (DatasetFolder.make_dataset): classes by name, below a class the folders
-by path, in a folder the files by name. Links are followed, and hidden folders count as classes, as they do there.
-"""
+"""Image files in folders, and the errors that a wrong folder deserves."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from imagesets.names import PackedNames
+from imagesets.listing_cache import find_images
 from imagesets.sets import FileImages, ImageSet, Split
-
-# torchvision.datasets.folder.IMG_EXTENSIONS, compared in lower case.
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+from imagesets.walk import EXTENSIONS
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
@@ -39,42 +33,19 @@ def require_folder(folder: str, url: str) -> None:
         raise ValueError(f"{url}: no permission to list {folder}; run chmod u+rx on it, or ask its owner")
 
 
-def images_below(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """(prefix/relative name, size in bytes) of every image file below `folder`, in torchvision's order."""
-    found = []
-    pending = [(folder, prefix)]
-    while pending:
-        place, name = pending.pop()
-        images = []
-        with os.scandir(place) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    pending.append((entry.path, f"{name}/{entry.name}"))
-                elif entry.name.lower().endswith(EXTENSIONS):
-                    images.append((entry.name, _size(entry)))
-        found.append((name, sorted(images)))
-    for name, images in sorted(found):
-        for image, size in images:
-            yield f"{name}/{image}", size
+def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndarray]:
+    """All image files below root/FOLDER of every one of `folders`, in torchvision's order, and how many are below each.
 
-
-def _size(entry: os.DirEntry) -> int:
-    try:
-        return entry.stat().st_size
-    except OSError:  # a broken link: listed as torchvision lists it, and UnreadableImage once it is read
-        return -1
+    FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (listing_cache.py).
+    """
+    listing = find_images(root, folders)
+    found = listing.found
+    return FileImages(root=root, names=found.names, sizes=found.sizes, kept_in=listing.kept_in), found.counts
 
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:
     """The set of root/CLASS/**/IMAGE. Raises ValueError for a class without images."""
-    names: list[str] = []
-    sizes, counts = [], []
-    for name in classes:
-        before = len(names)
-        for image, size in images_below(os.path.join(root, name), name):
-            names.append(image)
-            sizes.append(size)
-        counts.append(len(names) - before)
+    images, counts = images_below(root, classes)
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         what = "every class folder" if len(empty) == len(classes) else f"class folder {short_list(empty)}"
@@ -84,7 +55,7 @@ def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], not
         split=split,
         classes=tuple(classes),
         labels=np.repeat(np.arange(len(classes)), counts),
-        images=FileImages(root=root, names=PackedNames.pack(names), sizes=np.array(sizes, np.int64)),
+        images=images,
         notes=tuple(notes),
     )
 

@@ -5,10 +5,12 @@ in every forked loader process. Packed, the names of ImageNet-1k take 47 MB, and
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+BLOCK = 1 << 16  # names taken at a time, so that the places of their bytes take megabytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +27,17 @@ class PackedNames:
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return PackedNames(blob=b"".join(encoded), ends=np.cumsum(lengths))
 
+    @staticmethod
+    def joined(parts: Sequence["PackedNames"]) -> "PackedNames":
+        """The names of all parts, one after another."""
+        lengths = np.concatenate([np.empty(0, np.int64), *(part.lengths for part in parts)])
+        return PackedNames(blob=b"".join(part.blob for part in parts), ends=np.cumsum(lengths))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Bytes of each name (N,) int64."""
+        return np.diff(self.ends, prepend=0)
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -38,5 +51,17 @@ class PackedNames:
         return (self[index] for index in range(len(self)))
 
     def take(self, indices: np.ndarray) -> "PackedNames":
-        """The names at `indices` (M,), in that order."""
-        return PackedNames.pack(self[index] for index in indices)
+        """The names at `indices` (M,), in that order. IndexError for one that there is not."""
+        indices = np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"names {indices.min()} to {indices.max()} of {len(self)}")
+        parts = [self._taken(indices[start : start + BLOCK]) for start in range(0, len(indices), BLOCK)]
+        return PackedNames.joined(parts)
+
+    def _taken(self, indices: np.ndarray) -> "PackedNames":
+        starts = np.where(indices > 0, self.ends[indices - 1], 0)
+        lengths = self.ends[indices] - starts
+        ends = np.cumsum(lengths)
+        # The place in `blob` of every byte of the result.
+        places = np.repeat(starts - (ends - lengths), lengths) + np.arange(lengths.sum())
+        return PackedNames(blob=np.frombuffer(self.blob, np.uint8)[places].tobytes(), ends=ends)

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -35,21 +36,33 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileImages:
-    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes."""
+    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes.
+
+    kept_in: the file that keeps the listing for other runs (imagesets/listing_cache.py), "" if none.
+    """
 
     root: str
     names: PackedNames
     sizes: np.ndarray
+    kept_in: str = ""
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.names[index])
 
     def encoded(self, index: int) -> bytes:
-        return read_bytes(self.path(index))
+        path = self.path(index)
+        data = read_bytes(path)
+        if self.kept_in and len(data) != self.sizes[index]:
+            with suppress(OSError):  # gone already, or not ours to remove: then the message still says what is wrong
+                os.unlink(self.kept_in)
+            raise ValueError(
+                f"{path}: {len(data)} bytes, and {self.sizes[index]} when the set was listed: its images were "
+                "overwritten; run the same command again, which lists them anew"
+            )
+        return data
 
     def image(self, index: int) -> Image.Image:
-        path = self.path(index)
-        return decode_rgb(read_bytes(path), path)
+        return decode_rgb(self.encoded(index), self.path(index))
 
     def take(self, indices: np.ndarray) -> "FileImages":
         return replace(self, names=self.names.take(indices), sizes=self.sizes[indices])

@@ -22,7 +22,7 @@ from bench.results.record import (
 )
 from bench.run.checkpoints import checked_name
 from bench.run.suites import ChosenProtocol
-from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes
+from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, serves, stands_in_for
 from engine.extensions import extensions
 from engine.tasks import Workspace
 from imagesets.sets import SPLITS, open_set, parse_url
@@ -52,7 +52,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping. Only the smoke suite has a default. ValueError says what to write."""
     if not texts:
         if suite == "smoke":
-            names = ["digits", *(TINY + layout for layout in extensions("layouts"))]
+            names = ["digits", *(TINY + layout for layout in extensions("layouts") if not stands_in_for(layout))]
             return {name: f"{name}:" for name in names}
         raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
     found: dict[str, str] = {}
@@ -103,20 +103,24 @@ def plan(
     rerun: bool,
 ) -> list[Job]:
     """Jobs in the order to run them: cheap ones first; those that failed before come last."""
-    pairs = [(chosen, images) for chosen in selected for images in data if layout_of(images.url) == chosen.layout]
+    pairs = [(chosen, images) for chosen in selected for images in data if fits(chosen, images)]
     jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen, images in pairs]
     return sorted(jobs, key=lambda job: job.state == "failed before")
 
 
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
     """Protocols for which no image set is given. ValueError if that is all of them."""
-    there = {layout_of(images.url) for images in data}
-    lacking = [chosen for chosen in selected if chosen.layout not in there]
+    lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
     if selected and len(lacking) == len(selected):
         kind = lacking[0].layout
         example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
         raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
     return lacking
+
+
+def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
+    """Whether a protocol evaluates on a set: a dense one on scenes of its layout, or of one that stands in for it."""
+    return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
 
 
 def _job(

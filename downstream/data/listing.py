@@ -1,5 +1,6 @@
 """Lists of images and their masks, and how the values of a mask become classes."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,16 +9,21 @@ from pathlib import Path
 import numpy as np
 
 IGNORED = 255  # value of pixels that no loss and no score counts
+WHITE = 0xFFFFFF  # their colour, where masks show colours
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """images, masks: paths (N,) below a root. classes: names (K,). classes_of: class of each value 0..255 of a mask."""
+    """images, masks: paths (N,) below a root. classes: names (K,). classes_of: class of each value 0..255 of a mask.
+
+    colours: red, green and blue (K,) of each class where masks show colours; empty where they hold values.
+    """
 
     images: tuple[str, ...]
     masks: tuple[str, ...]
     classes: tuple[str, ...]
     classes_of: tuple[int, ...]
+    colours: tuple[tuple[int, ...], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -31,8 +37,21 @@ class Listing:
         return np.array(self.classes_of, np.uint8)
 
     def coded(self, mask: np.ndarray) -> np.ndarray:
-        """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none."""
-        return self.table[mask]
+        """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none.
+
+        Of colours (H, W, 3); ValueError for one that is no class's, nor white.
+        """
+        return self._coded_colours(mask) if self.colours else self.table[mask]
+
+    def _coded_colours(self, mask: np.ndarray) -> np.ndarray:
+        known = {_packed(np.array(colour)): number for number, colour in enumerate(self.colours)}
+        shown, places = np.unique(_packed(mask), return_inverse=True)
+        codes = [({WHITE: IGNORED} | known).get(value) for value in shown.tolist()]
+        if None in codes:
+            value = int(shown[codes.index(None)])
+            colour = f"{value >> 16} {value >> 8 & 255} {value & 255}"
+            raise ValueError(f"the mask shows the colour {colour}, which is that of none of the {len(known)} classes")
+        return np.array(codes, np.uint8)[places].reshape(mask.shape[:2])
 
     @property
     def allowed(self) -> str:
@@ -46,6 +65,25 @@ class Listing:
     def take(self, indices: Sequence[int] | np.ndarray) -> "Listing":
         images, masks = self.images, self.masks
         return replace(self, images=tuple(images[i] for i in indices), masks=tuple(masks[i] for i in indices))
+
+
+def _packed(colours: np.ndarray) -> np.ndarray:
+    """Red, green and blue (..., 3) -> numbers (...), red first."""
+    red, green, blue = np.moveaxis(colours.astype(np.int32), -1, 0)
+    return red << 16 | green << 8 | blue
+
+
+def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
+    """Paths below `root` of the masks in `folder`, which have the pictures' names, as PNG. ValueError if any lacks."""
+    there = set(files_below(root / folder, ".png"))
+    masks = [f"{name.rpartition('.')[0]}.png" for name in pictures]
+    lacking = [name for name in masks if name not in there]
+    if lacking:
+        some = f"{len(lacking)} of {len(pictures)} images of {split}"
+        raise ValueError(f"{some} have no annotation, such as {folder}/{lacking[0]}{hint}")
+    if twice := [name for name, count in Counter(masks).items() if count > 1]:
+        raise ValueError(f"two images of {split} have the mask {folder}/{twice[0]}; give them names of their own")
+    return tuple(f"{folder}/{name}" for name in masks)
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:

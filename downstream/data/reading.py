@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from imagesets.decoding import FILE_ERRORS, bits_of, open_image, reason_of
@@ -52,9 +53,18 @@ def check_pixels(image: Image.Image) -> None:
         raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
 
 
-def check_values(mask: Image.Image) -> None:
-    """ValueError for a mask, open_image but not loaded, that does not hold one byte for each pixel."""
-    if mask.mode not in ("1", "L", "P"):
+def read_colours(results: Results) -> Results:
+    """The colours of a mask (H, W, 3), of a palette's too, where mmseg's LoadAnnotations puts a mask's values."""
+    colours = np.asarray(open_image(Path(results["seg_map_path"]).read_bytes()).convert("RGB"))
+    return results | {"gt_seg_map": colours, "seg_fields": [*results["seg_fields"], "gt_seg_map"]}
+
+
+def check_values(mask: Image.Image, coloured: bool = False) -> None:
+    """ValueError for a mask, open_image but not loaded, that does not hold one byte for each pixel, or a colour."""
+    if coloured:
+        if mask.mode not in ("P", "RGB"):
+            raise ValueError(f"a mask of Pillow's mode {mask.mode}; save its colours as 8-bit PNG without transparency")
+    elif mask.mode not in ("1", "L", "P"):
         raise ValueError(
             f"a mask of Pillow's mode {mask.mode}; save the numbers of the classes as 8-bit PNG, grey or with a palette"
         )

@@ -124,6 +124,17 @@ def layout_of(url: str) -> str:
     return layout if layout in extensions("layouts") else ""
 
 
+def serves(url: str, layout: str) -> bool:
+    """Whether tasks on scenes of `layout` run on the set that a URL names, too."""
+    own = layout_of(url)
+    return own == layout or (bool(own) and layout in stands_in_for(own))
+
+
+def stands_in_for(layout: str) -> tuple[str, ...]:
+    """Layouts whose tasks run on sets of `layout` too; empty for those that have tasks of their own."""
+    return tuple(getattr(load_extension("layouts", layout), "SERVES", ()))
+
+
 def parse_scene_url(url: str) -> tuple[str, str]:
     """Layout and place of a URL, with ~ expanded. ValueError for an unknown scheme or a misplaced path."""
     scheme, colon, place = url.partition(":")
@@ -139,6 +150,17 @@ def parse_scene_url(url: str) -> tuple[str, str]:
     if not scheme.startswith(TINY) and not place:
         raise ValueError(f"{url}: give the folder, {scheme}:/data/{scheme}")
     return layout, os.path.expanduser(place)
+
+
+def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> np.ndarray:
+    """What a mask's file holds, (H, W) values or (H, W, 3) colours -> classes (H, W). ValueError, naming the file,
+    unless it fits the classes and an image of `size` (height, width)."""
+    try:
+        mask = listing.coded(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    check_mask(mask, size, listing, path)
+    return mask
 
 
 def check_mask(mask: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> None:
@@ -165,11 +187,12 @@ def check_scene(scenes: SceneSet, index: int) -> None:
     height, width = image.size[::-1]
     if isinstance(scenes.listing, Instances):
         return scenes.listing.check_size(index, height, width)
-    with naming(scenes.mask(index)):
-        mask = open_image(scenes.mask(index).read_bytes())
-        check_values(mask)
-        values = np.asarray(mask, np.uint8)
-    check_mask(scenes.listing.coded(values), (height, width), scenes.listing, scenes.mask(index))
+    path, coloured = scenes.mask(index), bool(scenes.listing.colours)
+    with naming(path):
+        mask = open_image(path.read_bytes())
+        check_values(mask, coloured)
+        values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
+    classes_of_mask(values, (height, width), scenes.listing, path)
 
 
 def problems_of(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> list[str]:

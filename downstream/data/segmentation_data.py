@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
 from mmseg.datasets import BaseSegDataset
 from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
 
-from downstream.data.reading import Reading, Results, Transform, check_pixels, check_values
-from downstream.data.scenes import SceneSet, check_mask
+from downstream.data.reading import Reading, Results, Transform, check_pixels, check_values, read_colours
+from downstream.data.scenes import SceneSet, classes_of_mask
 
 MAX_CLASS_SHARE = 0.75  # a crop is drawn again, up to ten times, while one class has more than this of it
 READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
@@ -33,9 +34,8 @@ class AsClasses:
         self.listing = scenes.listing
 
     def __call__(self, results: Results) -> Results:
-        mask = self.listing.coded(results["gt_seg_map"])
-        check_mask(mask, results["ori_shape"][:2], self.listing, results["seg_map_path"])
-        return results | {"gt_seg_map": mask}
+        size, path = results["ori_shape"][:2], results["seg_map_path"]
+        return results | {"gt_seg_map": classes_of_mask(results["gt_seg_map"], size, self.listing, path)}
 
 
 class MaskedScenes(BaseSegDataset):
@@ -60,7 +60,7 @@ def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> 
         scenes,
         [
             READ_IMAGE,
-            read_mask(),
+            read_mask(scenes),
             AsClasses(scenes),
             RandomResize(scale=sizes.scale, ratio_range=sizes.ratios, resize_type=Resize, keep_ratio=True),
             RandomCrop(crop_size=(sizes.crop, sizes.crop), cat_max_ratio=MAX_CLASS_SHARE),
@@ -74,12 +74,14 @@ def segmentation_training_images(scenes: SceneSet, sizes: SegmentationSizes) -> 
 def segmentation_validation_images(scenes: SceneSet, sizes: SegmentationSizes) -> BaseSegDataset:
     """Images at one scale, labels as they are."""
     resize = [Resize(scale=sizes.scale, keep_ratio=True)] if sizes.resize_val else []
-    load = [READ_IMAGE, *resize, read_mask(), AsClasses(scenes), PackSegInputs()]
+    load = [READ_IMAGE, *resize, read_mask(scenes), AsClasses(scenes), PackSegInputs()]
     return _dataset(scenes, load, test_mode=True)
 
 
-def read_mask() -> Reading:
-    """Values of a mask as its file holds them."""
+def read_mask(scenes: SceneSet) -> Reading:
+    """Values or colours of a mask as its file holds them."""
+    if scenes.listing.colours:
+        return Reading(read_colours, "seg_map_path", partial(check_values, coloured=True))
     return Reading(LoadAnnotations(), "seg_map_path", check_values)
 
 

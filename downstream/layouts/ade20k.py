@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below
+from downstream.data.listing import IGNORED, Listing, files_below, paired
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
@@ -32,18 +32,11 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split. ValueError names a missing folder, or images without a mask."""
     pictures = files_below(root / IMAGES[split], ".jpg")
     folder = f"annotations/{FOLDERS[split]}"
-    there = set(files_below(root / folder, ".png"))
-    masks = [name.removesuffix(".jpg") + ".png" for name in pictures]
-    lacking = [name for name in masks if name not in there]
-    if lacking:
-        raise ValueError(
-            f"{len(lacking)} of {len(pictures)} images of {split} have no annotation, such as {folder}/{lacking[0]}; "
-            "unpack the whole of ADEChallengeData2016.zip"
-        )
+    masks = paired(root, split, pictures, folder, "; unpack the whole of ADEChallengeData2016.zip")
     notes = () if len(pictures) == COUNTS[split] else (f"{len(pictures)} images, the set has {COUNTS[split]}",)
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
-        masks=tuple(f"{folder}/{name}" for name in masks),
+        masks=masks,
         classes=CLASSES,
         classes_of=TABLE,
         notes=notes,

@@ -1,9 +1,12 @@
-"""COCO 2017's instances: images, and one JSON file a split with boxes and outlines of things of 80 classes.
+"""COCO 2017's instances, or your own of the same form: images, and a JSON file a split with boxes and outlines.
 
     ROOT/annotations/instances_{train,val}2017.json
-    ROOT/train2017/, ROOT/val2017/                          118 287 and 5000 images
+    ROOT/train2017/, ROOT/val2017/                          118 287 and 5000 images, 80 classes
 
-Categories are numbered with gaps there (1..90); classes 0..K-1 follow in the order of these numbers.
+    ROOT/annotations/instances_{train,val}.json             your own, of any categories
+    ROOT/train/, ROOT/val/
+
+The file's categories are the classes, in the order of their numbers, which may have gaps, as COCO's have (1..90).
 """
 
 import json
@@ -20,6 +23,7 @@ from downstream.data.tiny_scenes import HEIGHT, WIDTH
 from imagesets.sets import Split
 
 IMAGES = {"train": "train2017", "val": "val2017"}
+YEARS = ("2017", "")  # endings of files and folders: COCO's, and those of other sets
 COUNTS = {"train": 118287, "val": 5000}
 UNPACK = "unpack annotations_trainval2017.zip again"
 OF_AN_OBJECT = ("id", "image_id", "category_id", "bbox", "area", "segmentation")
@@ -38,7 +42,9 @@ def recognised(root: Path) -> Path:
 
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, sorted by number. ValueError names what is missing or does not fit together."""
-    name = f"annotations/instances_{split}2017.json"
+    files = {f"annotations/instances_{split}{year}.json": f"{split}{year}" for year in YEARS}
+    name = next((name for name in files if (root / name).is_file()), next(iter(files)))
+    folder = files[name]
     content = _read(root / name, name)
     categories = {each["id"]: str(each["name"]) for each in sorted(content["categories"], key=lambda each: each["id"])}
     entries = sorted(content["images"], key=lambda entry: entry["id"])
@@ -49,14 +55,14 @@ def listed(root: Path, split: Split) -> Instances:
     for each in content["annotations"]:
         _check_object(name, each, categories, sizes)
         objects[each["image_id"]].append(each)
-    _check_files(root / IMAGES[split], split, [entry["file_name"] for entry in entries])
+    _check_files(root / folder, split, [entry["file_name"] for entry in entries])
     return Instances(
-        images=tuple(f"{IMAGES[split]}/{entry['file_name']}" for entry in entries),
+        images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
         entries=tuple(entries),
         objects=tuple(tuple(own) for own in objects.values()),
         categories=categories,
         annotations=name,
-        notes=_notes(split, list(objects.values())),
+        notes=_notes(split, list(objects.values()), categories),
     )
 
 
@@ -125,6 +131,11 @@ def _check_object(name: str, each: Entry, categories: Mapping[int, str], sizes: 
             f"{name}: annotation {number} is of image {each['image_id']}, which it does not list; {UNPACK}"
         )
     outline = each["segmentation"]
+    if not outline:
+        raise ValueError(
+            f"{name}: annotation {number} has a box but no outline; Mask R-CNN learns from outlines: give each thing "
+            "its polygon, at least that of its box"
+        )
     if isinstance(outline, dict) and list(outline.get("size", ())) != sizes[each["image_id"]]:
         raise ValueError(
             f"{name}: the mask of annotation {number} is {outline.get('size')} pixels and its image "
@@ -144,10 +155,13 @@ def _check_files(folder: Path, split: Split, names: Sequence[str]) -> None:
         )
 
 
-def _notes(split: Split, objects: Sequence[Sequence[Entry]]) -> tuple[str, ...]:
+def _notes(split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str]) -> tuple[str, ...]:
     found = [f"{sum(map(len, objects))} objects in {split}"]
     if bare := sum(not own for own in objects):
         found.append(f"{bare} images of {split} without objects" + (", not trained on" if split == "train" else ""))
+    there = {thing["category_id"] for own in objects for thing in own}
+    if empty := [title for number, title in categories.items() if number not in there]:
+        found.append(f"{len(empty)} of {len(categories)} categories have no object in {split}, such as {empty[0]}")
     if len(objects) != COUNTS[split]:
         found.append(f"{len(objects)} images, the set has {COUNTS[split]}")
     return tuple(found)

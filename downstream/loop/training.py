@@ -10,11 +10,11 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import SIZES
-from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url
+from downstream.data.scenes import TINY, SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
 from engine.files import digest
 from engine.printing import say
-from engine.tasks import Workspace
+from engine.tasks import Task, Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.sets import SPLITS
@@ -128,7 +128,8 @@ def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
 
 def check_space(space: Workspace, layout: str) -> None:
     """ValueError for a set of another layout, and for options that dense tasks do not support."""
-    if parse_scene_url(space.data)[0] != layout:
+    parse_scene_url(space.data)
+    if not serves(space.data, layout):
         raise ValueError(f"{space.data}: this task needs {layout}:ROOT or tiny-{layout}:")
     if space.skip_bad:
         raise ValueError(
@@ -170,6 +171,29 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
     return [
         f"batch norm is over {over} images, in the recipe over all {images} of a step: start "
         f"{images // batch['at_once']} processes with a GPU each, or give --batch-size {images} if memory allows"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The set that a recipe's settings were chosen for."""
+
+    name: str
+    classes: int
+    images: int  # for training
+    settings: tuple[str, ...]  # those that depend on the number of images, their sizes or the classes
+
+
+def chosen_elsewhere(task: Task, source: Source, train: SceneSet) -> list[str]:
+    """A warning that names the settings that were chosen for `source`, where the scenes are others."""
+    if len(train.classes) == source.classes or train.url.startswith(TINY):
+        return []
+    values = (getattr(task, name) for name in source.settings)
+    texts = (",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values)
+    settings = " ".join(f"{name}={text}" for name, text in zip(source.settings, texts, strict=True))
+    return [
+        f"{settings} were chosen for {source.name}, with {source.images} training images and {source.classes} classes; "
+        f"there are {len(train)} and {len(train.classes)} here"
     ]
 
 

@@ -1,4 +1,4 @@
-"""ADE20K semantic segmentation by UPerNet, end to end; or by one linear layer on the frozen network.
+"""ADE20K semantic segmentation, or of your own masks, by UPerNet, end to end, or by one linear layer on it, frozen.
 
 mmseg's UPerHead with an auxiliary FCNHead on four scales of four blocks' patches, crops of 512, AdamW with layer-wise
 rate decay, mIoU over the 2000 validation images in sliding windows.
@@ -6,6 +6,7 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -14,12 +15,31 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, open_both, round_up_to_patch, warnings
+from downstream.loop.training import (
+    MICRO_BATCH,
+    Place,
+    Plan,
+    Source,
+    chosen_elsewhere,
+    open_both,
+    round_up_to_patch,
+    warnings,
+)
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
+from downstream.planning import (
+    drawn_areas,
+    rehearsed_plan,
+    segmentation_operations,
+    untrained,
+    windows,
+    work_of_training,
+)
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.training.schedules import MultipliedWarmup, Polynomial
+from engine.work import Kind, Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +47,13 @@ if TYPE_CHECKING:
     from downstream.data.segmentation_data import SegmentationSizes
 
 
-CLASSES = 150
+ADE20K = Source(
+    name="ADE20K",
+    classes=150,
+    images=20210,
+    settings=("steps", "warmup", "batch", "scale", "ratios", "crop", "stride"),
+)
+MODELS = "downstream.models.segmentors"
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
 
@@ -79,20 +105,57 @@ class UperNet(Task):
             "evaluations": -(-self.steps // (self.judge_every or self.steps)),
         }
 
+    def work(self, scale: Scale) -> Work:
+        crop, evaluations = round_up_to_patch(self.crop, scale.spec.patch_size), self.judge_every or self.steps
+        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
+        shown = -(-self.steps // evaluations)
+        return work_of_training(
+            scale,
+            libraries="mmseg",
+            trainings=1,
+            trained=self.steps * self.batch,
+            updates=self.steps,
+            evaluations=shown,
+            side=crop,
+            at_once=at_once,
+        )
+
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+        """Of images of 4 : 3, as most of ADE20K are."""
+        crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
+        looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
+        sizes = self.pixels(crop)
+        build = partial(self.model, untrained(spec), classes, sizes, False, 0)
+        return segmentation_operations(build, crop, self.head == "linear", looks)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        train, val = open_both(space, self.LAYOUT)
+        crop = round_up_to_patch(self.crop, export.spec.patch_size)
+        plan = self.plan(export, train, val, crop, space.seed)
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        areas = drawn_areas(len(val), len(val.classes))
+        score = partial(weighted_scores, [areas])
+        return rehearsed_plan(plan, self.place(export, space), MODELS, score, operations)
+
+    def place(self, export: ViTExport, space: Workspace) -> Place:
+        """Where the training runs."""
+        return Place(export=export, space=space, task="upernet_ade20k")
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_both(space, self.LAYOUT)
-        place = Place(export=export, space=space, task="upernet_ade20k")
+        place = self.place(export, space)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
         trained = place.trained(self.plan(export, train, val, crop, space.seed))
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
+        departures += chosen_elsewhere(self, ADE20K, train)
         return segmentation_outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
-        sizes = SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
+        sizes = self.pixels(crop)
         return Plan(
             settings=asdict(self),
             train=train,
@@ -104,12 +167,21 @@ class UperNet(Task):
             judge_every=self.judge_every,
             best="",
             objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, sizes, synchronised, seed),
+            build=lambda synchronised: self.model(export, len(train.classes), sizes, synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
 
-    def model(self, export: ViTExport, sizes: "SegmentationSizes", synchronised: bool, seed: int) -> "nn.Module":
+    def pixels(self, crop: int) -> "SegmentationSizes":
+        """How images are resized and cropped."""
+        with quiet_libraries():
+            from downstream.data.segmentation_data import SegmentationSizes
+
+        return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
+
+    def model(
+        self, export: ViTExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
+    ) -> "nn.Module":
         """mmseg's EncoderDecoder around the export."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
@@ -124,9 +196,9 @@ class UperNet(Task):
             recompute=self.recompute,
         )
         if linear:
-            heads, necks = linear_head(width, CLASSES, maps=4, over_valid=False, std=MMSEG_STD), None
+            heads, necks = linear_head(width, classes, maps=4, over_valid=False, std=MMSEG_STD), None
         else:
-            heads = upernet_heads(width, CLASSES, self.channels or width, synchronised)
+            heads = upernet_heads(width, classes, self.channels or width, synchronised)
             necks = pyramid(export, synchronised)
         return segmentor(backbone, heads, export, sizes, seed, necks)
 
@@ -201,5 +273,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("upernet@smoke",),
-    "full": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "full": ("upernet@mae", "ade_linear@ibot"),
+    "everything": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "paper:extrema": ("upernet@extrema",),
 }

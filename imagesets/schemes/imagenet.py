@@ -14,8 +14,7 @@ import numpy as np
 
 from imagesets.class_folders import missing
 from imagesets.listing import class_tree, images_below, require_folder, require_same_classes, short_list, subfolders
-from imagesets.names import PackedNames
-from imagesets.sets import FileImages, ImageSet, Split
+from imagesets.sets import ImageSet, Split
 from imagesets.val_labels import find_labels
 
 PLACE = "ROOT"
@@ -56,14 +55,15 @@ def wnids(url: str, folder: str) -> tuple[str, ...]:
 
 def open_flat(url: str, folder: str, train: tuple[str, ...]) -> ImageSet:
     """Open a val folder whose images lie side by side, labelled by a file near it."""
-    files = [(name.removeprefix("./"), size) for name, size in images_below(folder, ".")]
+    images, _ = images_below(folder, ["."])
+    files = list(images.names)
     if not files:
         raise ValueError(f"{url}: {folder} holds neither class folders nor images; unpack ILSVRC2012_img_val.tar there")
     wnid_of, source = find_labels(url, folder)
-    unknown = [name for name, _ in files if stem(name) not in wnid_of]
+    unknown = [name for name in files if stem(name) not in wnid_of]
     if unknown:
         raise ValueError(f"{url}: {source} has no label for {short_list(unknown)} in {folder}; remove these files")
-    present = tuple(sorted({wnid_of[stem(name)] for name, _ in files}))
+    present = tuple(sorted({wnid_of[stem(name)] for name in files}))
     classes = train or present
     require_same_classes(url, classes, present)
     index = {wnid: number for number, wnid in enumerate(classes)}
@@ -74,12 +74,8 @@ def open_flat(url: str, folder: str, train: tuple[str, ...]) -> ImageSet:
         url=url,
         split="val",
         classes=classes,
-        labels=np.array([index[wnid_of[stem(name)]] for name, _ in files], np.int64),
-        images=FileImages(
-            root=folder,
-            names=PackedNames.pack(name for name, _ in files),
-            sizes=np.array([size for _, size in files], np.int64),
-        ),
+        labels=np.array([index[wnid_of[stem(name)]] for name in files], np.int64),
+        images=images,
         notes=tuple(notes),
     )
 

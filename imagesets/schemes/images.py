@@ -4,9 +4,9 @@ import os
 
 import numpy as np
 
-from imagesets.listing import EXTENSIONS, images_below, require_folder, subfolders
-from imagesets.names import PackedNames
-from imagesets.sets import FileImages, ImageSet, Split
+from imagesets.listing import images_below, require_folder, subfolders
+from imagesets.sets import ImageSet, Split
+from imagesets.walk import EXTENSIONS
 
 PLACE = "PATH"
 SPLITS = ("train",)
@@ -24,10 +24,10 @@ def open_split(place: str, split: Split) -> ImageSet:
             f"{url}: these images have no labels, so they can be pretrained on but not evaluated on; arrange them as "
             "train/CLASS/IMAGE and val/CLASS/IMAGE and write folder:PATH"
         )
-    files = [(name.removeprefix("./"), size) for name, size in images_below(place, ".")]
-    if not files:
+    images, _ = images_below(place, ["."])
+    if not len(images.names):
         raise ValueError(f"{url}: no image ({', '.join(EXTENSIONS)}) in {place} or the folders in it")
-    folders = len({os.path.dirname(name) for name, _ in files})
+    folders = len({os.path.dirname(name) for name in images.names})
     notes = [f"no labels: for pretraining alone; images in {folders} folder{'s' * (folders > 1)}"]
     if {"train", "val"} <= set(subfolders(place)):
         notes.append(f"train and val are both taken; for the training images alone write {url.rstrip('/')}/train")
@@ -35,11 +35,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         url=url,
         split=split,
         classes=(),
-        labels=np.full(len(files), -1),
-        images=FileImages(
-            root=place,
-            names=PackedNames.pack(name for name, _ in files),
-            sizes=np.array([size for _, size in files], np.int64),
-        ),
+        labels=np.full(len(images.names), -1),
+        images=images,
         notes=tuple(notes),
     )

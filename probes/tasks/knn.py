@@ -15,12 +15,14 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.work import Kind, Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
+from probes.features.passes import feature_bytes, feature_pass, frozen_bytes
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import search, tiles_of, unit_rows
+from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
@@ -58,8 +60,25 @@ class Knn(Task):
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
+
+    def work(self, scale: Scale) -> Work:
+        spec, queries = scale.spec, scale.images["val"]
+        gallery = round(self.fraction * scale.images["train"])
+        of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
+        parts = (
+            feature_pass(spec, gallery, of),
+            feature_pass(spec, queries, "val"),
+            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+            Part(kind="libraries", count=1, of=self.backend),
+        )
+        held = feature_bytes(spec, gallery + queries)
+        searched = search_bytes(gallery, queries, spec.width, max(self.k))
+        return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        return {"libraries": first_search_seconds(self.backend, space.device)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
@@ -184,5 +203,8 @@ PROTOCOLS = {
 SUITES = {
     "smoke": ("knn@dino",),
     "frozen": ("knn@dino", "knn@moca"),
-    "full": tuple(PROTOCOLS),
+    "full": ("knn@dino",),
+    "everything": tuple(PROTOCOLS),
+    "paper:moca": ("knn@moca",),
+    "paper:mst": ("knn@mst",),
 }

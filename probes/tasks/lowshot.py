@@ -10,17 +10,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
-from probes.lowshot.fitting import Convention, Fitted, Fitter, Solver
+from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
+from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
 from probes.scores import cost, spread_out
@@ -82,7 +85,30 @@ class LowShot(Task):
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
+        return {"image size": spec.side, "forward passes": passes, "subsets": subsets, "fits": fits}
+
+    def work(self, scale: Scale) -> Work:
+        counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]
+        lambdas = len(self.lambdas) + bool(self.holdout)
+        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
+
+    def counts(self, images: int, classes: int) -> list[int]:
+        """Images of each subset."""
+        few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
+        return [*few, *(round(share * images) for share in self.fractions)]
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        train, _ = open_splits(space)
+        counts, classes = self.counts(len(train), len(train.classes)), len(train.classes)
+        fit, gap, most = SOLVERS[self.solver]
+
+        def minimise(features: torch.Tensor, labels: torch.Tensor) -> object:
+            count = len(labels) if self.lambda_convention == "divided by n" else 1
+            penalty = max(self.lambdas) / count
+            return fit(features.to(space.device), labels.to(space.device), classes, penalty, tolerance=gap,
+                max_iterations=self.max_iterations or most)  # fmt: skip
+
+        return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
@@ -260,14 +286,8 @@ PROTOCOLS = {
     ),
 }
 
-SUITES = {
-    "smoke": ("lowshot@bench",),
-    "frozen": ("lowshot@bench",),
-    "full": tuple(PROTOCOLS),
-}
-
-# What the sources report; in no suite, as it needs their lists and cyanure, by which both computed their numbers (the
-# default of MOCA's released code is scikit-learn).
+# What the sources report: on their lists and by cyanure, by which both computed their numbers (the default of MOCA's
+# released code is scikit-learn).
 PROTOCOLS |= {
     f"{name}_paper": Protocol(
         task=replace(PROTOCOLS[name].task, lists=PUBLISHED, solver="cyanure"),
@@ -275,4 +295,12 @@ PROTOCOLS |= {
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
     )
     for name in ("lowshot@moca", "lowshot@msn")
+}
+
+SUITES = {
+    "smoke": ("lowshot@bench",),
+    "frozen": ("lowshot@bench",),
+    "full": ("lowshot@msn",),
+    "everything": ("lowshot@bench", "lowshot@moca", "lowshot@msn", "logreg@ibot", "logreg@dinov2"),
+    "paper:moca": ("lowshot@moca_paper",),
 }

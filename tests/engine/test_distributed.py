@@ -15,6 +15,7 @@ def test_alone():
         world.barrier()
         assert world.is_rank0 and world.gather_objects("a") == ["a"]
         assert world.gather_results(lambda: 3) == [3]
+        assert world.first_on_each_machine(lambda: 4) == 4
 
 
 def free_port() -> int:
@@ -40,10 +41,17 @@ def member(rank: int, port: int, folder: str) -> None:
                 work(fail)
             assert failed.value.told_by == 0
         assert world.on_rank0(lambda: rank) == 0 and world.on_all_ranks(lambda: object()) is not None
+        assert world.first_on_each_machine(lambda: was_there(f"{folder}/0")) == (not world.is_rank0)
         world.barrier()
     assert current_world() == World()
     with open(f"{folder}/{rank}", "w") as file:
         file.write("ended well")
+
+
+def was_there(path: str) -> bool:
+    there = os.path.exists(path)
+    open(path, "w").close()
+    return there
 
 
 def fail() -> int:

@@ -140,12 +140,12 @@ def test_many_differing_classes_are_counted(pets, tree):
 
 
 def test_a_folder_that_may_not_be_listed_is_named(pets, monkeypatch):
-    scandir = os.scandir
+    system = os.open
 
-    def guarded(path):
+    def guarded(path, *flags, **options):
         if str(path).endswith("train/Bee"):
             raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+        return system(path, *flags, **options)
 
-    monkeypatch.setattr(os, "scandir", guarded)  # the tests may run as root, whom permissions do not stop
+    monkeypatch.setattr(os, "open", guarded)  # the tests may run as root, whom permissions do not stop
     assert f"{pets}/train/Bee (Permission denied)" in rejected(pets)

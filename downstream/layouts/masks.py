@@ -1,0 +1,105 @@
+"""Your own scenes with masks of classes: images/, masks/ and a list of the classes.
+
+    ROOT/images/{train,val}/**/NAME.jpg      or .png, .webp, ...
+    ROOT/masks/{train,val}/**/NAME.png
+    ROOT/classes.txt                         a line for each class, all in one of three forms:
+
+    road                  masks hold 0, 1, 2, ... in the order of the lines
+    7 road                masks hold these numbers
+    128 64 128 road       masks show these colours: red, green, blue
+
+Pixels of the value 255, or white where white is no class's colour, belong to no class: no loss and no score counts
+them. Any other value or colour is refused when its mask is read.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from downstream.data.listing import IGNORED, Listing, files_below, paired
+from downstream.data.tiny_scenes import GROUND, save_image, tiny_scenes
+from imagesets.listing import EXTENSIONS
+from imagesets.sets import Split
+
+IMAGES = {"train": "images/train", "val": "images/val"}
+SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
+CLASSES = "classes.txt"
+FORMS = {0: "NAME", 1: "NUMBER NAME", 3: "RED GREEN BLUE NAME"}  # by the numbers in front of a name
+HOW = f"write a line for each class, all as {', all as '.join(FORMS.values())}"
+TINY_COLOURS = ((0, 0, 0), (220, 20, 60))  # of the tiny set's ground and digits
+
+
+def recognised(root: Path) -> Path:
+    """`root`, if it holds images/, masks/ and classes.txt."""
+    lacking = [f"folder {name}/" for name in ("images", "masks") if not (root / name).is_dir()]
+    lacking += [] if (root / CLASSES).is_file() else [f"file {CLASSES}"]
+    if lacking:
+        raise ValueError(
+            f"no {lacking[0]} there; put images into images/train and images/val, masks into masks/train and "
+            f"masks/val, and the classes into {CLASSES}: {HOW}"
+        )
+    return root
+
+
+def listed(root: Path, split: Split) -> Listing:
+    """All scenes of one split. ValueError names a missing folder or mask, or a line of classes.txt that is wrong."""
+    pictures = sorted(name for suffix in EXTENSIONS for name in files_below(root / IMAGES[split], suffix))
+    masks = paired(root, split, pictures, f"masks/{split}")
+    names, keys = classes_in((root / CLASSES).read_text(encoding="utf-8"))
+    coloured = len(keys[0]) == 3
+    return Listing(
+        images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
+        masks=masks,
+        classes=names,
+        classes_of=tuple(range(256)) if coloured else numbered([key[0] for key in keys]),
+        colours=tuple(keys) if coloured else (),
+        notes=(f"{len(names)} classes of {CLASSES}",),
+    )
+
+
+def classes_in(text: str) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+    """Names of the classes, and of each its value, or its colour. ValueError names the line that is wrong."""
+    lines = {number: line.split() for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+    if not lines:
+        raise ValueError(f"{CLASSES} names no class; {HOW}")
+    form = _numbers(next(iter(lines.values())))
+    names, keys = [], []
+    for number, words in lines.items():
+        if _numbers(words) != form or form not in FORMS or len(words) == form:
+            raise ValueError(f"{CLASSES}, line {number}: {' '.join(words)!r}; {HOW}")
+        key = tuple(int(word) for word in words[:form]) or (len(keys),)
+        if max(key) > (255 if form == 3 else IGNORED - 1):
+            raise ValueError(f"{CLASSES}, line {number}: {max(key)}; masks hold values to 254, colours go to 255")
+        names.append(" ".join(words[form:]))
+        keys.append(key)
+    for what, found in (("name", names), ("value", keys)):
+        if len(set(found)) < len(found):
+            raise ValueError(f"{CLASSES}: two classes have one {what}")
+    return tuple(names), keys
+
+
+def _numbers(words: list[str]) -> int:
+    """How many numbers stand in front of a name."""
+    return next((place for place, word in enumerate(words) if not word.isdecimal()), len(words))
+
+
+def numbered(values: list[int]) -> tuple[int, ...]:
+    """Class of each value 0..255 of a mask, where class k has the value values[k].
+
+    255 is of no class; every other value gets a number from K on that no other has, for check_mask to find.
+    """
+    classes = {value: number for number, value in enumerate(values)} | {IGNORED: IGNORED}
+    strange = iter(range(len(values), IGNORED))
+    return tuple(classes[value] if value in classes else next(strange) for value in range(256))
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split: two classes, ground and digit, as colours."""
+
+    (root / CLASSES).write_text("0 0 0 ground\n220 20 60 digit\n", encoding="utf-8")
+    for number, (pixels, classes) in enumerate(tiny_scenes(split)):
+        colours = np.full((*classes.shape, 3), 255, np.uint8)
+        for kind, colour in enumerate(TINY_COLOURS):
+            colours[(classes != IGNORED) & ((classes != GROUND) == kind)] = colour
+        save_image(root / IMAGES[split] / f"scene_{number:04d}.png", pixels)
+        save_image(root / "masks" / split / f"scene_{number:04d}.png", colours)

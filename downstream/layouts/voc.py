@@ -1,0 +1,69 @@
+"""Pascal VOC's semantic segmentation: 20 classes and the background, masks as palette images.
+
+    VOC2012/JPEGImages/*.jpg
+    VOC2012/SegmentationClass/*.png
+    VOC2012/ImageSets/Segmentation/{train,val}.txt      1464 and 1449 names in VOC 2012
+
+A folder with the 10 582 training images of SBD ("trainaug") works too: put its masks into SegmentationClass/ and its
+names into train.txt.
+"""
+
+from pathlib import Path
+
+from downstream.data.listing import Listing, files_below
+from downstream.data.tiny_scenes import save_image, tiny_scenes
+from downstream.layouts.masks import numbered
+from imagesets.sets import Split
+
+IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
+SERVES = ("ade20k", "cityscapes")
+COUNTS = {"train": 1464, "val": 1449}
+# VOCdevkit's VOCinit.m, in the order of the values 1..20; 0 is the background, which counts as a class there.
+CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+
+
+def recognised(root: Path) -> Path:
+    """The folder that holds JPEGImages/ and SegmentationClass/: `root`, or VOC2012 or VOCdevkit/VOC2012 in it."""
+    for folder in (root, root / "VOC2012", root / "VOCdevkit" / "VOC2012"):
+        if (folder / "JPEGImages").is_dir() and (folder / "SegmentationClass").is_dir():
+            return folder
+    raise ValueError("no folders JPEGImages/ and SegmentationClass/ there; give the unpacked VOCdevkit/VOC2012")
+
+
+def listed(root: Path, split: Split) -> Listing:
+    """All scenes of one split, in the order of its list. ValueError names what is missing."""
+    names = _names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
+    for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
+        there = set(files_below(root / folder, suffix))
+        if lacking := [name for name in names if name + suffix not in there]:
+            raise ValueError(
+                f"{len(lacking)} of {len(names)} files of {split} are not there, such as {folder}/{lacking[0]}{suffix}"
+            )
+    return Listing(
+        images=tuple(f"JPEGImages/{name}.jpg" for name in names),
+        masks=tuple(f"SegmentationClass/{name}.png" for name in names),
+        classes=CLASSES,
+        classes_of=numbered(list(range(len(CLASSES)))),
+        notes=() if len(names) == COUNTS[split] else (f"{len(names)} images, VOC 2012 has {COUNTS[split]}",),
+    )
+
+
+def _names(path: Path) -> list[str]:
+    if not path.is_file():
+        raise ValueError(f"there is no list {path}; unpack the whole of VOCtrainval_11-May-2012.tar")
+    return path.read_text(encoding="utf-8").split()
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split."""
+    names = []
+    for number, (pixels, classes) in enumerate(tiny_scenes(split)):
+        names.append(f"{split}_{number:06d}")
+        save_image(root / "JPEGImages" / f"{names[-1]}.jpg", pixels, quality=95)
+        save_image(root / "SegmentationClass" / f"{names[-1]}.png", classes)
+    lists = root / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True, exist_ok=True)
+    (lists / f"{split}.txt").write_text("\n".join(names) + "\n", encoding="utf-8")

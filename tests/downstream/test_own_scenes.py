@@ -1,0 +1,236 @@
+"""Scenes that people bring: masks of their own classes as values or colours, Pascal VOC, COCO files of their own."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_scenes import export_of, workspace
+
+from bench.about import about
+from bench.run.plan import fits, named_urls, open_data
+from bench.run.suites import catalogue
+from downstream.data.listing import IGNORED
+from downstream.data.scenes import open_scenes, problems_of, tiny_folder
+from downstream.data.tiny_scenes import COUNTS
+from downstream.layouts.masks import TINY_COLOURS, classes_in, numbered
+from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
+from downstream.tasks.segmenter_cityscapes import PROTOCOLS as SEGMENTER
+from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A set of the layout masks:, two classes in colours."""
+    return tiny_folder("masks", tmp_path)
+
+
+def classes(scenes, index: int) -> np.ndarray:
+    """Classes (H, W) of a scene, read as training reads them."""
+    from downstream.data.segmentation_data import AsClasses, read_mask
+
+    path = str(scenes.mask(index))
+    found = read_mask(scenes)({"seg_map_path": path, "seg_fields": [], "label_map": None, "reduce_zero_label": False})
+    size = found["gt_seg_map"].shape[:2]
+    return AsClasses(scenes)(found | {"ori_shape": size})["gt_seg_map"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "keys"),
+    [
+        ("road\n\nrail track\n", ("road", "rail track"), [(0,), (1,)]),
+        ("7 road\n3 rail track", ("road", "rail track"), [(7,), (3,)]),
+        ("0 0 0 road\n255 255 255 rail 2\n", ("road", "rail 2"), [(0, 0, 0), (255, 255, 255)]),
+    ],
+)
+def test_lists_of_classes(text, names, keys):
+    assert classes_in(text) == (names, keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "classes.txt names no class; write a line for each class, all as NAME, all as NUMBER NAME"),
+        ("road\n7 rail", "classes.txt, line 2: '7 rail'; write a line"),
+        ("1 2 road", "classes.txt, line 1: '1 2 road'; write"),
+        ("7 road\n8", "classes.txt, line 2: '8'; write"),
+        ("255 road", "classes.txt, line 1: 255; masks hold values to 254"),
+        ("0 0 256 road", "classes.txt, line 1: 256; masks hold"),
+        ("7 road\n7 rail", "two classes have one value"),
+        ("road\nroad", "two classes have one name"),
+    ],
+)
+def test_wrong_lists_of_classes(text, said):
+    with pytest.raises(ValueError) as caught:
+        classes_in(text)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_of_no_class_stay_apart():
+    """So that the message about an unknown value names the value that is in the file."""
+    table = numbered([7, 3, 0])
+    assert (table[7], table[3], table[0], table[255]) == (0, 1, 2, IGNORED)
+    assert len(set(table)) == 256 and all(
+        3 <= table[value] < IGNORED for value in range(256) if value not in (0, 3, 7, 255)
+    )
+
+
+def as_values(own: Path, values: tuple[int, int], palette: bool = False) -> None:
+    """Store the colours of a tiny set's masks as values, or as places in a palette."""
+    for path in own.rglob("masks/**/*.png"):
+        shown = np.asarray(Image.open(path))
+        found = np.full(shown.shape[:2], 255, np.uint8)
+        for colour, value in zip(TINY_COLOURS, values, strict=True):
+            found[(shown == colour).all(2)] = value
+        image = Image.fromarray(found, "P" if palette else "L")
+        if palette:
+            colours = [(0, 0, 0)] * 255 + [(255, 255, 255)]
+            for colour, value in zip(TINY_COLOURS, values, strict=True):
+                colours[value] = colour
+            image.putpalette([channel for colour in colours for channel in colour])
+        image.save(path)
+
+
+def test_values_numbers_colours_and_palettes_are_the_same_scenes(own, tmp_path):
+    scenes = open_scenes("tiny-masks:", "val", tmp_path)
+    coloured = [classes(scenes, index) for index in range(4)]
+    assert scenes.classes == ("ground", "digit") and problems_of(scenes) == []
+    assert {int(value) for mask in coloured for value in np.unique(mask)} == {0, 1, IGNORED}
+    as_values(own, (9, 4), palette=True)
+    assert all(np.array_equal(classes(scenes, index), mask) for index, mask in enumerate(coloured))
+    for text, before in (("9 ground\n4 digit\n", None), ("ground\ndigit\n", (0, 1))):
+        if before:
+            for path in own.rglob("masks/**/*.png"):
+                values = np.asarray(Image.open(path))
+                Image.fromarray(np.select([values == 9, values == 4], before, 255).astype(np.uint8)).save(path)
+        (own / "classes.txt").write_text(text)
+        again = open_scenes(f"masks:{own}", "val", tmp_path)
+        assert problems_of(again) == []
+        assert all(np.array_equal(classes(again, index), mask) for index, mask in enumerate(coloured)), text
+
+
+def test_unknown_values_and_colours_are_one_line(own, tmp_path):
+    path = next((own / "masks" / "val").iterdir())
+    pixels = np.asarray(Image.open(path)).copy()
+    pixels[5, 7] = (1, 2, 3)
+    Image.fromarray(pixels).save(path)
+    (line,) = problems_of(open_scenes(f"masks:{own}", "val", tmp_path))
+    assert line == f"{path}: the mask shows the colour 1 2 3, which is that of none of the 2 classes"
+    as_values(own, (0, 1))
+    (own / "classes.txt").write_text("ground\ndigit")
+    values = np.asarray(Image.open(path)).copy()
+    values[5, 7] = 77
+    Image.fromarray(values).save(path)
+    (line,) = problems_of(open_scenes(f"masks:{own}", "val", tmp_path))
+    assert f"{path}: the mask holds the value 77, allowed are 0 to 1, 255" in line
+
+
+def test_masks_that_do_not_fit_are_one_line(own, tmp_path):
+    def refused() -> str:
+        with pytest.raises(ValueError) as caught:
+            open_scenes(f"masks:{own}", "val", tmp_path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    picture = next((own / "images" / "val").iterdir())
+    Image.open(picture).save(picture.with_suffix(".jpg"))
+    assert f"two images of val have the mask masks/val/{picture.name}" in refused()
+    picture.with_suffix(".jpg").unlink()
+    (own / "masks" / "val" / picture.name).unlink()
+    assert f"1 of 24 images of val have no annotation, such as masks/val/{picture.name}" in refused()
+    (own / "classes.txt").unlink()
+    assert "no file classes.txt there; put images into images/train" in refused()
+
+
+def test_pascal_voc(tmp_path):
+    for split, count in COUNTS.items():
+        scenes = open_scenes("tiny-voc:", split, tmp_path)
+        assert len(scenes) == count and len(scenes.classes) == 21 and problems_of(scenes) == []
+    folder = tiny_folder("voc", tmp_path)
+    outer = tmp_path / "VOCdevkit"
+    outer.mkdir()
+    folder.rename(outer / "VOC2012")
+    assert open_scenes(f"voc:{tmp_path}", "val", tmp_path).fingerprint
+    next((outer / "VOC2012" / "SegmentationClass").glob("val*")).unlink()
+    with pytest.raises(ValueError, match=r"1 of 24 files of val are not there, such as SegmentationClass/val_\d+.png"):
+        open_scenes(f"voc:{tmp_path}", "val", tmp_path)
+
+
+def own_coco(tmp_path: Path, scale: float = 1.25) -> Path:
+    """The tiny set of things as a user's own: three categories of other numbers, images of other sizes."""
+    root = tmp_path / "own"
+    (root / "annotations").mkdir(parents=True)
+    tiny = tiny_folder("coco", tmp_path)
+    for split in COUNTS:
+        content = json.loads((tiny / "annotations" / f"instances_{split}2017.json").read_text())
+        (root / split).mkdir()
+        for entry in content["images"]:
+            entry |= {"width": int(entry["width"] * scale), "height": int(entry["height"] * scale)}
+            image = Image.open(tiny / f"{split}2017" / entry["file_name"])
+            image.resize((entry["width"], entry["height"])).save(root / split / entry["file_name"])
+        content["categories"] = [{"id": number, "name": f"thing {number}"} for number in (5, 17, 30)]
+        kept = [each for each in content["annotations"] if each["category_id"] in (2, 3) and not each["iscrowd"]]
+        for each in kept:
+            each["category_id"] = {2: 5, 3: 17}[each["category_id"]]
+            each["bbox"] = [scale * value for value in each["bbox"]]
+            each["area"] *= scale**2
+            each["segmentation"] = [[scale * value for value in outline] for outline in each["segmentation"]]
+        content["annotations"] = kept
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return root
+
+
+def test_own_things(tmp_path):
+    root = own_coco(tmp_path)
+    scenes = open_scenes(f"coco:{root}", "val", tmp_path)
+    assert problems_of(scenes) == [] and dict(scenes.listing.categories) == {n: f"thing {n}" for n in (5, 17, 30)}
+    assert "1 of 3 categories have no object in val, such as thing 30" in scenes.notes
+    path = root / "annotations" / "instances_val.json"
+    content = json.loads(path.read_text())
+    for change, said in (
+        ({"segmentation": []}, "has a box but no outline"),
+        ({"category_id": 6}, "is of category 6, which is none of its 3 categories"),
+    ):
+        changed = [content["annotations"][0] | change, *content["annotations"][1:]]
+        path.write_text(json.dumps(content | {"annotations": changed}))
+        with pytest.raises(ValueError, match=re.escape(said)):
+            open_scenes(f"coco:{root}", "val", tmp_path)
+
+
+def test_segmentation_runs_on_own_masks_and_nothing_else_does(own, tmp_path):
+    protocols = catalogue().protocols
+    images = open_data("mine", f"masks:{own}", workspace(tmp_path, ""))
+    keys = {chosen.key for chosen in protocols.values() if fits(chosen, images)}
+    assert keys == {"upernet_ade20k", "segmenter_cityscapes"}
+    assert "segmenter_cityscapes, upernet_ade20k" in "\n".join(about("masks"))
+    assert "tiny-masks" not in named_urls((), "smoke") and "tiny-ade20k" in named_urls((), "smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["upernet@smoke", "segmenter_linear@smoke"])
+def test_own_masks_are_learnt(name, own, tmp_path):
+    """By the unchanged recipe, on images of another size than the tiny sets'."""
+    for path in [*own.rglob("*.png")]:
+        image = Image.open(path)
+        image.resize((120, 80), Image.Resampling.NEAREST).save(path)
+    task = (UPERNET | SEGMENTER)[name].task
+    still = replace(task, lr=(1e-12,), floor=1e-13) if hasattr(task, "floor") else replace(task, lr=1e-12)
+    space = workspace(tmp_path, f"masks:{own}", limit=None)
+    before, after = (each.run(export_of(), space) for each in (still, task))
+    assert next(iter(after.arrays.values())).shape == (24, 2, 3)
+    assert after.numbers["mIoU"] > before.numbers["mIoU"] + 10 and after.numbers["mIoU"] > 55
+    (said,) = [line for line in after.facts["warnings"] if "were chosen for" in line]
+    assert "crop=48" in said and said.endswith("there are 64 and 2 here")
+
+
+@pytest.mark.slow
+def test_own_things_are_learnt(tmp_path):
+    task = MASKRCNN["maskrcnn@smoke"].task
+    space = workspace(tmp_path, f"coco:{own_coco(tmp_path)}", limit=None)
+    before = replace(task, lr=1e-12, epochs=1, milestones=()).run(export_of(), space)
+    after = task.run(export_of(), space)
+    assert after.numbers["box_AP50"] > 10 > 2 > before.numbers["box_AP50"]
+    assert any("were chosen for COCO" in line for line in after.facts["warnings"])
