@@ -15,7 +15,14 @@ from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, warnings
 from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
-from downstream.planning import detection_operations, drawn_detections, rehearsed_plan, untrained, work_of_training
+from downstream.planning import (
+    detection_operations,
+    drawn_detections,
+    loading_seconds,
+    rehearsed_plan,
+    untrained,
+    work_of_training,
+)
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Workspace
 from engine.training.schedules import MultipliedWarmup, StepDecay
@@ -33,7 +40,6 @@ COCO = Source(
     images=117266,  # with objects, of 118 287
     settings=("epochs", "warmup", "batch", "short", "long", "val", "anchor", "proposals", "detections"),
 )
-MODELS = "downstream.models.detectors"
 MICRO_BATCH = 2  # images in a forward pass, as on each GPU of the sources, unless --batch-size is given
 
 
@@ -61,7 +67,6 @@ class Detection(DetectionSettings):
         at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
         return work_of_training(
             scale,
-            libraries="mmdet",
             trainings=1,
             trained=steps * self.batch,
             updates=steps,
@@ -75,6 +80,7 @@ class Detection(DetectionSettings):
         return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
         train, val = open_both(space, self.LAYOUT)
         plan = self.plan(export, learnable(train, val), val, space.seed)
 
@@ -82,7 +88,7 @@ class Detection(DetectionSettings):
             return self.model_flops(export.spec, len(val.classes))["training"]
 
         score = partial(weighted_ap, drawn_detections(len(val), self.detections, len(val.classes)))
-        return rehearsed_plan(plan, self.place(export, space), MODELS, score, operations)
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the training runs."""

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 HEAVY = 2e12  # operations of a rehearsed step above which there is none: ten seconds on two cores
+MODELS = ("downstream.models.segmentors", "downstream.models.detectors")
 BACK = 3.0  # passes forward that one forward and back costs
 
 
 def work_of_training(
     scale: Scale,
     *,
-    libraries: str,
     trainings: int,
     trained: int,
     updates: int,
@@ -45,11 +45,10 @@ def work_of_training(
     side: int,
     at_once: int,
 ) -> Work:
-    """libraries: which ones, loaded once in a run. trained, updates: of each training; evaluations: of all. side: of a
-    training image in pixels."""
+    """trained, updates: of each training; evaluations: of all. side: of a training image in pixels."""
     val = scale.images["val"]
     parts = (
-        Part(kind="libraries", count=1, of=libraries),
+        Part(kind="libraries", count=1, of="mmengine"),
         Part(kind="start", count=trainings),
         Part(kind="training", count=trainings * trained, flops=scale.flops.get("training", 0.0)),
         Part(kind="states", count=trainings * (updates // save_interval(updates))),
@@ -68,7 +67,7 @@ def untrained(spec: ViTSpec) -> ViTExport:
     return ViTExport(spec=spec, preparation=Preparation(), tensors=trunk, extra=extra)
 
 
-def operations(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
+def operations_on_meta(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
     """Of `work` on the model, which then has no memory any more."""
     with torch.device("meta"), torch.no_grad():
         return counted(lambda: work(model.to("meta").eval()))[1]
@@ -91,7 +90,7 @@ def segmentation_operations(build: Callable[[], Any], crop: int, frozen: bool, l
         for head in (segmentor.decode_head, *([segmentor.auxiliary_head] if segmentor.with_auxiliary_head else [])):
             head(maps)
 
-    backbone, forward = operations(model, lambda each: each.backbone(image)), operations(model, whole)
+    backbone, forward = operations_on_meta(model, lambda each: each.backbone(image)), operations_on_meta(model, whole)
     trained = BACK * (forward - backbone) + (1.0 if frozen else BACK) * backbone
     return {"training": trained, "evaluation": float(looks * forward)}
 
@@ -124,15 +123,16 @@ def detector_operations(
         for head in heads.mask_head if settings.CASCADE else [heads.mask_head]:
             head(torch.zeros(masks, settings.channels, 14, 14, device="meta"))
 
-    return float(operations(model, whole))
+    return float(operations_on_meta(model, whole))
 
 
 @cache
-def loading_seconds(module: str) -> float:
-    """What a process takes to import a file of models and its libraries, once; 0 where that has happened before."""
+def loading_seconds() -> float:
+    """What a process takes to import the models and their libraries, once; little where that happened before."""
     started = time.perf_counter()
     with quiet_libraries():
-        import_module(module)
+        for module in MODELS:
+            import_module(module)
     return time.perf_counter() - started
 
 
@@ -163,14 +163,13 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
     }
 
 
-def rehearsed_plan(
-    plan: Plan, place: Place, module: str, score: Score, operations_of: Callable[[], float]
-) -> dict[Kind, float]:
+def rehearsed_plan(plan: Plan, place: Place, score: Score, operations_of: Callable[[], float]) -> dict[Kind, float]:
     """Seconds of one unit of each kind of work.
 
-    module: of the models. score: of the resampled numbers. operations_of: an image, forward and back.
+    score: of the resampled numbers. operations_of: an image, forward and back. `loading_seconds` comes before anything
+    else that loads the libraries.
     """
-    found: dict[Kind, float] = {"libraries": loading_seconds(module)}
+    found: dict[Kind, float] = {"libraries": loading_seconds()}
     found["closing"] = closing_seconds(score, len(plan.val))
     space = place.space
     at_once = min(space.batch_size or place.largest, plan.batch)

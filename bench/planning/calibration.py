@@ -115,7 +115,7 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
         train = space.images("train", open_set)
         reading, features = passes(export, train, space, augmented=False)
         units = {"features": features, "crops": passes(export, train, space, augmented=True)[1]}
-        units["comparisons"] = compared(export.spec.width, space)
+        units["comparisons"] = comparison_seconds(export.spec.width, space)
         computing = max(features - reading / torch.get_num_threads(), features / 10)
         flops["forward"] = forward_flops(export.spec) / computing
     else:
@@ -176,7 +176,7 @@ def passes(export: ViTExport, train: ImageSet, space: Workspace, augmented: bool
     return (time.perf_counter() - started) / min(READ, len(spread)), whole
 
 
-def compared(width: int, space: Workspace) -> float:
+def comparison_seconds(width: int, space: Workspace) -> float:
     """Seconds of one comparison of FAISS, or of torch where there is none."""
     generator = np.random.default_rng(0)
     rows = unit_rows(generator.standard_normal((GALLERY, width), np.float32))

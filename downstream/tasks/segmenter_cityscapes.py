@@ -30,6 +30,7 @@ from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
 from downstream.planning import (
     drawn_areas,
+    loading_seconds,
     rehearsed_plan,
     segmentation_operations,
     untrained,
@@ -54,7 +55,6 @@ CITYSCAPES = Source(
     images=2975,
     settings=("images", "epochs", "batch", "scale", "ratios", "crop", "stride"),
 )
-MODELS = "downstream.models.segmentors"
 STD = 0.02  # of Segmenter's initial weights
 
 
@@ -117,7 +117,6 @@ class Segmenter(Task):
         evaluations = trainings * sizes["evaluations of each"]
         return work_of_training(
             scale,
-            libraries="mmseg",
             trainings=trainings,
             trained=self.epochs * count,
             updates=steps,
@@ -133,6 +132,7 @@ class Segmenter(Task):
         return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
         everything, val = open_both(space, self.LAYOUT)
         crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
         plan = self.plan(export, splits[0], val, crop, self.lr[0], space.seed)
@@ -142,7 +142,7 @@ class Segmenter(Task):
 
         areas = drawn_areas(len(val), len(val.classes))
         score = partial(weighted_scores, [areas])
-        return rehearsed_plan(plan, self.place(export, space), MODELS, score, operations)
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the trainings run."""

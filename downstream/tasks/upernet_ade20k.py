@@ -29,6 +29,7 @@ from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
 from downstream.planning import (
     drawn_areas,
+    loading_seconds,
     rehearsed_plan,
     segmentation_operations,
     untrained,
@@ -53,7 +54,6 @@ ADE20K = Source(
     images=20210,
     settings=("steps", "warmup", "batch", "scale", "ratios", "crop", "stride"),
 )
-MODELS = "downstream.models.segmentors"
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
 
@@ -111,7 +111,6 @@ class UperNet(Task):
         shown = -(-self.steps // evaluations)
         return work_of_training(
             scale,
-            libraries="mmseg",
             trainings=1,
             trained=self.steps * self.batch,
             updates=self.steps,
@@ -129,6 +128,7 @@ class UperNet(Task):
         return segmentation_operations(build, crop, self.head == "linear", looks)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
         train, val = open_both(space, self.LAYOUT)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
         plan = self.plan(export, train, val, crop, space.seed)
@@ -138,7 +138,7 @@ class UperNet(Task):
 
         areas = drawn_areas(len(val), len(val.classes))
         score = partial(weighted_scores, [areas])
-        return rehearsed_plan(plan, self.place(export, space), MODELS, score, operations)
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the training runs."""
