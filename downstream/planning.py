@@ -60,10 +60,12 @@ def work_of_training(
 
 
 def untrained(spec: ViTSpec) -> ViTExport:
-    """An export of this architecture with initial weights, to build models around."""
-    vit = ViT(spec)
-    trunk = dict(vit.trunk.state_dict())
-    extra = {name: value for name, value in vit.state_dict().items() if not name.startswith("trunk.")}
+    """An export of this architecture whose weights are zero, for building models: drawing them would take seconds."""
+    with torch.device("meta"):
+        tensors = ViT(spec, initialise=False).state_dict()
+    zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
+    trunk = {name.removeprefix("trunk."): tensor for name, tensor in zeros.items() if name.startswith("trunk.")}
+    extra = {name: tensor for name, tensor in zeros.items() if not name.startswith("trunk.")}
     return ViTExport(spec=spec, preparation=Preparation(), tensors=trunk, extra=extra)
 
 
