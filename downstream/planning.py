@@ -7,6 +7,7 @@ A rehearsal builds the very model and reads the very scenes, for a few steps and
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,9 @@ def work_of_training(
     return Work(parts=parts, memory=memory, disk=2 * trainings * 12 * training_bytes(scale.spec, 0) / 16)
 
 
-def untrained(spec: ViTSpec) -> ViTExport:
+def untrained(spec: ViTSpec, image_size: int | None = None) -> ViTExport:
     """An export of this architecture whose weights are zero, for building models: drawing them would take seconds."""
+    spec = replace(spec, image_size=image_size or spec.image_size)
     with torch.device("meta"):
         tensors = ViT(spec, initialise=False).state_dict()
     zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
