@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
-from checkpoints.flops import training_bytes
+from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.detection_settings import DetectionSettings
@@ -45,6 +45,7 @@ def work_of_training(
     evaluations: int,
     side: int,
     at_once: int,
+    frozen: bool = False,
 ) -> Work:
     """trained, updates: of each training; evaluations: of all. side: of a training image in pixels."""
     val = scale.images["val"]
@@ -56,7 +57,7 @@ def work_of_training(
         Part(kind="evaluation", count=evaluations * val, flops=scale.flops.get("evaluation", 0.0)),
         Part(kind="closing", count=resamples_of(val)),
     )
-    memory = training_bytes(scale.spec, at_once, side)
+    memory = (frozen_bytes if frozen else training_bytes)(scale.spec, at_once, side)
     return Work(parts=parts, memory=memory, disk=2 * trainings * 12 * training_bytes(scale.spec, 0) / 16)
 
 

@@ -123,6 +123,7 @@ class Segmenter(Task):
             evaluations=evaluations,
             side=sizes["crop"],
             at_once=at_once,
+            frozen=self.decoder == "linear",
         )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:

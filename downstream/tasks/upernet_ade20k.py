@@ -117,6 +117,7 @@ class UperNet(Task):
             evaluations=shown,
             side=crop,
             at_once=at_once,
+            frozen=self.head == "linear",
         )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:

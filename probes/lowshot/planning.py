@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import FLOAT, feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import FLOAT, feature_bytes, feature_pass
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
 STEPS = 60
