@@ -125,14 +125,14 @@ def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = Fals
     """Why no importer takes a network with tensors of these names; empty where they do not show it.
 
     table: its positions. CAE's encoder has EVA's names, but rows of fixed sines and cosines.
-    named: the user says which of timm's models it is.
+    named: the user says which of timm's models it is, or the importer knows the file as its own.
     """
     names = list(names)
     for pattern, what in BEYOND.items():
         if name := _first(pattern, names):
             return f"it has {what} ({name}), which no ViT here computes"
     for pattern, library in FOREIGN.items():
-        if name := _first(pattern, names):
+        if not named and (name := _first(pattern, names)):
             return f"its tensors are named by {library} ({name}); take the official file or timm's of the same model"
     block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
     if named or not block:

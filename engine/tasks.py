@@ -4,7 +4,7 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -145,6 +145,20 @@ class Task:
     def run(self, export: Any, space: Workspace) -> Outcome:
         """Evaluate. ValueError for what a user can cause."""
         raise NotImplementedError
+
+    def stream(self, export: Any, space: Workspace) -> str:
+        """Name of what `run` computes for as long as it trains and other tasks of its kind can use too, such as
+        features of augmented images. `together` runs the tasks of one name. "": nothing."""
+        return ""
+
+    @classmethod
+    def together(
+        cls, tasks: Sequence[Self], export: Any, space: Workspace
+    ) -> Iterator[tuple[int, Outcome | Exception]]:
+        """Evaluate several tasks of one stream, or one task: the place of each with its outcome, or with why it
+        failed, as soon as it ends. An error that is raised is that of all which have not ended."""
+        for place, task in enumerate(tasks):
+            yield place, task.run(export, space)
 
     def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
         """Transform name -> kinds of frozen features that `run` will read; several tasks share one pass for them."""

@@ -34,6 +34,11 @@ def shared_keys(task: Task, parts: Iterable[Part], export: Any, space: Workspace
     stream; both are empty for tasks that read their images themselves.
     """
     transforms = ",".join(task.features(export, space))
-    stream = str(getattr(task, "stream", lambda *_: "")(export, space) or "")
-    source = {"features": transforms, "crops": stream}
+    stream = task.stream(export, space)
+    inside = f" of {getattr(space, 'data', '')}"
+    source = {
+        "features": transforms and transforms + inside,
+        "crops": stream and stream + inside,
+        "libraries": "process",
+    }
     return {part.of: f"{part.of} by {source[part.kind]}" for part in parts if part.of and source.get(part.kind)}

@@ -176,7 +176,7 @@ class Finetune(Task):
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
-    ) -> "Prepared":
+    ) -> "ReadyTraining":
         """The training, before its first step."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
@@ -206,7 +206,7 @@ class Finetune(Task):
                 transform=self.augmentation.transform(size, export.mean, export.std),
             )
 
-        return Prepared(training, plan, selection, groups)
+        return ReadyTraining(training, plan, selection, groups)
 
     def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """JSON values about the training."""
@@ -328,7 +328,7 @@ class Finetune(Task):
         return found
 
 
-class Prepared(NamedTuple):
+class ReadyTraining(NamedTuple):
     """A training, and what it reads and is judged by. groups: steps -> their images, of this process."""
 
     training: Training
