@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, positive_integer, whole_number
+from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
+    add_compile(parser)
     parser.add_argument("--decode", choices=("exact", "fast"), default="exact",
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
@@ -56,13 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cli.devices import chosen_device
     from bench.run.runner import RunRequest, run_suite
     from checkpoints.importing import ImportOptions
+    from engine.compiling import check_compiler
     from engine.tasks import Workspace
 
+    device = chosen_device(arguments.device)
+    if arguments.compile:
+        check_compiler(device)
     space = Workspace(
         cache=arguments.out / "cache",
         data="",
-        device=chosen_device(arguments.device),
+        device=device,
         precision=arguments.precision,
+        compiled=arguments.compile,
         decode=arguments.decode,
         seed=arguments.seed,
         limit=arguments.limit,

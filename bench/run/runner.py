@@ -285,6 +285,7 @@ def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: A
         facts=dict(outcome.facts),
         arrays=tuple(outcome.arrays),
         device=space.device,
+        compiled=space.compiled and not job.chosen.task.LAYOUT,
         processes=space.world.size,
         seconds=round(attempt.seconds, 3),
         cost=dict(outcome.cost),

@@ -184,7 +184,7 @@ class Linear(Task):
         return AugmentedBatches(
             image_set=train,
             rows=rows,
-            backbone=Backbone(export, space.device, space.precision),
+            backbone=Backbone(export, space.device, space.precision, space.compiled),
             readouts=self.kinds_by_readout,
             plan=self.plan(len(rows), space),
             interpolation=self.train_interpolation,

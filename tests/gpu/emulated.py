@@ -23,8 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
-FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "logspace",
-             "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices", "empty_strided")  # fmt: skip
+FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
+             "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices",
+             "empty_strided")  # fmt: skip
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
@@ -238,7 +239,8 @@ def emulated_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
         # Inference mode has rules of its own for tensors that hold others.
-        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
+        no_gradients = lambda mode: torch.set_grad_enabled(not mode)  # noqa: E731
+        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", no_gradients))
         for name, value in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects that they are
