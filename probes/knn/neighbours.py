@@ -22,6 +22,7 @@ Advance = Callable[[int], None]  # told how many more queries are done
 
 QUERIES = 4096  # searched together: FAISS's own block of queries, about 16 MiB of results
 GALLERY = 65536  # rows that torch compares at once: 1 GiB of similarities with QUERIES
+GPU_NEIGHBOURS = 2048  # that FAISS finds on a GPU at most (faiss/gpu/utils/DeviceDefs.cuh)
 NORMALISED = 16384  # rows normalised at once
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
@@ -62,8 +63,8 @@ def search(
     """The k rows of `gallery` (N, D) with the largest inner product for each of `queries` (Q, D).
 
     Both contiguous float32. Returns similarities (Q, k) float32, falling, and indices (Q, k) int64; equal similarities
-    are in the order of their indices (which of several equal ones make the k-th place is the backend's choice). FAISS
-    uses its GPUs when it sees any, torch uses `device`. Raises ValueError for k > N and where FAISS is not installed.
+    are in the order of their indices (which of several equal ones make the k-th place is the backend's choice). Both use
+    `device`; a FAISS without GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
@@ -89,22 +90,28 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
             "FAISS is not installed: pip install 'ssl-vit-bench[cpu]' for machines without an NVIDIA GPU, "
             "'ssl-vit-bench[gpu]' (never both) for those with one; or search with --set knn.backend=torch"
         ) from error
-    if not getattr(faiss, "get_num_gpus", lambda: 0)():
+    on_gpu = torch.device(device).type == "cuda" and getattr(faiss, "get_num_gpus", lambda: 0)()
+    if on_gpu and k > GPU_NEIGHBOURS:
+        return _torch(gallery, k, device)
+    if not on_gpu:
         # What IndexFlatIP.search runs, on our memory in place of a copy inside an index.
         return lambda queries: faiss.knn(queries, gallery, k, metric=faiss.METRIC_INNER_PRODUCT)
-    index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(gallery.shape[1]))
+    number = torch.device(device).index
+    number = torch.cuda.current_device() if number is None else number  # processes have a GPU each
+    index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), number, faiss.IndexFlatIP(gallery.shape[1]))
     index.add(gallery)
     return lambda queries: index.search(queries, k)
 
 
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
-    parts = [(rows.start, torch.from_numpy(gallery[rows])) for rows in row_slices(len(gallery), GALLERY)]
+    # On a GPU the gallery lies there for all queries: a copy for every block of them would take longer than to search.
+    parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), GALLERY)]
 
     def find(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked = torch.from_numpy(queries).to(device)
         best = []
         for start, part in parts:
-            similarities, indices = (asked @ part.to(device).T).topk(min(k, len(part)))
+            similarities, indices = (asked @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
         similarities, places = torch.cat([found for found, _ in best], dim=1).topk(k)
         indices = torch.cat([found for _, found in best], dim=1).gather(1, places)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.layers import Attention
 
+from engine.distributed import start_world
 from engine.precision import autocast, fit_attention
 
 
@@ -56,3 +57,13 @@ def test_float32_runs_without_autocast():
         assert not torch.is_autocast_enabled("cpu")
     with autocast("cpu", "bfloat16"):
         assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_gpu_computes_float32_in_float32(monkeypatch):
+    """Convolutions too, whose inputs torch would round to TF32; a CPU's run touches nothing."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with start_world("cpu"):
+        assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32
+    with start_world("cuda"):
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
