@@ -63,8 +63,9 @@ def search(
     """The k rows of `gallery` (N, D) with the largest inner product for each of `queries` (Q, D).
 
     Both contiguous float32. Returns similarities (Q, k) float32, falling, and indices (Q, k) int64; equal similarities
-    are in the order of their indices (which of several equal ones make the k-th place is the backend's choice). Both use
-    `device`; a FAISS without GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not installed.
+    are in the order of their indices (which of several equal ones make the k-th place is the backend's choice). Both
+    backends use `device`; a FAISS without GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not
+    installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")

@@ -11,8 +11,8 @@ pretraining  one update of every method's 224 px recipe (views of one noise imag
 official     the same step of the official code of MAE and DINO, of which --official PATH holds clones `mae` and `dino`.
 
 limit  matrix products a second at block shapes, forward and both gradients, measured in the same process, TFLOP/s.
-MFU    floating-point operations, as torch's counter counts them, by time, as a share of that limit; and of the GPU's own
-       peak where --peak TFLOPS gives it.
+MFU    floating-point operations, as torch's counter counts them, by time, as a share of that limit; and of the peak of
+       the GPU's data sheet, which --peak TFLOPS gives.
 GiB    peak of the GPU's tensors in this row; on a CPU the process's, which only rises from row to row.
 Rows with --compile come last, since each compiles for up to a minute; what no longer fits --minutes is left out, and
 said so: measure it with a second `--compile yes --methods ...`. `--device cpu --smoke` runs everything at a tiny

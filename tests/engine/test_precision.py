@@ -59,11 +59,16 @@ def test_float32_runs_without_autocast():
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_a_gpu_computes_float32_in_float32(monkeypatch):
+def test_a_gpu_computes_float32_in_float32():
     """Convolutions too, whose inputs torch would round to TF32; a CPU's run touches nothing."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    with start_world("cpu"):
-        assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32
-    with start_world("cuda"):
-        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [each.allow_tf32 for each in switches]
+    try:
+        for device in ("cpu", "cuda"):
+            for each in switches:
+                each.allow_tf32 = True
+            with start_world(device):
+                assert [each.allow_tf32 for each in switches] == [device == "cpu"] * 2
+    finally:
+        for each, value in zip(switches, before, strict=True):
+            each.allow_tf32 = value

@@ -28,6 +28,7 @@ FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "rand
              "empty_strided")  # fmt: skip
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+JOINED = {ATEN.cat.default, ATEN.stack.default}  # which want all on one device, numbers too
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
 BY_INDEX = {ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default,
             ATEN._unsafe_index.Tensor}  # fmt: skip
@@ -135,7 +136,7 @@ def check_devices(func: Any, args: tuple, kwargs: dict) -> None:
     if func in BY_INDEX and isinstance(args[0], OnGpu):
         given = (args[0], *args[2:])  # CPU indices may index a tensor of the GPU
     strangers = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor) and not isinstance(x, OnGpu)]
-    if any(stranger.ndim for stranger in strangers):
+    if strangers and (func in JOINED or any(stranger.ndim for stranger in strangers)):
         shapes = [tuple(stranger.shape) for stranger in strangers]
         raise RuntimeError(f"{func}: expected all tensors on cuda:0, but found some on the CPU, of {shapes}")
 

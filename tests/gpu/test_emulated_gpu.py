@@ -29,7 +29,7 @@ ALLOWED = {
     "a number of the CPU": lambda here, there: here * there.sum(),
     "indices of the CPU": lambda here, there: here[torch.tensor([2, 0])],
     "copy": lambda here, there: torch.zeros_like(here).copy_(there),
-    "move": lambda here, there: here + there.to("cuda"),
+    "move": lambda here, there: here + there.to(here.device),
     "move to another tensor's": lambda here, there: here + there.to(here),
     "made there": lambda here, there: here + torch.ones(3, 4, device=here.device),
     "made alike": lambda here, there: here + torch.ones_like(here) + here.new_full((4,), 2.0),

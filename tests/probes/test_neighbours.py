@@ -50,7 +50,7 @@ def test_our_faiss_search_is_that_of_its_flat_index():
     ("device", "k", "places"), [("cpu", 5, []), ("cuda", 5, [3]), ("cuda:1", 5, [1]), ("cuda", 7, [])]
 )
 def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, monkeypatch):
-    """Not on all, which other processes use; not at all with `--device cpu`, nor for more than it can find there."""
+    """Not on all, which other processes use; not at all with `--device cpu`, nor for more than it finds there."""
     faiss = pytest.importorskip("faiss")
     gallery, asked, used = points(100), points(9, seed=1), []
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 4, raising=False)
