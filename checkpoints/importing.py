@@ -145,7 +145,7 @@ def plain_vit(
     tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
     prefix = tokens if facts.get("class_position", True) else 0
     rows = table.shape[1] - prefix
-    side = _square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
+    side = square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
     fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
@@ -172,7 +172,7 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
     if branch.options.heads not in (None, heads):
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
     # (2 side - 1)^2 offsets and three rows for the class token
-    offsets = _square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
+    offsets = square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     return ViTSpec(
@@ -191,13 +191,17 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
 
 
 def sizes_in(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sizes that the tensors of a trunk show."""
+    """The sizes that the tensors of a plain trunk show."""
+    return shown_sizes(branch, tensors) | {"mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0]}
+
+
+def shown_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Those that the tensors of any trunk show."""
     patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
         "patch_size": patch.shape[-1],
         "width": patch.shape[0],
         "depth": 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=-1),
-        "mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0],
     }
 
 
@@ -209,7 +213,8 @@ def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes:
     return tensors[name]
 
 
-def _square(branch: BranchTensors, rows: int, where: str) -> int:
+def square(branch: BranchTensors, rows: int, where: str) -> int:
+    """Patches a side of a square grid of `rows` patches. ValueError, which begins with `where`, if it is none."""
     side = isqrt(max(rows, 0))
     if side**2 != rows or not side:
         raise ValueError(
@@ -243,7 +248,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         )
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
-        reason = beyond(branch.names, table) or str(error).removeprefix(f"{file.path}: ")
+        known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
+        reason = beyond(branch.names, table, named=known) or str(error).removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,

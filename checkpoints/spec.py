@@ -17,6 +17,7 @@ PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offs
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 Rotary = Literal["none", "axial", "centred", "mixed"]
+Rounding = Literal["none", "bfloat16"]
 Mlp = Literal["plain", "gated", "gated_packed"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -72,7 +73,7 @@ class ViTSpec:
     rotary_offset: float = 0.0  # added to every position
     rotary_first: Literal["row", "column"] = "row"  # axis that turns the first half of the channels
     rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels turn together
-    rotary_rounding: Literal["none", "bfloat16"] = "none"  # of the periods, as DINOv3's files hold them
+    rotary_rounding: Rounding = "none"  # of the periods, as DINOv3's files hold them
     split_qkv: bool = False  # queries, keys and values have projections of their own
     query_norm: bool = False  # queries and keys are normed, head by head
     attention_norm: bool = False  # a norm before the attention's last projection

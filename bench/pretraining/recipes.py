@@ -55,7 +55,7 @@ def costs(recipe: Recipe) -> str:
     """What a training takes: `ViT-B/16 at 224 px, 800 epochs, batch 4096, peak learning rate 0.0024`"""
     spec = recipe.spec
     return (
-        f"{spec.label} at {spec.image_size} px, {recipe.epochs} epochs, batch {recipe.batch}, "
+        f"{spec.label} at {spec.side} px, {recipe.epochs} epochs, batch {recipe.batch}, "
         f"peak learning rate {recipe.peak:.3g}"
     )
 

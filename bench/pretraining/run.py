@@ -1,5 +1,6 @@
 """`bench pretrain`: a recipe and images to a trainer, what it is about to do in words, and how it ended."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.cost import cost_of
+from pretrain.loop.run_folder import check_resume
 from pretrain.loop.trainer import Run, Trainer
 from pretrain.loop.updates import Precision
 
@@ -61,6 +63,13 @@ def run_pretraining(request: PretrainRequest) -> int:
         if world.is_rank0:
             _say_ending(ending == "finished", trainer)
         return 0 if ending == "finished" else STOPPED
+
+
+def check_request(request: PretrainRequest) -> None:
+    """What can be known before another machine trains. ValueError for a wrong request, and a folder of other use."""
+    chosen, images = _opened(request)
+    trainer = prepared(chosen, images, request.run, World())
+    check_resume(request.run.out, json.loads(json.dumps(trainer.identity())), request.run.resume)
 
 
 def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
@@ -129,7 +138,7 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     trained = sum(p.numel() for p in trainer.method.parameters() if p.requires_grad)
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
-    yield f"  encoder   {spec.label} at {spec.image_size} px, {millions(sizes[0])}"
+    yield f"  encoder   {spec.label} at {spec.side} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
     yield from (f"  {name:<9} {fact}" for name, fact in trainer.method.facts().items())
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
+from engine.flops import counted
 from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
 from imagesets.sets import ImageSet
-from pretrain.loop.cost import cost_of, counted, devices_of, is_counted, peak_memory
+from pretrain.loop.cost import cost_of, devices_of, is_counted, peak_memory
 from pretrain.loop.exporting import exports_of, facts_of
 from pretrain.loop.images import (
     BatchPlan,
@@ -273,7 +274,7 @@ class Trainer:
             plan=plan,
             rank=self.world.rank,
             steps=steps,
-            size=piece_of(self.method.spec.image_size, plan.micro_batch_size),
+            size=piece_of(self.method.spec.side, plan.micro_batch_size),
             labelled=self.method.needs_labels,
         )
         return load_micro_batches(micro_batches, workers, run.device, run.skip_bad)

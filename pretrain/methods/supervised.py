@@ -67,7 +67,7 @@ class Supervised(Method):
     def views(self) -> "SupervisedViews":
         settings, preparation = self.settings, self.preparation
         make = random_transform(
-            self.spec.image_size,
+            self.spec.side,
             preparation.mean,
             preparation.std,
             policy=settings.policy,

@@ -64,7 +64,7 @@ def transform_of(
 ) -> EvalTransform:
     """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
     return EvalTransform(
-        size=export.spec.image_size,
+        size=export.spec.side,
         crop=crop or export.crop,
         interpolation=interpolation or export.interpolation,
         decode=space.decode,

@@ -5,9 +5,8 @@ B images of a batch, n training images, N images of a table, D width. A row is t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,19 +21,6 @@ BLOCK = 1024  # rows of a block, where the heads are only evaluated
 # Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]
-
-
-class Batches(Protocol):
-    """One training set, divided into other batches in every epoch."""
-
-    @property
-    def plan(self) -> "EpochPlan": ...
-    @property
-    def skipped(self) -> dict[int, str]: ...  # image -> why it could not be read, so far
-    @property
-    def forwards(self) -> int: ...  # images that went through the backbone, so far
-    # Call `step` with the batches of an epoch in order, from number `first` on.
-    def run(self, epoch: int, step: Step, first: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +81,6 @@ class CachedBatches:
     table: Table
     rows: np.ndarray  # (n,) rows of the table to train on
     plan: EpochPlan
-    skipped: dict[int, str] = field(default_factory=dict)  # none: extraction has left them out
-    forwards: int = 0  # none: nothing goes through the backbone
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):

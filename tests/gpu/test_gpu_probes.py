@@ -67,10 +67,10 @@ def test_neighbours_are_the_cpus(backend, on_gpu):
     here = search(gallery, asked, 20, "torch")
     with on_gpu() as device:
         there = search(gallery, asked, 20, backend, device)
-    np.testing.assert_allclose(there[0], here[0], atol=1e-6)
-    assert (there[1] == here[1]).mean() > 0.999
-    tied = there[0][:, 1:] == there[0][:, :-1]
-    assert tied.any() and (there[1][:, 1:] > there[1][:, :-1])[tied].all()
+    np.testing.assert_allclose(there.similarities, here.similarities, atol=1e-6)
+    assert (there.indices == here.indices).mean() > 0.999
+    tied = there.similarities[:, 1:] == there.similarities[:, :-1]
+    assert tied.any() and (there.indices[:, 1:] > there.indices[:, :-1])[tied].all()
 
 
 @pytest.mark.parametrize("penalty", [1e-5, 1e-2])
