@@ -39,8 +39,9 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
+from engine.flops import counted
 from engine.precision import autocast, keep_float32_exact
-from pretrain.loop.cost import counted, peak_memory
+from pretrain.loop.cost import peak_memory
 from pretrain.loop.trainer import build
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress

@@ -15,7 +15,7 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import compiling
 from engine.compiling import check_compiler, compile_blocks
-from pretrain.loop.cost import counted
+from engine.flops import counted
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=64
