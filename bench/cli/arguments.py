@@ -52,3 +52,12 @@ def add_statistics(parser: argparse.ArgumentParser) -> None:
         choices=STATISTICS,
         help="mean and std that the source trained with, of checkpoint files that do not name them",
     )
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """--compile, of commands that run networks."""
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise",
+    )

@@ -63,6 +63,7 @@ class Run:
     out: Path  # the folder of this run alone
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Precision = "float32"  # of matrix products
+    compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
     seed: int = 0  # of everything random
     workers: int | None = None  # loader processes; none: chosen for the machine
     micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
@@ -96,7 +97,15 @@ class Trainer:
                 f"{self.plan.micro_batch_size}; "
                 "raise --micro-batch or batch, or change the setting"
             )
-        self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
+        self.updates = Updates(
+            method,
+            recipe,
+            device=run.device,
+            precision=run.precision,
+            compiled=run.compiled,
+            seed=run.seed,
+            world=world,
+        )
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
         self.learning, self.last_views = Learning(), {}
         self.counted = False  # whether the work of an update is in the log
@@ -286,6 +295,7 @@ class Trainer:
             "data": {"url": self.images.url, "fingerprint": self.images.fingerprint, "images": len(self.images)},
             "seed": self.run.seed,
             "precision": self.run.precision,
+            **({"compiled": True} if self.run.compiled else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
         }
 

@@ -283,6 +283,7 @@ class Finetune(Task):
             judge_every=self.judge_every,
             device=space.device,
             precision=space.precision,
+            compiled=space.compiled,
             seed=space.seed,
             folder=space.cache / "finetune" / digest(key)[:32],
         )
@@ -308,6 +309,7 @@ class Finetune(Task):
             "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
+            **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,
