@@ -6,7 +6,7 @@ Kinds, by the name a ViTSpec gives:
            scaled to the grid of the pretraining (EVA-02 rope.py, VisionRotaryEmbeddingFast, ft_seq_len over pt_seq_len)
   centred  the same with positions from -1 to 1, at periods theta^(4i/d): DINOv3, rope_position_encoding.py
   mixed    every channel turns by row and column at once, at trained rates of its block and head: RoPE-ViT
-The numbers are those of timm's modules, computed in float32 whatever the precision of the network.
+The numbers are those of timm's modules, computed in float32 at least, whatever the precision of the network.
 Letters: H heads, d channels of a head, L patches, l kept patches.
 """
 

@@ -17,6 +17,7 @@ PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offs
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
 Rotary = Literal["none", "axial", "centred", "mixed"]
+Rounding = Literal["none", "bfloat16"]
 Mlp = Literal["plain", "gated", "gated_packed"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -72,7 +73,7 @@ class ViTSpec:
     rotary_offset: float = 0.0  # added to every position
     rotary_first: Literal["row", "column"] = "row"  # axis that turns the first half of the channels
     rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels turn together
-    rotary_rounding: Literal["none", "bfloat16"] = "none"  # of the periods, as DINOv3's files hold them
+    rotary_rounding: Rounding = "none"  # of the periods, as DINOv3's files hold them
     split_qkv: bool = False  # queries, keys and values have projections of their own
     query_norm: bool = False  # queries and keys are normed, head by head
     attention_norm: bool = False  # a norm before the attention's last projection
@@ -165,15 +166,20 @@ class ViTSpec:
             return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
         extras = " with relative positions" if self.relative_position != "none" else ""
+        extras += " with rotary positions" if self.rotary != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
         extras += f" and {self.registers} registers" if self.registers else ""
-        extras += " and rotary positions" if self.rotary != "none" else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the native image in pixels."""
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def size_text(self) -> str:
+        """The same for people: 224 px, 1024 x 768 px."""
+        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
 
     @property
     def side(self) -> int:

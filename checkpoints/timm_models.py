@@ -35,6 +35,16 @@ FAMILY = (
     *("vision_transformer", "beit", "deit", "eva"),
     *("vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "naflexvit"),
 )
+# What other parts of timm's ViTs do that the one ViT does not.
+OTHERWISE = {
+    "NaFlexVit": "packs patches of images of any shape and resizes positions by rules of its own",
+    "VisionTransformerSAM": "attends within windows, by relative positions of rows and columns",
+    "VisionTransformerRelPos": "has relative positions that an MLP makes, or tables without a class token",
+    "HybridEmbed": "a convolutional network",
+    "DiffAttention": "the difference of two softmax maps",
+    "ParallelScalingBlock": "attention and MLP side by side",
+    "DiffParallelScalingBlock": "attention and MLP side by side",
+}
 ROTARY = {RotaryEmbeddingCat: "axial", RotaryEmbeddingDinoV3: "centred", RotaryEmbeddingMixed: "mixed"}
 # Sizes of a plain ViT -> timm's name of one; a distilled DeiT is such a ViT with a second token.
 PLAIN = "vit_base_patch16_224"
@@ -42,13 +52,15 @@ PLAIN = "vit_base_patch16_224"
 
 def spec_of(model: nn.Module, reference: str) -> ViTSpec:
     """The spec of a timm model. ValueError names what of it no export can carry."""
+    kind = type(model).__name__
     if type(model) not in CLASSES:
-        raise ValueError(
-            f"{reference} is a {type(model).__name__}; timm's VisionTransformer, Beit and Eva can be imported"
-        )
+        why = f", which {OTHERWISE[kind]}" if kind in OTHERWISE else ""
+        raise ValueError(f"{reference} is a {kind}{why}; timm's VisionTransformer, Beit and Eva can be imported")
     for place, part, kinds in _parts(model):
         if not isinstance(part, kinds):
-            raise ValueError(f"{reference} cannot be imported: its {place} is timm's {type(part).__name__}")
+            what = type(part).__name__
+            why = f", {OTHERWISE[what]}" if what in OTHERWISE else ""
+            raise ValueError(f"{reference} cannot be imported: its {place} is timm's {what}{why}")
     if getattr(model, "pool_include_prefix", False):
         raise ValueError(f"{reference} cannot be imported: it pools registers together with patches")
     patch, across = model.patch_embed.patch_size

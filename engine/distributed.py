@@ -42,6 +42,22 @@ class World:
 
             distributed.barrier()
 
+    def from_rank0(self, value: Value) -> Value:
+        """The `value` of rank 0, in every process."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def add_up(self, value: "Tensor") -> None:
+        """Replace a tensor, of one shape in all processes, by the sum of all: exact where it holds integers."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.all_reduce(value)
+
     def gather_objects(self, value: Value) -> list[Value]:
         """The `value` of every process in the order of ranks; every process gets the whole list."""
         values: list[Any] = [value]
@@ -139,7 +155,11 @@ def start_world(device: str) -> Iterator[World]:
     import torch
     from torch import distributed
 
+    from engine.precision import keep_float32_exact
+
     chosen = torch.device(device)
+    if chosen.type == "cuda":
+        keep_float32_exact()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # generators and contexts are those of the current device

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal[
+    "libraries",  # imported, once in a process
+    "states",  # of a training, saved
     "start",  # models and libraries made ready: once for each training
     "features",  # images read, cropped at the centre and sent through the frozen network
     "crops",  # images read, cropped at random and sent through the frozen network
@@ -20,7 +22,7 @@ Kind = Literal[
     "comparisons",  # pairs of a query and an image of the gallery
     "fits",  # logistic regressions
     "fit rows",  # images of logistic regressions
-    "closing",  # validation images that the task's numbers are resampled over
+    "closing",  # resamples of the validation images
 ]
 # Units are images that go through a network; the others are none.
 IMAGES: tuple[Kind, ...] = ("features", "crops", "training", "evaluation")

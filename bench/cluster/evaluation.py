@@ -7,11 +7,13 @@ imported here, once; the tasks read the exports.
 
 import argparse
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.cluster.records import TaskRecord
 from bench.cluster.words import words_of
 from bench.run.checkpoints import LoadedCheckpoint
+from bench.run.forecast import expectations
 from bench.run.plan import Job
 from bench.run.runner import RunRequest, surveyed
 from checkpoints.export import ViTExport
@@ -30,19 +32,23 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     survey = surveyed(request)
     if survey.lacking:
         say(f"{len(survey.lacking)} protocols are left out, none of the --data is for them")
-    found, left_out = [], {"have a result": 0, "are submitted already": 0}
+    found, expected = [], {}
+    left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, export, jobs in survey.plans:
         todo = [job for job in jobs if job.state != "done"]
         new = [job for job in todo if str(job.path.relative_to(request.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)
         left_out["are submitted already"] += len(todo) - len(new)
-        found += [(checkpoint, group) for group in grouped(new, export, request.space)]
+        expected |= expectations(new, export, request.space)
+        found += [(checkpoint, group) for group in groups_sharing(new, export, request.space)]
     say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
     found.sort(key=lambda pair: _cost(pair[1]))
-    return [_task(number, arguments, request, *pair) for number, pair in enumerate(found)]
+    tasks = [_task(number, arguments, request, *pair) for number, pair in enumerate(found)]
+    seconds = {_relative(path, request.out): each for path, each in expected.items()}
+    return [replace(task, expected={name: seconds[name] for name in task.results if name in seconds}) for task in tasks]
 
 
-def grouped(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[list[Job]]:
+def groups_sharing(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[list[Job]]:
     """The jobs of one checkpoint in groups: those of a group share features or a stream, or are one protocol."""
     groups: list[tuple[set[Hashable], list[Job]]] = []
     for job in jobs:
@@ -55,13 +61,18 @@ def grouped(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[li
 
 
 def _shared(job: Job, export: ViTExport, space: Workspace) -> set[Hashable]:
-    """What a job shares with others: its protocol, and the features that it reads."""
+    """What a job shares with others: its protocol, the features and the stream of augmented images that it reads."""
     task = job.chosen.task
     try:
         transforms = task.features(export, space)
+        stream = task.stream()
     except Exception:  # the task will fail on its own, in its own job
-        transforms = {}
-    return {job.chosen.name, *(("features", name) for name in transforms)}
+        return {job.chosen.name}
+    return {
+        job.chosen.name,
+        *(("features", name) for name in transforms),
+        *([(job.chosen.key, stream)] if stream else []),
+    }
 
 
 def _cost(jobs: Sequence[Job]) -> float:

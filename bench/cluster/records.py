@@ -8,7 +8,7 @@ All are JSON: submitit's pickles are read by its jobs alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -31,6 +31,7 @@ class TaskRecord:
     words: tuple[str, ...]  # of the command `bench`
     results: tuple[str, ...]
     cost: float = 1.0  # of the protocols' `COST`
+    expected: dict[str, float] = field(default_factory=dict)  # result -> seconds, by the plan
     job: str = ""  # the scheduler's name of it; "" of a local one
 
 

@@ -1,7 +1,8 @@
 """`bench status`: a line for each job, what is left, and when it will be over.
 
 How long a job takes is known from the same protocols of other checkpoints in the same folder, where these are finished;
-otherwise from what the tasks say they cost. A running job also shows what it printed last.
+otherwise from the plan, where `bench plan` has calibrated, or from what the tasks say they cost. A running job also
+shows what it printed last.
 """
 
 from collections import Counter, defaultdict
@@ -19,14 +20,14 @@ SHOWN = 100  # characters of what a job printed last
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Durations:
     """What jobs take in seconds, from those that are finished."""
 
     by_result: Mapping[str, float]  # image set and result file -> median of all checkpoints
     by_cost: float | None  # of one unit of the tasks' COST
 
     @classmethod
-    def of(cls, rows: Sequence[TaskRow]) -> "Forecast":
+    def of(cls, rows: Sequence[TaskRow]) -> "Durations":
         taken: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             for name, result in row.results.items():
@@ -42,9 +43,11 @@ class Forecast:
         if row.state not in WAITING_OR_RUNNING:
             return 0.0
         todo = [name for name in row.task.results if name not in row.results]
-        known = [self.by_result[kind] for name in todo if (kind := _kind(name)) in self.by_result]
-        if len(known) == len(todo):
-            whole = sum(known)
+        known = row.task.expected | {
+            name: self.by_result[_kind(name)] for name in todo if _kind(name) in self.by_result
+        }
+        if known.keys() >= set(todo):
+            whole = sum(known[name] for name in todo)
         elif self.by_cost is not None:
             whole = self.by_cost * row.task.cost * len(todo) / len(row.task.results)
         else:
@@ -58,31 +61,31 @@ def _kind(name: str) -> str:
     return "/".join(Path(name).parts[2:])
 
 
-def until_all_are_over(rows: Sequence[TaskRow], forecast: Forecast) -> float | None:
+def until_all_are_over(rows: Sequence[TaskRow], durations: Durations) -> float | None:
     """Seconds, with every job begun as soon as one that ran before it ends; None where nothing is known of one."""
     open_rows = [row for row in rows if row.state in WAITING_OR_RUNNING]
-    left = {row.task.number: forecast.left(row) for row in open_rows}
+    left = {row.task.number: durations.left(row) for row in open_rows}
     if not open_rows or None in left.values():
         return None
     running = [row for row in open_rows if row.state == "running"]
     at_once = max([row.submission.at_once or len(running) or 1 for row in open_rows])
-    ends = sorted(float(forecast.left(row) or 0) for row in running)
+    ends = sorted(float(durations.left(row) or 0) for row in running)
     ends += [0.0] * (at_once - len(ends))
     for row in open_rows:
         if row.state == "waiting":
-            ends = sorted([ends[0] + float(forecast.left(row) or 0), *ends[1:]])
+            ends = sorted([ends[0] + float(durations.left(row) or 0), *ends[1:]])
     return ends[-1]
 
 
 def status_lines(out: Path) -> Iterator[str]:
     """A line for each job and one for all. ValueError where nothing was submitted."""
     rows = _rows(out)
-    forecast = Forecast.of(rows)
+    durations = Durations.of(rows)
     width = max(len(row.task.title) for row in rows)
     for row in rows:
-        yield f"{row.state:8}  {row.task.title:{width}}  {_says(row, forecast)}".rstrip()
+        yield f"{row.state:8}  {row.task.title:{width}}  {_says(row, durations)}".rstrip()
     count = Counter(row.state for row in rows)
-    left = until_all_are_over(rows, forecast)
+    left = until_all_are_over(rows, durations)
     counts = ", ".join(f"{count[state]} {state}" for state in ORDER if count[state])
     yield f"{counts}; about {span(left)} left" if left is not None else counts
 
@@ -94,10 +97,10 @@ def _rows(out: Path) -> list[TaskRow]:
     return rows
 
 
-def _says(row: TaskRow, forecast: Forecast) -> str:
+def _says(row: TaskRow, durations: Durations) -> str:
     job = f"job {row.task.job}" if row.task.job else ""
     done = f"{len(row.results)} of {len(row.task.results)} results" if row.results else ""
-    left = forecast.left(row)
+    left = durations.left(row)
     if row.state == "finished":
         words = [job, f"in {span(row.seconds)}" if row.going else ""]
     elif row.state == "running":
@@ -115,7 +118,7 @@ def _says(row: TaskRow, forecast: Forecast) -> str:
 def status_json(out: Path) -> dict[str, Any]:
     """The same as JSON values. ValueError where nothing was submitted."""
     rows = _rows(out)
-    forecast = Forecast.of(rows)
+    durations = Durations.of(rows)
     tasks = [
         {
             "state": row.state,
@@ -131,9 +134,9 @@ def status_json(out: Path) -> dict[str, Any]:
             "attempts": row.going.attempts if row.going else 0,
             "exit_code": row.going.code if row.going else None,
             "seconds": round(row.seconds, 1),
-            "seconds_left": forecast.left(row),
+            "seconds_left": durations.left(row),
             "printed_last": last_line(row.log) if row.state == "running" else "",
         }
         for row in rows
     ]
-    return {"tasks": tasks, "seconds_left": until_all_are_over(rows, forecast)}
+    return {"tasks": tasks, "seconds_left": until_all_are_over(rows, durations)}

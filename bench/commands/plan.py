@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0, or 1 where a job would fail."""
     from bench.cli.devices import chosen_device
     from bench.cluster.words import words_of
-    from bench.commands.run import request_of
+    from bench.commands.run import evaluation_request
     from bench.planning.calibration import free_memory
     from bench.planning.machines import machine
     from bench.run.planner import as_json, entries, foreseen, report, script_lines
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.assume:
         precision = "bfloat16" if arguments.precision == "float32" else arguments.precision
         assumed = machine(arguments.assume, gpus, arguments.workers, precision)
-    request = request_of(arguments, device)
+    request = evaluation_request(arguments, device)
     found, lines = foreseen(request, assumed, arguments.fresh)
 
     def command(checkpoint, job) -> list[str]:

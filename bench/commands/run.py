@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, positive_integer, whole_number
+from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
-        help="smoke, frozen, full, or a comma-separated list of tasks (knn) and protocols (knn@dino)")  # fmt: skip
+        help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
+        "(knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
         help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
+    add_compile(parser)
     add_cluster(parser, jobs=True)
 
 
@@ -62,14 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_evaluation
 
-        return launch_evaluation(arguments, request_of(arguments, "cpu"), options)
+        return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
     from bench.cli.devices import chosen_device
     from bench.run.runner import run_suite
+    from engine.compiling import check_compiler
 
-    return run_suite(request_of(arguments, chosen_device(arguments.device)))
+    device = chosen_device(arguments.device)
+    if arguments.compile:
+        check_compiler(device)
+    return run_suite(evaluation_request(arguments, device))
 
 
-def request_of(arguments: argparse.Namespace, device: str):
+def evaluation_request(arguments: argparse.Namespace, device: str):
     """The request that the options make, on a device."""
     from bench.run.runner import RunRequest
     from checkpoints.importing import ImportOptions
@@ -80,6 +86,7 @@ def request_of(arguments: argparse.Namespace, device: str):
         data="",
         device=device,
         precision=arguments.precision,
+        compiled=arguments.compile,
         decode=arguments.decode,
         seed=arguments.seed,
         limit=arguments.limit,

@@ -69,8 +69,8 @@ def calibrated(
         return kept
     started = time.perf_counter()
     with scratch(space) as inside:
-        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
         rehearsed = {name: rehearsal(name, task, export, inside) for name, task in missing}
+        kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
         models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing}
     probes = [rehearsed[name] for name, task in missing if not task.LAYOUT]
     trained = [found["training"] for found in probes if "training" in found]
@@ -115,7 +115,7 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
         train = space.images("train", open_set)
         reading, features = passes(export, train, space, augmented=False)
         units = {"features": features, "crops": passes(export, train, space, augmented=True)[1]}
-        units["comparisons"] = compared(export.spec.width, space)
+        units["comparisons"] = comparison_seconds(export.spec.width, space)
         computing = max(features - reading / torch.get_num_threads(), features / 10)
         flops["forward"] = forward_flops(export.spec) / computing
     else:
@@ -138,8 +138,8 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
 def bare_forward(export: ViTExport, space: Workspace) -> float:
     """Operations a second of the network on images in memory."""
     backbone, count = Backbone(export, space.device, space.precision), 2
-    side = export.spec.image_size
-    images = backbone.prepare(torch.zeros(count, 3, side, side, dtype=torch.uint8, device=space.device))
+    sides = [patches * export.spec.patch_size for patches in export.spec.grid]
+    images = backbone.prepare(torch.zeros(count, 3, *sides, dtype=torch.uint8, device=space.device))
     last = [(export.spec.depth - 1, False)]
     seconds = seconds_of(lambda: backbone.views(images, last)[last[0]].patches.sum().item())
     return count * forward_flops(export.spec) / seconds
@@ -151,7 +151,7 @@ def passes(export: ViTExport, train: ImageSet, space: Workspace, augmented: bool
     if augmented:
         names = np.arange(len(train))
         transform = TrainTransform(
-            size=export.spec.image_size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
+            size=export.spec.side, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
         )
     chunk = space.batch_size or BATCH.get(torch.device(space.device).type, BATCH["cpu"])
     kind = FeatureKind("cls" if export.spec.has_class_token else "avg")
@@ -176,7 +176,7 @@ def passes(export: ViTExport, train: ImageSet, space: Workspace, augmented: bool
     return (time.perf_counter() - started) / min(READ, len(spread)), whole
 
 
-def compared(width: int, space: Workspace) -> float:
+def comparison_seconds(width: int, space: Workspace) -> float:
     """Seconds of one comparison of FAISS, or of torch where there is none."""
     generator = np.random.default_rng(0)
     rows = unit_rows(generator.standard_normal((GALLERY, width), np.float32))

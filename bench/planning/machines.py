@@ -30,14 +30,16 @@ class Machine:
     augments: float = 100.0
     start: float = 30.0  # seconds until a training begins
     update: float = 0.01  # seconds of a step of the optimiser
-    closing: float = 0.01  # seconds for the resampled numbers of one validation image of a dense task
+    closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/resampling.py)
+    libraries: float = 10.0  # seconds until they are imported
+    states: float = 5.0  # seconds until one is saved
 
     def __post_init__(self) -> None:
         assert self.precision in self.peak and "float32" in self.peak
 
     def seconds(self, part: Part, protocol: str) -> float:
         """Of a part, by whichever limits it: reading, where there are images, or computing."""
-        fixed = {"start": self.start, "closing": self.closing}
+        fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
         if part.kind in fixed:
             return part.count * fixed[part.kind]
         if part.kind == "updates":

@@ -34,5 +34,11 @@ def shared_keys(task: Task, parts: Iterable[Part], export: Any, space: Workspace
     stream; both are empty for tasks that read their images themselves.
     """
     transforms = ",".join(task.features(export, space))
-    source = {"features": transforms, "crops": task.stream(export, space)}
+    stream = task.stream(export, space)
+    inside = f" of {getattr(space, 'data', '')}"
+    source = {
+        "features": transforms and transforms + inside,
+        "crops": stream and stream + inside,
+        "libraries": "process",
+    }
     return {part.of: f"{part.of} by {source[part.kind]}" for part in parts if part.of and source.get(part.kind)}

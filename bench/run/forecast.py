@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from bench.cli.messages import in_one_line
+from bench.planning.amounts import duration, operations, size
 from bench.planning.calibration import calibration_path, read_calibration
 from bench.planning.rates import Calibration, Speed, seconds_of_work
 from bench.planning.sharing import Shares, shared_keys
@@ -48,7 +50,7 @@ def forecasts(
 
     count_models: build the models of dense tasks to count their operations, which takes seconds.
     """
-    shares: dict[str, Shares] = {}
+    shares = Shares()
     found = []
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
         inside = replace(space, data=job.data.url)
@@ -60,11 +62,25 @@ def forecasts(
         except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
             found.append(Forecast(job=job, images=images, problem=in_one_line(error)))
             continue
-        left = shares.setdefault(job.data.name, Shares()).left(work, keys)
+        left = shares.left(work, keys)
         speed = speeds.get(job.data.name)
         timed = seconds_of_work(left, speed, job.chosen.name) if speed and left.parts else None
         found.append(Forecast(job=job, images=images, work=left, seconds=timed))
-    return sorted(found, key=lambda each: jobs.index(each.job))
+    return sorted(_in_company(found, export, space), key=lambda each: jobs.index(each.job))
+
+
+def _in_company(found: Sequence[Forecast], export: ViTExport, space: Workspace) -> list[Forecast]:
+    """Jobs on one stream run together, and their time is divided equally among them, as in results."""
+    streams: dict[Any, list[float]] = {}
+    keys = [(each.job.data.url, each.job.chosen.key, each.job.chosen.task.stream(export, space)) for each in found]
+    for key, each in zip(keys, found, strict=True):
+        if key[-1] and each.job.state != "done" and each.seconds is not None:
+            streams.setdefault(key, []).append(each.seconds)
+    together = {key: fmean(seconds) for key, seconds in streams.items()}
+    return [
+        each if each.seconds is None else replace(each, seconds=together.get(key, each.seconds))
+        for key, each in zip(keys, found, strict=True)
+    ]
 
 
 def models_of(
@@ -97,10 +113,20 @@ def classes_of_opened(space: Workspace) -> Classes:
     return lambda job: len(space.opened.get(job.data.url, "val", open_set).classes)
 
 
+def text_of_forecast(each: Forecast) -> str:
+    """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`"""
+    if each.problem:
+        return f"would fail: {each.problem}"
+    taken = "no time known" if each.seconds is None else duration(each.seconds)
+    if not each.work.parts:
+        return f"{taken}: the task does not say what it does"
+    counted = f"{each.work.images:.0f} images in {each.passes:.1f} passes, {operations(each.work.flops)}"
+    return f"{taken}; {counted}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
+
+
 def expectations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> dict[Path, float]:
     """Result path -> seconds that the job should take, where `bench plan` has calibrated before."""
-    speeds = {job.data.name: kept_calibration(job, export, space) for job in jobs}
-    speeds = {name: speed for name, speed in speeds.items() if speed}
+    speeds = kept_calibrations(jobs, export, space)
     if not speeds:
         return {}
     found = forecasts(jobs, export, space, speeds, classes_of_opened(space), count_models=False)
@@ -108,6 +134,14 @@ def expectations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> di
     return {each.job.path: each.seconds for each in known if each.seconds}
 
 
-def kept_calibration(job: Job, export: ViTExport, space: Workspace) -> Calibration | None:
-    """The calibration of this machine for the image set of a job, where it was measured before."""
-    return read_calibration(calibration_path(space, export, job.data.fingerprints))
+def kept_calibrations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> dict[str, Calibration]:
+    """Name of each image set on which this machine was measured before -> what was measured."""
+    fingerprints = {job.data.name: job.data.fingerprints for job in jobs}
+    found = {name: read_calibration(calibration_path(space, export, each)) for name, each in fingerprints.items()}
+    return {name: each for name, each in found.items() if each}
+
+
+def forecasts_without_measuring(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[Forecast]:
+    """With times where they are known, and without building the models of dense tasks: quick, for a dry run."""
+    speeds = kept_calibrations(jobs, export, space)
+    return forecasts(jobs, export, space, speeds, classes_of_opened(space), count_models=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.planning.amounts import duration, operations, size
 from bench.planning.calibration import calibrated, calibration_path
 from bench.planning.machines import Machine
 from bench.planning.rates import Calibration, Speed
@@ -13,14 +14,13 @@ from bench.published.values import SETS
 from bench.results.environment import cores
 from bench.results.record import DataUsed
 from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.forecast import Forecast, classes_of_opened, forecasts
+from bench.run.forecast import Forecast, classes_of_opened, forecasts, text_of_forecast
 from bench.run.plan import Job
 from bench.run.runner import RunRequest, checkpoint_title, surveyed
 from checkpoints.export import ViTExport
 from engine.printing import say
 
 CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of the sets that papers evaluate on
-STEPS = ((86400, "d"), (3600, "h"), (60, "min"))
 Command = Callable[[LoadedCheckpoint, Job], list[str]]  # words of the `bench run` of one job
 
 
@@ -98,20 +98,9 @@ def report(found: Sequence[Foreseen], lines: Sequence[str], memory: float, gpus:
     disk, most = sum(each.work.disk for each in everything), max((each.work.memory for each in everything), default=0)
     whole, flops = sum(each.seconds or 0 for each in known), sum(each.work.flops for each in everything)
     counted = f"{len(known)} of {len(everything)} jobs one after another: {duration(whole)}"
-    yield f"{counted}, {flops:.3g} FLOP, up to {size(disk)} disk, {size(most)} memory"
+    yield f"{counted}, {operations(flops)}, up to {size(disk)} disk, {size(most)} memory"
     yield f"at once: {at_once(most, memory, gpus)}"
     yield from lines
-
-
-def text_of_forecast(each: Forecast) -> str:
-    """`12 s; 60000 images in 1.0 passes, 4.2e+14 FLOP, 15 MB disk, 0.4 GB memory`"""
-    if each.problem:
-        return f"would fail: {each.problem}"
-    taken = "no estimate" if each.seconds is None else duration(each.seconds)
-    if not each.work.parts:
-        return f"{taken}: the task does not say what it does"
-    parts = [f"{each.work.images:.0f} images in {each.passes:.1f} passes", f"{each.work.flops:.3g} FLOP"]
-    return f"{taken}; {', '.join(parts)}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
 
 
 def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
@@ -120,7 +109,7 @@ def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
     if not fitting:
         return f"none: the largest does not fit into the {size(memory)} that are free, give a smaller --batch-size"
     if gpus:
-        return f"{gpus} jobs, one on each GPU"
+        return f"{gpus} jobs, one on each GPU" if gpus > 1 else "1 job, on the GPU"
     return f"1 job, which uses all {cores()} cores; memory has room for {fitting}"
 
 
@@ -132,7 +121,7 @@ def entries(found: Sequence[Foreseen], command: Command, gpus: int) -> list[dict
             "protocol": each.job.protocol.name,
             "data": each.job.data.name,
             "command": command(one.checkpoint, each.job),
-            "seconds": None if each.seconds is None else round(each.seconds, 1),
+            "seconds": each.seconds,
             "images": round(each.work.images),
             "flops": each.work.flops,
             "memory_bytes": round(each.work.memory),
@@ -161,16 +150,3 @@ def script_lines(made: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def as_json(made: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(list(made), indent=1)
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3.5 min`, `2.1 h`, `4.0 d`"""
-    for step, name in STEPS:
-        if seconds >= 2 * step:
-            return f"{seconds / step:.1f} {name}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-
-
-def size(count: float) -> str:
-    """`15 MB`, `2.1 GB`"""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

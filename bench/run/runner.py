@@ -4,33 +4,27 @@ Existing results are skipped, and jobs that failed before are tried again after 
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
-from bench.cli.messages import in_one_line, millions, traceback_of
+from bench.cli.messages import in_one_line, millions
 from bench.cli.outputs import check_writable
 from bench.leaderboard import files as leaderboard
 from bench.leaderboard.tables import to_terminal
-from bench.published.check import MeasuredNumbers, against_published
+from bench.published.check import against_published
 from bench.results.board import group_of
-from bench.results.environment import hardware, versions
 from bench.results.record import (
     DataUsed,
-    Result,
     failure_beside,
-    images_seen,
-    record,
 )
-from bench.results.units import number_text
-from bench.run.attempts import Attempt, agreed, attempts, in_groups
+from bench.run.attempts import agreed, attempts, in_groups
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
-from bench.run.forecast import expectations
-from bench.run.outcomes import recorded
+from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
+from bench.run.forecast import expectations, forecasts_without_measuring
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
@@ -39,10 +33,9 @@ from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
-from engine.printing import say, text_of
+from engine.printing import say
 from engine.tasks import SelectOn, Workspace
 
-MAIN_METRICS = 3  # metrics that a line of output shows
 # Name and digest -> export, in the process that loaded it, until its tasks are done.
 Exports = dict[tuple[str, str], ViTExport]
 
@@ -89,7 +82,7 @@ def run_suite(request: RunRequest) -> int:
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             there = [chosen for chosen in selected if chosen not in lacking]
-            return world.on_rank0(lambda: _show_plan(request, data, found, there))
+            return world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
         return _run_all(request, found.checkpoints, exports, data, selected)
 
 
@@ -129,8 +122,7 @@ def _prepared(request: RunRequest, exports: Exports) -> Prepared:
                 reference, name, request.out, save=not request.dry_run, options=request.imports
             )
             found[checkpoint.key] = checkpoint
-            if not request.dry_run:
-                exports[checkpoint.key] = export
+            exports[checkpoint.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
@@ -159,11 +151,11 @@ def _run_all(
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_rank0:
-        _say_ending(request.out, tally)
+        _sayending_of_attempt(request.out, tally)
     return 1 if tally.failed else 0
 
 
-def _say_ending(out: Path, tally: Tally) -> None:
+def _sayending_of_attempt(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
     if tally.planned:
@@ -205,11 +197,11 @@ def _run_one(
         for job, attempt in attempts(together, export, space):
             ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
             if world.is_rank0:
-                path = _record(job, checkpoint, request.space, ending)
+                path = record_attempt(job, checkpoint, request.space, ending)
                 kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
                 name = f"{job.title}: " if len(together) > 1 else ""
-                say(f"  {number[job.path]} {name}{_ending(ending)}{kept}")
-                say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, ending))))
+                say(f"  {number[job.path]} {name}{ending_of_attempt(ending)}{kept}")
+                say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, ending))))
             tally.done += ending.error is None
             tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
             if ending.error:
@@ -236,57 +228,6 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
     return found
 
 
-def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
-    outcome = attempt.outcome
-    found = recorded(outcome, images_seen(job.data, space.limit))
-    result = Result(
-        status="failed" if attempt.error else "ok",
-        message=in_one_line(attempt.error) if attempt.error else "",
-        task=job.chosen.key,
-        protocol=job.protocol,
-        metrics=found.metrics,
-        interval_method=found.interval_method,
-        checkpoint=checkpoint.used,
-        data=job.data,
-        seed=space.seed,
-        random=outcome.random,
-        limit=space.limit,
-        precision=space.precision,
-        decode=space.decode,
-        skip_bad=space.skip_bad,
-        settings=job.settings,
-        facts=dict(outcome.facts),
-        arrays=tuple(outcome.arrays),
-        device=space.device,
-        processes=space.world.size,
-        seconds=round(attempt.seconds, 3),
-        planned_seconds=None if attempt.planned is None else round(attempt.planned, 3),
-        plan_ratio=None if attempt.ratio is None else round(attempt.ratio, 3),
-        cost=dict(outcome.cost),
-        images_per_second=_rate(outcome.cost),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions(),
-        hardware=hardware(),
-    )
-    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
-    return record(job.path, result, found.arrays, log)
-
-
-def _numbers(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
-    return MeasuredNumbers(
-        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
-        protocol=job.protocol,
-        data=job.data,
-        numbers=attempt.outcome.numbers,
-        limit=space.limit,
-    )
-
-
-def _rate(cost: Mapping[str, float]) -> float | None:
-    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
-    return round(forwards / seconds, 1) if forwards and seconds else None
-
-
 def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
     used = checkpoint.used
@@ -294,23 +235,20 @@ def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
 
-def _ending(attempt: Attempt) -> str:
-    if attempt.error is not None:
-        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
-    metrics = list(attempt.outcome.metrics.items())
-    shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
-    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    plan_text = f", planned {attempt.planned:.1f} s (x {attempt.ratio:.2f})" if attempt.ratio else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s{plan_text}"
-
-
 def _show_plan(
-    request: RunRequest, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]
+    request: RunRequest,
+    data: Sequence[DataUsed],
+    found: Prepared,
+    exports: Exports,
+    selected: Sequence[ChosenProtocol],
 ) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
         jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
-        plans[checkpoint_title(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
+        foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
+        plans[checkpoint_title(checkpoint)] = [
+            planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
+        ]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 

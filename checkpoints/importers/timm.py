@@ -6,9 +6,7 @@ A file is a state dict, alone or as timm's train.py saves it. No tensor shows it
 its activation or head count either: these are the user's to say, by `--statistics` and timm's name of the model.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from math import isqrt
@@ -16,11 +14,12 @@ from pathlib import Path
 
 import timm
 import torch
-from huggingface_hub import constants, get_session, hf_hub_download, list_repo_files
+from huggingface_hub import hf_hub_download, list_repo_files
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, sizes_in
+from checkpoints.hub import cache_alone_if_unreachable
+from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, ViTSpec
@@ -32,11 +31,6 @@ DROPPED = {
     rf"({WITHIN}|(state_dict|model)_ema\.)({CLASSIFIER}|head_dist\.(weight|bias))": "classifier",
     rf"({WITHIN}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
-# What the spec of a named architecture says and no tensor of a file does.
-UNSEEN = (
-    *("architecture", "class_token", "registers", "qkv_bias", "layer_scale", "norm_eps", "class_position"),
-    *("position_resize", "final_norm", "pool"),
-)
 RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with a second token
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 LONGEST_REASON = 300  # characters of a library's message
@@ -55,7 +49,7 @@ class TimmModel(ForeignFile):
 
 def recognise(file: ForeignFile) -> bool:
     """A trunk by timm's names, with its heads or without, whose positions are not those of another source."""
-    tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*")
+    tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*|dist_token|head_dist\.(weight|bias)")
     return bool(tensors) and not beyond(tensors) and kind_in(tensors) in ("learned", "none")
 
 
@@ -78,10 +72,10 @@ def open_model(reference: str) -> TimmModel:
         if isinstance(error, KeyError):
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
-    return opened_model(model, reference)
+    return timm_model(model, reference)
 
 
-def opened_model(model: torch.nn.Module, reference: str) -> TimmModel:
+def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
     """A model of timm's with the weights that it has. ValueError says why it cannot be imported."""
     model.eval()
     spec, size = spec_of(model, reference), tuple(model.patch_embed.img_size)
@@ -98,35 +92,6 @@ def opened_model(model: torch.nn.Module, reference: str) -> TimmModel:
         size=size,
         tokens=tokens.clone(),
     )
-
-
-@contextmanager
-def cache_alone_if_unreachable() -> Iterator[None]:
-    """Where there is no way to the hub, only what its cache holds is taken: its client would try for minutes.
-
-    Raises ConnectionError for what is not there.
-    """
-    if constants.HF_HUB_OFFLINE or _is_reachable():
-        yield
-        return
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no connection to {constants.ENDPOINT}, and its cache {constants.HF_HUB_CACHE} does not hold the "
-            "weights; connect, or name a file"
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = False
-
-
-def _is_reachable() -> bool:
-    try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of any type: they are those of the hub's own client
-        return False
-    return True
 
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:
@@ -211,11 +176,18 @@ def _named(file: ForeignFile) -> str | None:
 
 
 def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+    """Of the named model, at the size that the position table is made for."""
     named = _spec_of_name(name)
-    for key, size in sizes_in(branch, tensors).items():
+    shown = shown_sizes(branch, tensors)
+    for key, size in shown.items():
         if size != getattr(named, key):
             raise ValueError(f"{key} of the tensors is {size}, that of {name} is {getattr(named, key)}")
-    return plain_vit(branch, tensors, {named.width: named.heads}, **{key: getattr(named, key) for key in UNSEEN})
+    if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
+        named = replace(named, final_norm="pooled", pool="avg")
+    rows = tensors["pos_embed"].shape[1] - named.prefix * named.class_position if "pos_embed" in tensors else 0
+    if rows in (0, named.grid[0] * named.grid[1]):
+        return named
+    return replace(named, image_size=square(branch, rows, f"{rows} positions are left for patches:") * named.patch_size)
 
 
 def _spec_of_name(name: str) -> ViTSpec:

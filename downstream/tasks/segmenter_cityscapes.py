@@ -26,8 +26,17 @@ from downstream.loop.training import (
     round_up_to_patch,
     warnings,
 )
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
-from downstream.planning import rehearsed_plan, segmentation_operations, untrained, windows, work_of_training
+from downstream.planning import (
+    drawn_areas,
+    loading_seconds,
+    rehearsed_plan,
+    segmentation_operations,
+    untrained,
+    windows,
+    work_of_training,
+)
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
@@ -106,21 +115,35 @@ class Segmenter(Task):
         count, trainings, steps = sizes["training images"], sizes["trainings"], sizes["steps of each"]
         at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
         evaluations = trainings * sizes["evaluations of each"]
-        return work_of_training(scale, trainings, self.epochs * count, steps, evaluations, sizes["crop"], at_once)
+        return work_of_training(
+            scale,
+            trainings=trainings,
+            trained=self.epochs * count,
+            updates=steps,
+            evaluations=evaluations,
+            side=sizes["crop"],
+            at_once=at_once,
+            frozen=self.decoder == "linear",
+        )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
         crop = round_up_to_patch(self.crop, spec.patch_size)
-        build = partial(self.model, untrained(spec), classes, self.pixels(crop), 0)
+        build = partial(self.model, untrained(spec, crop), classes, self.pixels(crop), 0)
         return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
         everything, val = open_both(space, self.LAYOUT)
         crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
         plan = self.plan(export, splits[0], val, crop, self.lr[0], space.seed)
-        return rehearsed_plan(
-            plan, self.place(export, space), self.model_flops(export.spec, len(val.classes))["training"]
-        )
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        areas = drawn_areas(len(val), len(val.classes))
+        score = partial(weighted_scores, [areas])
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the trainings run."""

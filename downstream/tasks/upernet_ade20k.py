@@ -25,8 +25,17 @@ from downstream.loop.training import (
     round_up_to_patch,
     warnings,
 )
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
-from downstream.planning import rehearsed_plan, segmentation_operations, untrained, windows, work_of_training
+from downstream.planning import (
+    drawn_areas,
+    loading_seconds,
+    rehearsed_plan,
+    segmentation_operations,
+    untrained,
+    windows,
+    work_of_training,
+)
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
@@ -100,21 +109,37 @@ class UperNet(Task):
         crop, evaluations = round_up_to_patch(self.crop, scale.spec.patch_size), self.judge_every or self.steps
         at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
         shown = -(-self.steps // evaluations)
-        return work_of_training(scale, 1, self.steps * self.batch, self.steps, shown, crop, at_once)
+        return work_of_training(
+            scale,
+            trainings=1,
+            trained=self.steps * self.batch,
+            updates=self.steps,
+            evaluations=shown,
+            side=crop,
+            at_once=at_once,
+            frozen=self.head == "linear",
+        )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         """Of images of 4 : 3, as most of ADE20K are."""
         crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
         looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
         sizes = self.pixels(crop)
-        build = partial(self.model, untrained(spec), classes, sizes, False, 0)
+        build = partial(self.model, untrained(spec, crop), classes, sizes, False, 0)
         return segmentation_operations(build, crop, self.head == "linear", looks)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
         train, val = open_both(space, self.LAYOUT)
-        place, crop = self.place(export, space), round_up_to_patch(self.crop, export.spec.patch_size)
+        crop = round_up_to_patch(self.crop, export.spec.patch_size)
         plan = self.plan(export, train, val, crop, space.seed)
-        return rehearsed_plan(plan, place, self.model_flops(export.spec, len(val.classes))["training"])
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        areas = drawn_areas(len(val), len(val.classes))
+        score = partial(weighted_scores, [areas])
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
 
     def place(self, export: ViTExport, space: Workspace) -> Place:
         """Where the training runs."""

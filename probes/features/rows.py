@@ -13,6 +13,7 @@ import numpy as np
 from probes.slices import row_slices
 
 READ = 16384  # rows that are read at once: 48 MiB of a ViT-B's features
+TAKEN = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
 PAGE = mmap.PAGESIZE
 Picked = int | slice | np.ndarray  # what picks one row or several
 
@@ -52,6 +53,18 @@ def release_pages(features: Rows) -> None:
     """Give a mapped file's pages back to the page cache; they do not count as this process's memory then."""
     if (mapped := _mapped(features)) is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def taken(features: Rows, rows: np.ndarray) -> np.ndarray:
+    """A copy (B, D) of some rows (B,). While it is made, no more than TAKEN rows' pages are held beside it.
+
+    The kernel maps 128 KiB around a row that is touched: of rows far apart, many times the rows themselves.
+    """
+    found = np.empty((len(rows), features.shape[1]), features.dtype)
+    for part in row_slices(len(rows), TAKEN):
+        found[part] = features[rows[part]]
+        release_pages(features)
+    return found
 
 
 def read_ahead(features: Rows, rows: np.ndarray) -> None:

@@ -133,7 +133,7 @@ class AugmentedStream:
 
     def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
         return TrainTransform(
-            size=self.backbone.spec.image_size,
+            size=self.backbone.spec.side,
             interpolation=self.interpolation,
             rule=self.rule,
             seed=self.seed,

@@ -4,12 +4,13 @@ B images of a batch, D width of a readout, C classes.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import FLOAT, feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import FLOAT, feature_bytes, feature_pass
 from probes.linear.batches import BLOCK, EpochPlan
 from probes.linear.heads import Heads
 
@@ -47,8 +48,8 @@ def work_of_heads(
 def rehearsed_heads(
     heads: Heads, widths: Mapping[str, int], classes: int, batch: int, device: str
 ) -> dict[Kind, float]:
-    """Seconds of a step of all heads and of classifying one image, on noise."""
-    inputs = {name: torch.randn(batch, width, device=device) for name, width in widths.items()}
+    """Seconds of a step of all heads and of classifying one image, on noise. widths: of each readout."""
+    inputs = {name: torch.randn(batch, size, device=device) for name, size in widths.items()}
     labels = torch.randint(classes, (batch,), device=device)
     step = median_seconds(lambda: heads.step(inputs, labels, 0.0).sum().item())
     few = {name: value[:BLOCK] for name, value in inputs.items()}
@@ -56,7 +57,7 @@ def rehearsed_heads(
     return {"head steps": step, "head images": judged / min(batch, BLOCK)}
 
 
-def median_seconds(work) -> float:
+def median_seconds(work: Callable[[], object]) -> float:
     """Of several calls after a first one, which is slower."""
     work()
     found: list[float] = []

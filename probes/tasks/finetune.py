@@ -168,7 +168,7 @@ class Finetune(Task):
         with training.alone():
             training.resume()
             images = mixed_groups(ready.groups(range(training.step, training.config.steps)), space)
-            training.run(images, selection, f"fine-tuning on {train.url}")
+            training.run(images, selection, f"fine-tuning on {space.data}")
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
@@ -176,7 +176,7 @@ class Finetune(Task):
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
-    ) -> "Prepared":
+    ) -> "ReadyTraining":
         """The training, before its first step."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
@@ -186,7 +186,7 @@ class Finetune(Task):
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
         training = Training(classifier, self.config(plan, micro_batch_size, key, space), space.world)
-        size = sized.spec.image_size
+        size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
             select=self.select,
@@ -206,7 +206,7 @@ class Finetune(Task):
                 transform=self.augmentation.transform(size, export.mean, export.std),
             )
 
-        return Prepared(training, plan, selection, groups)
+        return ReadyTraining(training, plan, selection, groups)
 
     def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """JSON values about the training."""
@@ -283,6 +283,7 @@ class Finetune(Task):
             judge_every=self.judge_every,
             device=space.device,
             precision=space.precision,
+            compiled=space.compiled,
             seed=space.seed,
             folder=space.cache / "finetune" / digest(key)[:32],
         )
@@ -308,6 +309,7 @@ class Finetune(Task):
             "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
+            **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,
@@ -328,7 +330,7 @@ class Finetune(Task):
         return found
 
 
-class Prepared(NamedTuple):
+class ReadyTraining(NamedTuple):
     """A training, and what it reads and is judged by. groups: steps -> their images, of this process."""
 
     training: Training

@@ -51,7 +51,7 @@ class Linear(LinearSettings, Task):
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
-        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
+        found = {"image size": spec.side, "heads": heads, "epochs": self.epochs, "steps": steps}
         shared = {"shared stream": self.augmentation} if self.augment else {}
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
@@ -110,7 +110,7 @@ OTHERS = protocols_of(Linear, VARIANTS)
 CACHED = {
     f"{name}_cached": Protocol(
         task=replace(paper.task, augment=False),
-        version=paper.version - 1,  # their last change was of the order of augmented images
+        version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
     )
     for name, paper in PAPERS.items()
