@@ -103,8 +103,10 @@ class Probe:
         return [width * len(self.train.classes) for width in widths for _ in self.task.rates]
 
     def table(self, features: FeatureSet, readouts: Collection[str]) -> Table:
+        """What heads on these readouts read, and nothing else."""
         kinds = {name: each for name, each in self.task.kinds_by_readout.items() if name in readouts}
-        return Table(arrays=features.arrays, labels=features.labels, readouts=kinds, device=self.space.device)
+        arrays = {kind: features.arrays[kind] for each in kinds.values() for kind in each}
+        return Table(arrays=arrays, labels=features.labels, readouts=kinds, device=self.space.device)
 
     @cached_property
     def evaluated(self) -> tuple[FeatureSet, np.ndarray]:

@@ -1,8 +1,10 @@
-"""Run as a program: a linear probe on the digits, saved after every epoch, slowly enough to be killed on the way.
+"""Run as a program: linear probes on the digits, saved after every step, slowly enough to be killed on the way.
 
-linear_program.py FOLDER PROTOCOL         once; prints the metrics and the chosen head as JSON
-linear_program.py FOLDER PROTOCOL KILLS   start it KILLS times and kill each at a random moment after it saved
-linear_program.py FOLDER PROTOCOL stop    signal this process at the third step, print what it says, and go on
+linear_program.py FOLDER PROTOCOLS        once, all together; prints name -> metrics and facts as JSON
+linear_program.py FOLDER PROTOCOLS KILLS  start it KILLS times and kill each at a random moment after it saved
+linear_program.py FOLDER PROTOCOLS stop   signal the first process at its third step; prints what it says
+
+PROTOCOLS: one, or several with a comma between them.
 """
 
 import json
@@ -21,40 +23,55 @@ from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
 from engine.training.interruptions import Stopped
-from probes.linear import company, sweep
+from probes.linear import company
 from probes.linear.heads import Heads
-from probes.tasks.linear import PROTOCOLS
+from probes.linear.sweep import Sweep
+from probes.tasks.linear import PROTOCOLS, Linear
 
 EPOCHS = 24
 
 
-def evaluated(folder: Path, protocol: str) -> Outcome:
+def tasks_of(protocols: str) -> dict[str, Linear]:
+    """Short trainings, of a sweep's small rates alone: large ones would enlarge roundings."""
+    tasks = {name: PROTOCOLS[name].task for name in protocols.split(",")}
+    return {
+        name: replace(
+            task, epochs=EPOCHS - task.epochs // 10, batch=88 + task.batch // 128, warmup_epochs=2, lrs=task.lrs[:30:4]
+        )
+        for name, task in tasks.items()
+    }
+
+
+def evaluated(folder: Path, protocols: str) -> dict[str, Outcome]:
     torch.set_num_threads(1)  # steps on more threads round otherwise
-    task = replace(PROTOCOLS[protocol].task, epochs=EPOCHS, batch=128, warmup_epochs=2)
+    tasks = tasks_of(protocols)
     with start_world("cpu") as world:
-        return task.run(export_of_size(16), workspace(folder, "digits:", limit=200, world=world))
+        space = workspace(folder, "digits:", limit=200, world=world)
+        found = dict(Linear.together(list(tasks.values()), export_of_size(16), space))
+    assert not any(isinstance(each, Exception) for each in found.values()), found
+    return {name: found[place] for place, name in enumerate(tasks)}
 
 
-def numbers(outcome: Outcome) -> str:
-    return json.dumps({"metrics": outcome.numbers, "facts": outcome.facts})
+def numbers(outcomes: dict[str, Outcome]) -> str:
+    return json.dumps({name: {"metrics": each.numbers, "facts": each.facts} for name, each in outcomes.items()})
 
 
 def saved_at(folder: Path) -> list[int]:
     return [path.stat().st_mtime_ns for path in (folder / "cache" / "linear").rglob("*.safetensors")]
 
 
-def killed_once(folder: Path, protocol: str) -> None:
+def killed_once(folder: Path, protocols: str) -> None:
     before = saved_at(folder)
     child = os.fork()
     if not child:
-        counted = sweep.Sweep.counted
+        counted = Sweep.counted
 
         def slowly(self):
             time.sleep(0.02)
             return counted(self)
 
-        sweep.Sweep.counted = slowly
-        evaluated(folder, protocol)
+        Sweep.counted = slowly
+        evaluated(folder, protocols)
         os._exit(0)
     while saved_at(folder) == before:
         time.sleep(0.002)
@@ -63,41 +80,35 @@ def killed_once(folder: Path, protocol: str) -> None:
     os.waitpid(child, 0)
 
 
-def stopped_once(folder: Path, protocol: str) -> str:
-    """What a run says whose processes are all sent SIGUSR1 when the first of them has made three steps."""
+def stopped_once(folder: Path, protocols: str) -> str:
+    """What a run says of which the first process is sent SIGUSR1 at its third step."""
     step, steps = Heads.step, []
 
     def signalled(self, *batch):
         steps.append(step(self, *batch))
-        if len(steps) == 3:
-            for process in (os.getpid(), *waiting(folder)):
-                os.kill(process, signal.SIGUSR1)
+        if len(steps) == 3 and os.environ.get("RANK", "0") == "0":
+            os.kill(os.getpid(), signal.SIGUSR1)
         return steps[-1]
 
     Heads.step = signalled
-    (folder / f"{os.getpid()}.pid").touch()
     try:
-        evaluated(folder, protocol)
+        evaluated(folder, protocols)
     except Stopped as stopped:
-        Heads.step = step
         return str(stopped)
+    finally:
+        Heads.step = step
     return "nothing stopped it"
-
-
-def waiting(folder: Path) -> list[int]:
-    """The other processes of this run."""
-    return [int(path.stem) for path in folder.glob("*.pid") if int(path.stem) != os.getpid()]
 
 
 if __name__ == "__main__":
     company.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
-    place, name = Path(sys.argv[1]), sys.argv[2]
+    place, named = Path(sys.argv[1]), sys.argv[2]
     if sys.argv[3:] == ["stop"]:
-        with start_world("cpu"):  # one connection for both runs
-            lines = [stopped_once(place, name), numbers(evaluated(place, name))]
-        os.write(1, "".join(f"{line}\n" for line in lines).encode())  # whole, beside the other process's
+        said = stopped_once(place, named)
     elif len(sys.argv) > 3:
         for _ in range(int(sys.argv[3])):
-            killed_once(place, name)
+            killed_once(place, named)
+        said = ""
     else:
-        sys.stdout.write(numbers(evaluated(place, name)) + "\n")
+        said = numbers(evaluated(place, named))
+    os.write(1, f"{said}\n".encode())  # whole, beside the other process's

@@ -1,4 +1,4 @@
-"""A linear probe killed at random moments and continued, and under torchrun: the numbers of one quiet run."""
+"""A linear probe killed at random moments, stopped by signals, and continued: the numbers of one quiet run."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from linear_program import EPOCHS, evaluated, numbers
+from linear_program import evaluated, numbers, tasks_of
 
 from engine.training.interruptions import Stopped
 from engine.training.states import load_state, states
@@ -20,9 +20,9 @@ PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
 
 
-def ended(*arguments, launcher=()) -> str:
+def ended(*arguments) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}"}
-    command = [sys.executable, *launcher, str(PROGRAM), *map(str, arguments)]
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -38,41 +38,36 @@ def quiet(tmp_path_factory):
 def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monkeypatch, capsys):
     ended(tmp_path, protocol, 2)
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
-    epoch = load_state(states(folder)[0]).facts["epoch"]
-    assert 0 < epoch < EPOCHS, "no run was killed in the middle: the test shows nothing"
+    state = load_state(states(folder)[0]).facts
+    (task,) = tasks_of(protocol).values()
+    epoch, before = state["epoch"], 2 * state["epoch"] + state["iteration"]
+    assert 0 < epoch < task.epochs, "no run was killed in the middle: the test shows nothing"
     monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
     assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol]
     shown = re.search(r"(\d+) of (\d+) steps, (\d+) of them now", capsys.readouterr().err)
     done, whole, now = map(int, shown.groups())
-    assert done == whole and now * EPOCHS == whole * (EPOCHS - epoch)
+    assert done == whole == 2 * task.epochs and now == whole - before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_stopped_by_a_signal_and_continued(protocol, number, tmp_path, quiet, monkeypatch):
     """In the middle of an epoch, before anything was evaluated, and after the last step."""
-    steps, step = [], Heads.step
+    (task,), steps, step = tasks_of(protocol).values(), [], Heads.step
 
     def signalled(self, *batch):
         steps.append(step(self, *batch))
-        if len(steps) in (1, 4, 2 * EPOCHS):
+        if len(steps) in (1, 4, 2 * task.epochs):
             os.kill(os.getpid(), number)
         return steps[-1]
 
     monkeypatch.setattr(Heads, "step", signalled)
-    for earliest in (1, 4, 2 * EPOCHS):
+    for earliest in (1, 4, 2 * task.epochs):
         with pytest.raises(Stopped) as stopped:
             evaluated(tmp_path, protocol)
         done = len(steps)
         assert earliest <= done <= earliest + 1, "the handler runs in the main thread, soon"
         assert str(stopped.value).startswith(
-            f"stopped by a signal after step {done} of {2 * EPOCHS} of linear heads on"
+            f"stopped by a signal after step {done} of {2 * task.epochs} of linear heads on"
         )
-    assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol] and len(steps) == 2 * EPOCHS
-
-
-def test_two_processes_of_torchrun_agree(tmp_path, quiet):
-    """Stopped by a signal to both, and continued."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    first, second = sorted(ended(tmp_path, PROTOCOLS[0], "stop", launcher=torchrun).splitlines(), key=len)[::2]
-    assert "stopped by a signal after step 3 of" in first and second == quiet[PROTOCOLS[0]]
+    assert numbers(evaluated(tmp_path, protocol)) == quiet[protocol] and len(steps) == 2 * task.epochs
