@@ -137,8 +137,10 @@ class ViTExport:
         vit.load_state_dict(given, strict=True)
         return vit.eval()
 
-    def at_size(self, image_size: int) -> "ViTExport":
-        """The same network with its position tables resized, by the spec's rule, for another native image size."""
+    def at_size(self, image_size: int | tuple[int, int]) -> "ViTExport":
+        """The same network with its position tables resized, by the spec's rule, for another native image size.
+
+        image_size: side in pixels, or height and width."""
         spec = replace(self.spec, image_size=image_size)
         tensors = dict(self.tensors)
         for name, tensor in self.tensors.items():
@@ -178,7 +180,7 @@ class ViTExport:
             "pretrained_cfg": {
                 "tag": str(self.facts.get("method", "")),
                 "custom_load": False,
-                "input_size": [3, self.spec.image_size, self.spec.image_size],
+                "input_size": [3, *self.spec.size],
                 "fixed_input_size": True,
                 "interpolation": preparation.interpolation,
                 "crop_pct": preparation.crop,

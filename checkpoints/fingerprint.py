@@ -18,12 +18,14 @@ from checkpoints.vit import ViT
 PROBES = 16  # values kept per block
 EPS_SCALE = 1e-3  # standard deviation of the norm probe: its variance equals the usual eps of 1e-6
 TOLERANCE = 1e-6  # of a point's standard deviation; float32 keeps 6e-8
+NORMS = {"norm1", "norm2", "norm", "fc_norm", "norm_pre"}
+HEAD_NORMS = {"q_norm", "k_norm"}
 Fingerprint = dict[str, dict[str, Any]]
 
 
-def synthetic_image(size: int) -> Tensor:
-    """(1, 3, size, size) float64 image in [0, 1]: three chirps, one for each channel; no generator, no file."""
-    y, x = torch.meshgrid(*2 * [torch.linspace(0, 1, size, dtype=torch.float64)], indexing="ij")
+def synthetic_image(size: tuple[int, int]) -> Tensor:
+    """(1, 3, height, width) float64 image in [0, 1]: three chirps, one for each channel; no generator, no file."""
+    y, x = torch.meshgrid(*(torch.linspace(0, 1, side, dtype=torch.float64) for side in size), indexing="ij")
     waves = [torch.sin((9 + 5 * c) * x**2 + (7 - 2 * c) * y + 3 * x * y + c) for c in range(3)]
     return torch.stack(waves)[None] / 2 + 0.5
 
@@ -37,23 +39,25 @@ def fingerprint(vit: ViT, preparation: Preparation) -> Fingerprint:
     )
     spec = vit.spec
     points: Fingerprint = {}
-    image = (synthetic_image(spec.image_size) - mean) / std
+    image = (synthetic_image(spec.size) - mean) / std
     layers = vit(image, layers=range(spec.depth))
     points |= {f"block {number}": _summary(tokens) for number, tokens in enumerate(layers)}
     if spec.position_resize != "fixed" and spec.relative_position != "per_block":
         points["another size"] = _summary(vit((synthetic_image(_other_size(spec)) - mean) / std)[0])
-    ramp = torch.linspace(-1, 1, spec.width, dtype=torch.float64).view(1, 1, -1) * EPS_SCALE * 3**0.5
+    norms = NORMS | HEAD_NORMS if spec.family == "eva" else NORMS
     for name, module in vit.named_modules():
-        if name.rsplit(".", 1)[-1] in {"norm1", "norm2", "norm", "fc_norm", "norm_pre"} and hasattr(module, "eps"):
+        if name.rsplit(".", 1)[-1] in norms and hasattr(module, "eps"):
+            channels = module.weight.shape[0]
+            ramp = torch.linspace(-1, 1, channels, dtype=torch.float64).view(1, 1, -1) * EPS_SCALE * 3**0.5
             points[f"norm {name}"] = _summary(module(ramp))
     return points
 
 
-def _other_size(spec: ViTSpec) -> int:
+def _other_size(spec: ViTSpec) -> tuple[int, int]:
     """A size that shows the position rule: half the native one, or two patches more for relative tables."""
     if spec.relative_position != "none":
-        return spec.image_size + 2 * spec.patch_size
-    return max(spec.grid[0] // 2, 1) * spec.patch_size
+        return spec.size[0] + 2 * spec.patch_size, spec.size[1] + 2 * spec.patch_size
+    return max(spec.grid[0] // 2, 1) * spec.patch_size, max(spec.grid[1] // 2, 1) * spec.patch_size
 
 
 def fingerprint_differences(stored: Fingerprint, found: Fingerprint) -> list[str]:

@@ -7,6 +7,7 @@ An importer (one file in importers/) defines
     recognise(file)  is this a file of that code?
     convert(branch)  -> Conversion
 No tensor of the network may be missing: no source needs an exception, so there is no list of them.
+An importer whose trunks do not begin with timm's patch embedding says in FIRST which tensors they begin with.
 """
 
 import re
@@ -31,6 +32,7 @@ TRAINING_STATE = {
     r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
+PATCHES = ("patch_embed.proj.weight",)
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
 # width -> the timm name whose other defaults an export builds on; every size is overridden
@@ -44,7 +46,7 @@ class ImportOptions:
 
     branch: str | None = None
     heads: int | None = None
-    image_size: int | None = None  # resize the position tables to this many pixels
+    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
     statistics: Literal["imagenet", "half", "clip"] | None = None
     architecture: str | None = None  # timm's name of the model, for a file of its weights
 
@@ -145,7 +147,7 @@ def plain_vit(
     tokens = int(facts.get("class_token", True)) + facts.get("registers", 0)
     prefix = tokens if facts.get("class_position", True) else 0
     rows = table.shape[1] - prefix
-    side = _square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
+    side = square(branch, rows, f"the position table has {table.shape[1]} rows: {prefix} before the patches")
     fine_tuned = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     if fine_tuned:
         facts |= {"final_norm": "pooled", "pool": "avg"}
@@ -172,7 +174,7 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
     if branch.options.heads not in (None, heads):
         raise ValueError(f"{branch.file.path}: {name} is for {heads} heads, not {branch.options.heads}")
     # (2 side - 1)^2 offsets and three rows for the class token
-    offsets = _square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
+    offsets = square(branch, rows - 3, f"{name} has {rows} rows: 3 for the class token")
     pooled = "fc_norm.weight" in tensors and "norm.weight" not in tensors
     facts = {"position": "learned" if "pos_embed" in tensors else "none"} | facts
     return ViTSpec(
@@ -191,13 +193,17 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
 
 
 def sizes_in(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sizes that the tensors of a trunk show."""
+    """The sizes that the tensors of a plain trunk show."""
+    return shown_sizes(branch, tensors) | {"mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0]}
+
+
+def shown_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Those that the tensors of any trunk show."""
     patch = _need(branch, tensors, "patch_embed.proj.weight", 4)
     return {
         "patch_size": patch.shape[-1],
         "width": patch.shape[0],
         "depth": 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=-1),
-        "mlp_hidden": _need(branch, tensors, "blocks.0.mlp.fc1.bias", 1).shape[0],
     }
 
 
@@ -209,7 +215,8 @@ def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes:
     return tensors[name]
 
 
-def _square(branch: BranchTensors, rows: int, where: str) -> int:
+def square(branch: BranchTensors, rows: int, where: str) -> int:
+    """Patches a side of a square grid of `rows` patches. ValueError, which begins with `where`, if it is none."""
     side = isqrt(max(rows, 0))
     if side**2 != rows or not side:
         raise ValueError(
@@ -243,7 +250,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         )
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
-        reason = beyond(branch.names, table) or str(error).removeprefix(f"{file.path}: ")
+        known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
+        reason = beyond(branch.names, table, named=known) or str(error).removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,
@@ -284,7 +292,7 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     for prefix in importer.BRANCHES[name]:
-        if f"{prefix}patch_embed.proj.weight" in file.tensors:
+        if _holds(file, [prefix], getattr(importer, "FIRST", PATCHES)):
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
@@ -293,8 +301,8 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
 
 
-def _holds(file: ForeignFile, prefixes: Iterable[str]) -> bool:
-    return any(f"{prefix}patch_embed.proj.weight" in file.tensors for prefix in prefixes)
+def _holds(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCHES) -> bool:
+    return any(prefix + name in file.tensors for prefix in prefixes for name in first)
 
 
 def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, str]:

@@ -20,9 +20,10 @@ SINCOS_ORDERS: tuple[tuple[Literal["column", "row"], PositionTable], ...] = (
     ("row", "sincos_row_first"),
 )
 TRUNK = re.compile(
-    r"cls_token|pos_embed|reg_token|patch_embed\.proj\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
-    r"|rel_pos_bias\.relative_position_bias_table"
-    r"|blocks\.\d+\.(norm1|norm2|attn\.qkv|attn\.proj|attn\.q_norm|attn\.k_norm|mlp\.fc1|mlp\.fc2)\.(weight|bias)"
+    r"cls_token|pos_embed|reg_token|patch_embed\.(proj|norm)\.(weight|bias)|(norm|fc_norm|norm_pre)\.(weight|bias)"
+    r"|rel_pos_bias\.relative_position_bias_table|rope\.freqs"
+    r"|blocks\.\d+\.(norm1|norm2|attn\.(qkv|[qkv]_proj|proj|q_norm|k_norm|norm))\.(weight|bias)"
+    r"|blocks\.\d+\.mlp\.(fc1|fc1_g|fc1_x|fc2|norm)\.(weight|bias)"
     r"|blocks\.\d+\.(ls1\.gamma|ls2\.gamma|gamma_1|gamma_2|attn\.q_bias|attn\.v_bias|attn\.relative_position_bias_table)"
 )
 # For the importers' patterns: a block of a plain ViT, and the tensors of a linear or batch-norm layer in a head.
@@ -39,17 +40,23 @@ LIKENESS = 0.5  # correlation with a sine-cosine table; fine-tuning leaves a tab
 # Pattern of a name in the trunk -> what such a network has and no ViT here computes.
 BEYOND = {
     r"layers\.\d+\.blocks\..*": "stages of blocks (Swin and the like)",
-    r"dist_token": "a distillation token",
-    r"rope\w*(\..*)?|rotary\w*\..*|freqs_c\w+|inv_freq": "rotary positions",
+    r"rope\.freqs_\w+|rotary\w*\..*|freqs_c\w+|inv_freq|.*\.attn\.rope\..*": "rotary positions of another kind",
     r"blocks\.\d+\.attn\.rel_pos(_[hw]|\..*)": "relative positions of another kind than BEiT's",
     r"blocks\.\d+\.attn\.lambda_.*": "differential attention",
     r"blocks\.\d+\.attn\.proj_[lw]\..*": "talking-heads attention",
-    r"blocks\.\d+\.attn\.[qkv]_proj\..*": "separate projections of queries, keys and values",
     r"blocks\.\d+\.(attns\.|in_proj\.).*": "blocks with parallel parts",
-    r"blocks\.\d+\.(attn|mlp)\.norm\..*": "norms inside attention and MLP",
-    r"blocks\.\d+\.mlp\.(fc1_[gx]|w[0-2])\..*": "a gated MLP",
-    r"patch_embed\.(backbone|norm|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
+    r"patch_embed\.(backbone|conv\w*|proj\.\d)\..*": "a patch embedding of more than one convolution",
 }
+# The same -> what no tensor tells the rest of: it is imported by timm's name of its model.
+NAMED = {
+    "dist_token": "a distillation token",
+    r"rope\w*(\..*)?": "rotary positions",
+    r"blocks\.\d+\.attn\.[qkv]_proj\..*": "separate projections of queries, keys and values",
+    r"blocks\.\d+\.(attn|mlp)\.norm\..*": "norms inside attention and MLP",
+    r"blocks\.\d+\.mlp\.(fc1_[gx]|w[0-3])\..*": "a gated MLP",
+    r"patch_embed\.norm\..*": "a norm after the patch embedding",
+}
+BY_NAME = "a file of one of timm's models is read as timm:FILE with bench import --architecture NAME"
 # Pattern of a name -> the library that names its tensors so.
 FOREIGN = {
     r"embeddings\.(patch_embedding|position_embedding)s?\b.*": "Hugging Face transformers",
@@ -114,24 +121,30 @@ def _correlation(first: Tensor, second: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 
 
-def beyond(names: Iterable[str], table: Tensor | None = None) -> str:
+def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = False) -> str:
     """Why no importer takes a network with tensors of these names; empty where they do not show it.
 
     table: its positions. CAE's encoder has EVA's names, but rows of fixed sines and cosines.
+    named: the user says which of timm's models it is, or the importer knows the file as its own.
     """
     names = list(names)
     for pattern, what in BEYOND.items():
         if name := _first(pattern, names):
             return f"it has {what} ({name}), which no ViT here computes"
     for pattern, library in FOREIGN.items():
-        if name := _first(pattern, names):
+        if not named and (name := _first(pattern, names)):
             return f"its tensors are named by {library} ({name}); take the official file or timm's of the same model"
     block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
-    if block and not bias and not _first("(decoder_)?pos_embed", names):
-        return "it has no position table: no ViT here computes its positions (rotary ones, say)"
+    if named or not block:
+        return ""
+    for pattern, what in NAMED.items():
+        if name := _first(pattern, names):
+            return f"it has {what} ({name}); {BY_NAME}"
+    if not bias and not _first("(decoder_)?pos_embed", names):
+        return f"it has no position table, so that nothing tells its positions (rotary ones, say); {BY_NAME}"
     fixed = table is not None and kind_in({"pos_embed": table}) == "sincos_row_first"
-    if block and not (bias or fixed) and (name := _first(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)):
-        return f"it is of EVA's kind ({name} without relative positions), which no ViT here computes"
+    if not (bias or fixed) and (name := _first(r"blocks\.\d+\.(gamma_1|attn\.q_bias)", names)):
+        return f"it is of EVA's kind ({name} without relative positions); {BY_NAME}"
     return ""
 
 

@@ -1,12 +1,12 @@
 """ViTSpec: every architectural fact of an exported Vision Transformer, validated; and how its images are prepared.
 
-timm builds the network (`VisionTransformer`, or `Beit` where there is a relative position bias). The fields below
-override the named timm architecture, so one base name serves every size. "pixels" is the one name that is not timm's:
-no network at all, see checkpoints/baselines.py.
+timm builds the network: `VisionTransformer`, `Beit` where there is a relative position bias, `Eva` where queries and
+keys turn with their positions or keys have no bias. The fields below override the named timm architecture, so one base
+name serves every size. "pixels" is the one name that is not timm's: no network at all, see checkpoints/baselines.py.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from engine import checks
@@ -16,6 +16,9 @@ RelativePosition = Literal["none", "shared", "per_block"]
 PositionRule = Literal["bilinear", "bicubic", "bicubic_antialias", "bicubic_offset", "relative_spline", "fixed"]
 Pool = Literal["cls", "avg"]
 FinalNorm = Literal["all", "class", "pooled", "none"]
+Rotary = Literal["none", "axial", "centred", "mixed"]
+Rounding = Literal["none", "bfloat16"]
+Mlp = Literal["plain", "gated", "gated_packed"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -32,6 +35,7 @@ SIZES = {
 HALF = (0.5, 0.5, 0.5)  # the "inception" statistics of BEiT's first release
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # openai/CLIP, clip/clip.py, _transform
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+ROPE_TYPES = {"axial": "cat", "centred": "dinov3", "mixed": "mixed"}  # Rotary -> timm's name of it
 MAX_GRID = 256  # patches a side: 4096 px in patches of 16; attention over more needs terabytes
 MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
@@ -40,13 +44,15 @@ MAX_BLOCKS = 256  # the deepest published ViTs have 64
 class ViTSpec:
     """Architectural facts of a ViT."""
 
-    architecture: str  # timm name; decides what no field says (activation, SwiGLU, pre-norm, ...)
-    image_size: int  # side of the square image that the position table was made for
+    architecture: str  # timm name; decides what no field says (activation, kind of norm, SwiGLU of a plain ViT, ...)
+    image_size: (
+        int | tuple[int, int]
+    )  # of the image that the position table was made for; (height, width) if not square
     patch_size: int  # side of a patch in pixels
     width: int  # D, channels of a token
     depth: int  # blocks of the trunk
     heads: int  # of the attention
-    mlp_hidden: int  # hidden channels of an MLP
+    mlp_hidden: int  # hidden channels of an MLP; where a plain ViT's first layer holds a gate too, of both
     class_token: bool = True  # the sequence begins with a class token
     registers: int = 0  # register tokens after the class token
     qkv_bias: bool = True  # queries, keys and values have biases
@@ -59,23 +65,42 @@ class ViTSpec:
     class_attention: int = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
     pool: Pool = "cls"  # the representation that the source evaluates
+    # The rest is for timm's Eva; of other families the architecture says it.
+    key_bias: bool = True  # keys have a bias like queries and values; BEiT's never have
+    rotary: Rotary = "none"  # positions by which queries and keys turn, see rotary.py
+    rotary_base: float = 10_000.0  # theta: about the longest period over the shortest
+    rotary_grid: int = 0  # side of the grid that axial positions are scaled to; 0: they count patches
+    rotary_offset: float = 0.0  # added to every position
+    rotary_first: Literal["row", "column"] = "row"  # axis that turns the first half of the channels
+    rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels turn together
+    rotary_rounding: Rounding = "none"  # of the periods, as DINOv3's files hold them
+    split_qkv: bool = False  # queries, keys and values have projections of their own
+    query_norm: bool = False  # queries and keys are normed, head by head
+    attention_norm: bool = False  # a norm before the attention's last projection
+    mlp: Mlp = "plain"  # or SwiGLU, its gate in a layer of its own or in the first one
+    mlp_norm: bool = False  # a norm before the MLP's last layer
+    first_norm: bool = False  # a norm before the first block
+    norm_after: bool = False  # blocks norm what attention and MLP give, not what they take
 
     def __post_init__(self) -> None:
+        self._plain_size()
         checks.annotations(self)
         if not re.fullmatch(r"\w+", str(self.architecture)):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
-        checks.truths(self, "class_token", "qkv_bias", "layer_scale", "class_position")
+        checks.truths(self, *(field.name for field in fields(self) if field.type is bool))
+        checks.positive(self, "rotary_base")
+        checks.whole_numbers(self, "rotary_grid", least=0)
         checks.proper_shares(self, "norm_eps")
         checks.whole_numbers(self, "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
         checks.whole_numbers(self, "registers", "class_attention", least=0)
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
-        if self.image_size % self.patch_size:
+        if any(side % self.patch_size for side in self.size):
             raise ValueError(f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}")
-        if self.grid[0] > MAX_GRID:
+        if max(self.grid) > MAX_GRID:
             raise ValueError(
                 f"image_size={self.image_size} with patch_size={self.patch_size} is a grid of {self.grid[0]} x "
-                f"{self.grid[0]} patches: at most {MAX_GRID} x {MAX_GRID} can be computed"
+                f"{self.grid[1]} patches: at most {MAX_GRID} x {MAX_GRID} can be computed"
             )
         if max(self.depth, self.class_attention) > MAX_BLOCKS:
             raise ValueError(f"depth={self.depth}, class_attention={self.class_attention}: at most {MAX_BLOCKS} blocks")
@@ -91,6 +116,27 @@ class ViTSpec:
             raise ValueError("class_position=True needs class_token=True or registers")
         if self.family == "pixels":
             self._check_pixels()
+        if self.family != "eva":
+            self._check_plain()
+        elif (self.width // self.heads) % 4 and self.rotary != "none":
+            raise ValueError(f"heads={self.heads}: rotary positions need a multiple of 4 channels a head")
+
+    def _plain_size(self) -> None:
+        """image_size as one number where it is square, else as a tuple; JSON has lists."""
+        if isinstance(self.image_size, list | tuple):
+            if len(self.image_size) != 2:
+                raise ValueError(f"image_size={self.image_size}: must be one number, or height and width")
+            height, width = self.image_size
+            object.__setattr__(self, "image_size", height if height == width else (height, width))
+
+    def _check_plain(self) -> None:
+        """Eva's fields in another family would be read by nobody."""
+        changed = [field for field in fields(self) if field.name in EVA_FIELDS]
+        for field in changed:
+            if getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f"{field.name}={getattr(self, field.name)!r}: only for rotary positions or keys without a bias"
+                )
 
     def _check_pixels(self) -> None:
         plain = dict(width=3 * self.patch_size**2, depth=1, registers=0, position="none", class_attention=0)
@@ -100,11 +146,13 @@ class ViTSpec:
             raise ValueError(f"architecture='pixels' has no network; set {fix}")
 
     @property
-    def family(self) -> Literal["vit", "beit", "pixels"]:
+    def family(self) -> Literal["vit", "beit", "eva", "pixels"]:
         """Which timm class carries the weights; "pixels": none, as there are none."""
         if self.architecture == "pixels":
             return "pixels"
-        return "beit" if self.architecture.startswith("beit") else "vit"
+        if self.rotary != "none" or not self.key_bias:
+            return "eva"
+        return "beit" if self.architecture.startswith(("beit_", "beitv2_")) else "vit"
 
     @property
     def has_class_token(self) -> bool:
@@ -118,15 +166,36 @@ class ViTSpec:
             return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
         extras = " with relative positions" if self.relative_position != "none" else ""
+        extras += " with rotary positions" if self.rotary != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
         extras += f" and {self.registers} registers" if self.registers else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the native image in pixels."""
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def size_text(self) -> str:
+        """The same for people: 224 px, 1024 x 768 px."""
+        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
+
+    @property
+    def side(self) -> int:
+        """Side of the native image. ValueError where it is not square, for what needs it to be."""
+        if isinstance(self.image_size, tuple):
+            height, width = self.image_size
+            raise ValueError(
+                f"the checkpoint is for images of {height} x {width} px and this needs square ones: import it with "
+                f"--image-size {max(height, width)}"
+            )
+        return self.image_size
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches at the native image size."""
-        side = self.image_size // self.patch_size
-        return side, side
+        return self.size[0] // self.patch_size, self.size[1] // self.patch_size
 
     @property
     def prefix(self) -> int:
@@ -141,7 +210,7 @@ class ViTSpec:
 
     def timm_args(self) -> dict[str, Any]:
         """Arguments for `timm.create_model(architecture, ...)`; JSON values only, they go into config.json."""
-        shared = dict(
+        shared: dict[str, Any] = dict(
             img_size=self.image_size,
             patch_size=self.patch_size,
             embed_dim=self.width,
@@ -161,6 +230,8 @@ class ViTSpec:
                 use_shared_rel_pos_bias=self.relative_position == "shared",
                 use_fc_norm=self.final_norm == "pooled",
             )
+        if self.family == "eva":
+            return shared | self._eva_args()
         return shared | dict(
             class_token=self.class_token,
             no_embed_class=not self.class_position,
@@ -170,9 +241,46 @@ class ViTSpec:
             final_norm=self.final_norm != "none",
         )
 
+    def _eva_args(self) -> dict[str, Any]:
+        return dict(
+            class_token=self.class_token,
+            no_embed_class=not self.class_position,
+            num_reg_tokens=self.registers,
+            use_abs_pos_emb=self.position != "none",
+            use_rot_pos_emb=self.rotary != "none",
+            rope_type=ROPE_TYPES.get(self.rotary, "cat"),
+            rope_temperature=self.rotary_base,
+            ref_feat_shape=self.rotary_grid or None,
+            rope_grid_offset=self.rotary_offset,
+            rope_grid_indexing="ij" if self.rotary_first == "row" else "xy",
+            rope_rotate_half=self.rotary_pairs == "halves",
+            rope_rescale_coords=None,  # in training, timm would draw another scale for every pass
+            attn_type="rope" if self.key_bias else "eva",
+            qkv_fused=not self.split_qkv,
+            qk_norm=self.query_norm,
+            scale_attn_inner=self.attention_norm,
+            swiglu_mlp=self.mlp != "plain",
+            swiglu_align_to=int(self.mlp == "gated"),  # 1: a layer of its own for the gate, no channels added
+            scale_mlp=self.mlp_norm,
+            use_pre_transformer_norm=self.first_norm,
+            use_post_norm=self.norm_after,
+            use_post_transformer_norm=self.final_norm == "all",
+            use_fc_norm=self.final_norm == "pooled",
+            dynamic_img_size=True,  # without it timm's rotary positions are for one grid
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON object; `ViTSpec(**object)` is the way back."""
-        return asdict(self)
+        """Plain JSON object; `ViTSpec(**object)` is the way back.
+
+        Eva's fields are left out where they have their defaults, so that a digest made before they existed holds.
+        """
+        plain = {field.name: field.default for field in fields(self) if field.name in EVA_FIELDS}
+        values = asdict(self)
+        return {name: value for name, value in values.items() if name not in plain or value != plain[name]}
+
+
+# The fields of ViTSpec from key_bias on: timm's Eva alone has a choice there.
+EVA_FIELDS = frozenset(list(ViTSpec.__dataclass_fields__)[list(ViTSpec.__dataclass_fields__).index("key_bias") :])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,16 @@ import timm
 import torch
 from timm.models.beit import Beit, gen_relative_position_index
 from timm.models.cait import LayerScaleBlockClassAttn
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from checkpoints.attention import attention_map
 from checkpoints.positions import resize_positions, resize_relative
+from checkpoints.rotary import rounded, turns
 from checkpoints.spec import ViTSpec
+
+CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # of each family of ViTSpec
 
 
 class PixelTrunk(nn.Module):
@@ -39,23 +44,27 @@ class PixelTrunk(nn.Module):
 
 
 def build_trunk(spec: ViTSpec, drop_path: float = 0.0, initialise: bool = True) -> nn.Module:
-    """timm's VisionTransformer or Beit for `spec`. Raises ValueError if timm has no such model.
+    """timm's VisionTransformer, Beit or Eva for `spec`. Raises ValueError if timm has no such model.
 
     initialise=False draws no initial weights where timm can leave them out, which takes a fifth of the time.
     """
     if spec.family == "pixels":
         return PixelTrunk(spec)
-    args = spec.timm_args() | ({} if initialise or spec.family == "beit" else {"weight_init": "skip"})
+    args = spec.timm_args() | ({} if initialise or spec.family != "vit" else {"weight_init": "skip"})
     try:
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, **args)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, AssertionError) as error:
         raise ValueError(f"timm cannot build {spec.architecture!r}: {str(error).splitlines()[0]}") from error
-    if type(trunk) not in (VisionTransformer, Beit):
-        raise ValueError(f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its VisionTransformer or Beit")
+    if type(trunk) is not CLASSES[spec.family]:
+        raise ValueError(
+            f"{spec.architecture!r} is timm's {type(trunk).__name__}, not its {CLASSES[spec.family].__name__}"
+        )
     if trunk.blocks[0].norm1.eps != spec.norm_eps:
         kind: Callable[..., nn.Module] = type(trunk.blocks[0].norm1)
         norm = partial(kind, eps=spec.norm_eps)
         trunk = timm.create_model(spec.architecture, drop_path_rate=drop_path, norm_layer=norm, **args)
+    if spec.rotary_rounding != "none":
+        trunk.rope = rounded(trunk.rope)
     return trunk
 
 
@@ -109,14 +118,14 @@ class ViT(nn.Module):
 
         keep: (B, l) indices of the patches to encode; None: all. layers: block numbers, negative from the end.
         norm: apply the final norm to the tokens it is made for (`spec.final_norm`), after whichever block.
-        grid: rows and columns of the L patches; needed where there is a relative position bias and L is not square.
+        grid: rows and columns of the L patches; needed where blocks see positions and L is not square.
         The class token of class-attention models exists after the last block alone.
         """
         wanted = [self._block_number(layer) for layer in layers]
-        tokens, biases = self._enter(patches, keep, grid)
+        tokens, besides = self._enter(patches, keep, grid)
         found = {}
         for number, block in enumerate(self.trunk.blocks[: max(wanted) + 1]):
-            tokens = block(tokens, **biases)
+            tokens = block(tokens, **besides[number])
             if number in wanted:
                 found[number] = self._with_class(tokens) if number == self.spec.depth - 1 else tokens
         return [self.normalise(found[number], number) if norm else found[number] for number in wanted]
@@ -138,27 +147,30 @@ class ViT(nn.Module):
         """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query."""
         number = self._block_number(layer)
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
-        tokens, biases = self._enter(self.place(self.project(images), grid), None, grid)
-        for block in self.trunk.blocks[:number]:
-            tokens = block(tokens, **biases)
+        tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
+        for block, more in zip(self.trunk.blocks[:number], besides, strict=False):
+            tokens = block(tokens, **more)
         return self.attention_of(tokens, number, grid)
 
     def attention_of(
         self, tokens: Tensor, layer: int = -1, grid: tuple[int, int] | None = None, rows: slice = slice(None)
     ) -> Tensor:
         """The same from the tokens (B, P+L, D) before that block, for those who have them; rows: which queries."""
-        block = self.trunk.blocks[self._block_number(layer)]
-        biases = self.relative_bias(tokens.shape[1] - self.spec.prefix, None, grid)
-        return _attention_map(block.attn, block.norm1(tokens), rows, **biases)
+        number = self._block_number(layer)
+        block = self.trunk.blocks[number]
+        besides = self._besides(tokens.shape[1] - self.spec.prefix, None, grid)
+        return attention_map(
+            block.attn, tokens if self.spec.norm_after else block.norm1(tokens), rows, **besides[number]
+        )
 
     def _block_number(self, layer: int) -> int:
         if not -self.spec.depth <= layer < self.spec.depth:
             raise ValueError(f"layer {layer}: the model has {self.spec.depth} blocks")
         return layer % self.spec.depth
 
-    def _enter(self, patches: Tensor, keep: Tensor | None, grid: tuple[int, int] | None) -> tuple[Tensor, dict]:
-        """Prefix tokens in front of the (kept) patches, and what every block takes besides the tokens."""
-        biases = self.relative_bias(patches.shape[1], keep, grid)
+    def _enter(self, patches: Tensor, keep: Tensor | None, grid: tuple[int, int] | None) -> tuple[Tensor, list[dict]]:
+        """Prefix tokens in front of the (kept) patches, and what each block takes besides the tokens."""
+        besides = self._besides(patches.shape[1], keep, grid)
         if keep is not None:
             patches = patches.gather(1, keep.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         trunk, front = self.trunk, []
@@ -170,7 +182,22 @@ class ViT(nn.Module):
             table = trunk.pos_embed[:, rows] if placed else 0.0
             front.append(trunk.reg_token + table)
         tokens = torch.cat([*(token.expand(len(patches), -1, -1) for token in front), patches], dim=1)
-        return trunk.norm_pre(tokens) if self.spec.family == "vit" else tokens, biases
+        return trunk.norm_pre(tokens) if hasattr(trunk, "norm_pre") else tokens, besides
+
+    def _besides(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> list[dict]:
+        """What each block takes besides tokens: how patches turn, a relative position bias, or nothing."""
+        if self.spec.rotary == "none":
+            return [self.relative_bias(length, keep, grid)] * self.spec.depth
+        tables = turns(self.trunk.rope, self.spec.depth, self._grid_of(length, grid), keep)
+        return [{"rope": table} for table in tables]
+
+    def _grid_of(self, length: int, grid: tuple[int, int] | None) -> tuple[int, int]:
+        """Rows and columns of `length` patches: as said, the native ones if they fit, or a square."""
+        side = isqrt(length)
+        grid = grid or (self.spec.grid if length == self.spec.grid[0] * self.spec.grid[1] else (side, side))
+        if grid[0] * grid[1] != length:
+            raise ValueError(f"{length} patches are not a {grid[0]} x {grid[1]} grid")
+        return grid
 
     def relative_bias(self, length: int, keep: Tensor | None, grid: tuple[int, int] | None) -> dict:
         """What blocks take besides tokens: the shared relative position bias (1, H, 1+L, 1+L) for `grid`, or nothing.
@@ -181,10 +208,7 @@ class ViT(nn.Module):
             return {}
         if keep is not None:
             raise ValueError("a model with relative position bias encodes all patches; replace patches instead")
-        side = isqrt(length)
-        grid = grid or (self.spec.grid if length == self.spec.grid[0] * self.spec.grid[1] else (side, side))
-        if grid[0] * grid[1] != length:
-            raise ValueError(f"{length} patches are not a {grid[0]} x {grid[1]} grid")
+        grid = self._grid_of(length, grid)
         if self.spec.relative_position == "per_block":
             if grid != self.spec.grid:
                 raise ValueError(
@@ -206,23 +230,3 @@ class ViT(nn.Module):
         for block in self.class_attention:
             query = block(tokens, query)
         return torch.cat([query, tokens], dim=1)
-
-
-def _attention_map(
-    attention: nn.Module, tokens: Tensor, rows: slice, shared_rel_pos_bias: Tensor | None = None
-) -> Tensor:
-    """`rows` of the softmax map (B, H, N, N) of a timm attention module, which itself only returns the mixed values."""
-    batch, length, _ = tokens.shape
-    bias = attention.qkv.bias
-    if getattr(attention, "q_bias", None) is not None:
-        bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-    joint = nn.functional.linear(tokens, attention.qkv.weight, bias)
-    query, key, _ = joint.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    if hasattr(attention, "q_norm"):
-        query, key = attention.q_norm(query), attention.k_norm(key)
-    logits = query[:, :, rows] * attention.scale @ key.transpose(-2, -1)
-    if getattr(attention, "relative_position_bias_table", None) is not None:
-        logits = logits + attention._get_rel_pos_bias()[..., rows, :]
-    if shared_rel_pos_bias is not None:
-        logits = logits + shared_rel_pos_bias[..., rows, :]
-    return logits.softmax(dim=-1)

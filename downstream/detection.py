@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,9 +15,18 @@ from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, warnings
 from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
+from downstream.planning import (
+    detection_operations,
+    drawn_detections,
+    loading_seconds,
+    rehearsed_plan,
+    untrained,
+    work_of_training,
+)
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Workspace
 from engine.training.schedules import MultipliedWarmup, StepDecay
+from engine.work import Kind, Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,11 +59,46 @@ class Detection(DetectionSettings):
             "evaluations": -(-self.epochs // (self.judge_every or self.epochs)),
         }
 
+    def work(self, scale: Scale) -> Work:
+        check_patches(scale.spec)
+        steps = self.epochs * -(-scale.images["train"] // self.batch)
+        evaluations = -(-self.epochs // (self.judge_every or self.epochs))
+        side = round((max(self.short) * self.long) ** 0.5) if self.augment != "jitter" else self.long
+        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
+        return work_of_training(
+            scale,
+            trainings=1,
+            trained=steps * self.batch,
+            updates=steps,
+            evaluations=evaluations,
+            side=side,
+            at_once=at_once,
+        )
+
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+        check_patches(spec)
+        return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
+        train, val = open_both(space, self.LAYOUT)
+        plan = self.plan(export, learnable(train, val), val, space.seed)
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        score = partial(weighted_ap, drawn_detections(len(val), self.detections, len(val.classes)))
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
+
+    def place(self, export: ViTExport, space: Workspace) -> Place:
+        """Where the training runs."""
+        return Place(export=export, space=space, task=self.KEY, largest=MICRO_BATCH)
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         check_patches(export.spec)
         train, val = open_both(space, self.LAYOUT)
         train = learnable(train, val)
-        place = Place(export=export, space=space, task=self.KEY, largest=MICRO_BATCH)
+        place = self.place(export, space)
         trained = place.trained(self.plan(export, train, val, space.seed))
         departures = warnings(export, self.size, self.branch, 0, 0, place.facts["batch"])
         departures += chosen_elsewhere(self, COCO, train)
@@ -90,7 +135,7 @@ class Detection(DetectionSettings):
         from downstream.models.detectors import detector
 
         backbone = DenseBackbone(
-            dense_network(export, export.spec.image_size, self.drop_path),
+            dense_network(export, export.spec.side, self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,
             train_positions=self.train_positions,

@@ -27,9 +27,9 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def counts(settings: Any, *names: str, least: int = 1) -> None:
-    """ValueError for a whole number below `least`."""
-    _check(settings, names, lambda value: least <= value, f"{least} or more")
+def counts(settings: Any, *names: str, least: int = 1, prefix: str = "") -> None:
+    """ValueError for a whole number below `least`. prefix: as of `amounts`."""
+    _check(settings, names, lambda value: least <= value, f"{least} or more", prefix)
 
 
 def whole_numbers(settings: Any, *names: str, least: int = 1) -> None:
@@ -49,14 +49,14 @@ def amounts(settings: Any, *names: str, prefix: str = "") -> None:
     _check(settings, names, lambda value: 0 <= value < inf, "a finite number, 0 or more", prefix)
 
 
-def positive(settings: Any, *names: str) -> None:
-    """ValueError for a number not above 0 or not finite."""
-    _check(settings, names, lambda value: 0 < value < inf, "a finite number above 0")
+def positive(settings: Any, *names: str, prefix: str = "") -> None:
+    """ValueError for a number not above 0 or not finite. prefix: as of `amounts`."""
+    _check(settings, names, lambda value: 0 < value < inf, "a finite number above 0", prefix)
 
 
-def shares(settings: Any, *names: str) -> None:
-    """ValueError for a share, chance or momentum outside of [0, 1]."""
-    _check(settings, names, lambda value: 0 <= value <= 1, "from 0 to 1")
+def shares(settings: Any, *names: str, prefix: str = "") -> None:
+    """ValueError for a share, chance or momentum outside of [0, 1]. prefix: as of `amounts`."""
+    _check(settings, names, lambda value: 0 <= value <= 1, "from 0 to 1", prefix)
 
 
 def factors(settings: Any, *names: str) -> None:

@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from engine.peers import watching_peers
 from engine.training.interruptions import Stopped
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Value = TypeVar("Value")
-# Ranks may reach a collective hours apart (a slow disk, another process's lock); torchrun ends all when one dies.
+# Ranks may reach a collective hours apart (a slow disk, a lock of others); engine/peers.py ends all when one dies.
 MAX_WAIT = timedelta(days=2)
 
 
@@ -38,6 +42,22 @@ class World:
 
             distributed.barrier()
 
+    def from_rank0(self, value: Value) -> Value:
+        """The `value` of rank 0, in every process."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def add_up(self, value: "Tensor") -> None:
+        """Replace a tensor, of one shape in all processes, by the sum of all: exact where it holds integers."""
+        if self.size > 1:
+            from torch import distributed
+
+            distributed.all_reduce(value)
+
     def gather_objects(self, value: Value) -> list[Value]:
         """The `value` of every process in the order of ranks; every process gets the whole list."""
         values: list[Any] = [value]
@@ -46,6 +66,26 @@ class World:
 
             values = [None] * self.size
             distributed.all_gather_object(values, value)
+        return values
+
+    def gather_on_rank0(self, value: Value) -> list[Value]:
+        """The `value` of every process in the order of ranks, in rank 0; an empty list in the others."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed
+
+        values: list[Any] = [None] * self.size
+        distributed.gather_object(value, values if self.is_rank0 else None)
+        return values if self.is_rank0 else []
+
+    def gather_tensors(self, value: "Tensor") -> "list[Tensor]":
+        """The tensors of all processes, of one shape and on devices of one kind, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed, empty_like
+
+        values = [empty_like(value) for _ in range(self.size)]
+        distributed.all_gather(values, value)
         return values
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
@@ -110,12 +150,16 @@ def start_world(device: str) -> Iterator[World]:
     """Connect the processes that torchrun started (gloo on CPU, nccl too on CUDA) for the length of a block.
 
     Without torchrun's environment this process is alone. Processes that are connected already stay so afterwards. On
-    CUDA each process uses the GPU of its local rank.
+    CUDA each process uses the GPU of its local rank. When a process dies, the others end (engine/peers.py).
     """
     import torch
     from torch import distributed
 
+    from engine.precision import keep_float32_exact
+
     chosen = torch.device(device)
+    if chosen.type == "cuda":
+        keep_float32_exact()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # generators and contexts are those of the current device
@@ -128,13 +172,18 @@ def start_world(device: str) -> Iterator[World]:
         distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=MAX_WAIT, device_id=chosen)
     else:
         distributed.init_process_group("gloo", timeout=MAX_WAIT)
+    world = current_world()
     try:
-        yield current_world()
-        _leave_together()
-    except Exception as error:
-        if hasattr(error, "told_by"):  # every process raises it and comes here
-            _leave_together()
-        raise
+        with watching_peers(world.rank, world.gather_results) as peers:
+            try:
+                yield world
+                _leave_together()
+            except Exception as error:
+                if hasattr(error, "told_by"):  # every process raises it and comes here
+                    _leave_together()
+                else:
+                    peers.explain(error)
+                raise
     finally:
         distributed.destroy_process_group()
 

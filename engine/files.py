@@ -32,6 +32,15 @@ def write_atomic(path: Path | str, content: bytes | str) -> None:
         raise
 
 
+def sync_folder(path: Path | str) -> None:
+    """Wait until the names in a folder are on disk: a file that was renamed may else have none after a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def folder_atomic(path: Path | str) -> Iterator[Path]:
     """A folder that appears under `path` only when the block ends well. An older folder there is replaced."""
@@ -68,6 +77,18 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
             say(f"waiting for another run: {work} ({path})", errors=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_locked(path: Path | str) -> bool:
+    """Whether a process of this machine holds the lock file `path`, as `locked` does."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

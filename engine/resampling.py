@@ -16,12 +16,20 @@ DRAWN = 20_000_000  # images in all resamples: 4000 times COCO's 5000, whose AP 
 BLOCK = 50  # resamples at once: N x BLOCK weights stay small
 
 
-def resampled(score: Callable[[np.ndarray], Mapping[str, np.ndarray]], images: int) -> dict[str, np.ndarray]:
+Score = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+
+def resamples_of(images: int) -> int:
+    """How many resamples of N images are drawn."""
+    return min(MAX_RESAMPLES, -(-DRAWN // images))
+
+
+def resampled(score: Score, images: int, most: int = MAX_RESAMPLES) -> dict[str, np.ndarray]:
     """Name -> (R,) values of `score` on the resamples of N images.
 
-    score: maps weights (r, N) float64, how often each image counts, to name -> (r,).
+    score: maps weights (r, N) float64, how often each image counts, to name -> (r,). most: resamples.
     """
-    resamples = min(MAX_RESAMPLES, -(-DRAWN // images))
+    resamples = min(resamples_of(images), most)
     generator = np.random.RandomState(0)  # draws the same in every version of numpy, which default_rng may not
     parts = []
     for first in range(0, resamples, BLOCK):

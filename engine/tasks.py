@@ -4,7 +4,7 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -13,6 +13,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
+from engine.work import Kind, Scale, Work
 
 Split = Literal["train", "val"]
 SelectOn = Literal["holdout", "val"]
@@ -60,6 +61,7 @@ class Workspace:
     data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Literal["float32", "bfloat16"] = "float32"  # of forward passes
+    compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
     decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes JPEG (docs/images.md)
     seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs
@@ -145,6 +147,20 @@ class Task:
         """Evaluate. ValueError for what a user can cause."""
         raise NotImplementedError
 
+    def stream(self, export: Any, space: Workspace) -> str:
+        """Name of what `run` computes for as long as it trains and other tasks of its kind can use too, such as
+        features of augmented images. `together` runs the tasks of one name. "": nothing."""
+        return ""
+
+    @classmethod
+    def together(
+        cls, tasks: Sequence[Self], export: Any, space: Workspace
+    ) -> Iterator[tuple[int, Outcome | Exception]]:
+        """Evaluate several tasks of one stream, or one task: the place of each with its outcome, or with why it
+        failed, as soon as it ends. An error that is raised is that of all which have not ended."""
+        for place, task in enumerate(tasks):
+            yield place, task.run(export, space)
+
     def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
         """Transform name -> kinds of frozen features that `run` will read; several tasks share one pass for them."""
         return {}
@@ -154,6 +170,21 @@ class Task:
 
         spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn
         class by class. ValueError where the settings do not fit.
+        """
+        return {}
+
+    def work(self, scale: Scale) -> Work:
+        """What `run` will do, counted, for `bench plan`. ValueError where the settings do not fit."""
+        return Work()
+
+    def model_flops(self, spec: Any, classes: int) -> Mapping[Kind, float]:
+        """Floating-point operations of one unit of the kinds of work that only the task's libraries can count."""
+        return {}
+
+    def rehearse(self, export: Any, space: Workspace) -> Mapping[Kind, float]:
+        """Kind of work -> seconds of one unit, measured on a little of it, for `bench plan`; nothing is kept.
+
+        For what only this task does. What all tasks do alike, such as the pass for frozen features, is measured once.
         """
         return {}
 

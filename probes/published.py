@@ -23,18 +23,18 @@ def protocols_of(kind: type[Task], published: Mapping[str, Published]) -> dict[s
     }
 
 
-def as_reported(protocols: Mapping[str, Protocol], **settings: Any) -> dict[str, Protocol]:
+def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
     """`NAME_paper` of each protocol: what its source reports, where ours holds images out or keeps the last epoch.
 
     That is training on all images, and the epoch (and head) that does best on the validation images: numbers that are
-    too good, marked as such in results. settings: what else is the source's own.
+    too good, marked as such in results. version: of these. settings: what else is the source's own.
     """
     changes = {"select": "val", **settings}
     said = ", ".join(f"{name}={value}" for name, value in changes.items())
     return {
         f"{name}_paper": Protocol(
             task=replace(protocol.task, **changes),  # type: ignore[type-var]
-            version=1,
+            version=version,
             source=f"{name} as its source reports it ({said}): {protocol.source}",
         )
         for name, protocol in protocols.items()

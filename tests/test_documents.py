@@ -1,9 +1,12 @@
-"""The documents: every link leads somewhere, and the README stays short."""
+"""The documents: every link leads somewhere, the table of methods is whole, and the README stays short."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from bench.pretraining.recipes import names_by_path
+from engine.extensions import load_extension, source_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
@@ -25,6 +28,16 @@ def test_links_lead_somewhere(page):
             target = page.parent / path if path else page
             assert target.exists(), f"{page.name}: {link}"
             assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_method_is_in_the_table_of_methods_with_settings_that_it_has():
+    text = (ROOT / "docs/pretraining.md").read_text().partition("## The methods")[2].partition("\n## ")[0]
+    rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|[^|]*\| (.*) \|$", text, flags=re.MULTILINE)}
+    assert sorted(rows) == sorted(source_files("methods"))
+    for method, told in rows.items():
+        recipes = load_extension("methods", method).RECIPES
+        known = {name for recipe in recipes.values() for name in names_by_path(recipe).values()} | recipes.keys()
+        assert {word.partition("=")[0] for word in re.findall(r"`([a-z][\w=]*)`", told)} <= known, method
 
 
 def test_the_readme_is_short():

@@ -18,6 +18,7 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
 from engine.tasks import Outcome, Workspace
+from engine.work import Scale
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
@@ -112,15 +113,21 @@ def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_task_does_what_its_sizes_say(name, export, tmp_path):
     """Image sets of equal classes, where shares are exact: forward passes, or the training's steps and images."""
-    sizes = PROTOCOLS[name].task.sizes(export.spec, {"train": 240, "val": 120})
+    images = {"train": 240, "val": 120}
+    sizes = PROTOCOLS[name].task.sizes(export.spec, images)
+    counts: dict[str, float] = {}
+    for part in PROTOCOLS[name].task.work(Scale(spec=export.spec, images=images, classes=len(COLOURS))).parts:
+        counts[part.kind] = counts.get(part.kind, 0) + part.count
     outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
     assert sizes["image size"] == export.spec.image_size
     if "forwards" in outcome.cost:
-        assert sizes["forward passes"] == outcome.cost["forwards"]
+        assert sizes["forward passes"] == outcome.cost["forwards"] == counts["features"] + counts.get("crops", 0)
     else:
         assert sizes["steps"] == outcome.facts["steps"] and sizes["batch"] == outcome.facts["batch"]["images"]
         assert sizes["training images"] == outcome.facts["train"]["images"]
         assert sizes["evaluations"] == len(outcome.facts["history"])
+        assert counts["updates"] == sizes["steps"] and counts["training"] == sizes["steps"] * sizes["batch"]
+        assert counts["evaluation"] == sizes["evaluations"] * 120
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -3,13 +3,15 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import above_zero, positive_integer, share, whole_number
+from bench.cli.arguments import above_zero, add_compile, positive_integer, share, whole_number
+from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
   bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --micro-batch 128 --resume
   bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
   torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
+  bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae --cluster slurm --nodes 4 --gpus 8
 
 methods and their recipes: bench list methods --recipes
 exit codes: 0 finished; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped it, all is saved: add --resume; 2 an error
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
+    add_compile(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
     parser.add_argument("--micro-batch", "--at-once", type=positive_integer, metavar="N",
@@ -49,20 +52,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
     )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases as well")
+    add_cluster(parser, jobs=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
+    from bench.cluster.options import cluster_of
+
+    options = cluster_of(arguments)
+    if options and not arguments.dry_run:
+        from bench.cluster.launch import launch_pretraining
+
+        there = "bfloat16" if options.gpus else "float32"
+        precision = there if arguments.precision == "auto" else arguments.precision
+        return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
     from bench.cli.devices import chosen_device
-    from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
-    from pretrain.loop.trainer import Run
+    from bench.pretraining.run import run_pretraining, training_precision
+    from engine.compiling import check_compiler
 
     device = chosen_device(arguments.device)
-    precision = training_precision(arguments.precision, device)
+    if arguments.compile:
+        check_compiler(device)
+    return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
+
+
+def pretraining_request(arguments: argparse.Namespace, device: str, precision: str):
+    """The request that the options make, on a device."""
+    from bench.pretraining.run import PretrainRequest
+    from pretrain.loop.trainer import Run
+
     settings = Run(
         out=arguments.out,
         device=device,
         precision=precision,
+        compiled=arguments.compile,
         seed=arguments.seed,
         workers=arguments.workers,
         micro_batch=arguments.micro_batch,
@@ -74,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         monitor=_monitor(arguments, device, precision),
         wandb=arguments.wandb,
     )
-    request = PretrainRequest(
+    return PretrainRequest(
         method=arguments.method,
         recipe=arguments.recipe,
         changes=tuple(arguments.set),
@@ -82,7 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
         run=settings,
         dry_run=arguments.dry_run,
     )
-    return run_pretraining(request)
 
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):

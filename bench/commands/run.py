@@ -3,13 +3,15 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, positive_integer, whole_number
+from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
+from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
+  bench run --checkpoint X Y --suite full --data x=imagenet:/data --out results --cluster slurm --partition p --gpus 8
 
 exit codes: 0 finished; 1 some task failed; 2 an error; 75 a signal (SIGTERM, SIGUSR1, Ctrl-C) stopped a training, whose
 state is saved: run the same command again
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
-        help="smoke, frozen, full, or a comma-separated list of tasks (knn) and protocols (knn@dino)")  # fmt: skip
+        help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
+        "(knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
         help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
@@ -48,21 +51,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
+    add_compile(parser)
+    add_cluster(parser, jobs=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
+    from bench.cluster.options import cluster_of
+
+    options = cluster_of(arguments)
+    if options and not arguments.dry_run:
+        from bench.cluster.launch import launch_evaluation
+
+        return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
     from bench.cli.devices import chosen_device
-    from bench.run.runner import RunRequest, run_suite
+    from bench.run.runner import run_suite
+    from engine.compiling import check_compiler
+
+    device = chosen_device(arguments.device)
+    if arguments.compile:
+        check_compiler(device)
+    return run_suite(evaluation_request(arguments, device))
+
+
+def evaluation_request(arguments: argparse.Namespace, device: str):
+    """The request that the options make, on a device."""
+    from bench.run.runner import RunRequest
     from checkpoints.importing import ImportOptions
     from engine.tasks import Workspace
 
     space = Workspace(
         cache=arguments.out / "cache",
         data="",
-        device=chosen_device(arguments.device),
+        device=device,
         precision=arguments.precision,
+        compiled=arguments.compile,
         decode=arguments.decode,
         seed=arguments.seed,
         limit=arguments.limit,
@@ -70,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         workers=arguments.workers,
     )
-    request = RunRequest(
+    return RunRequest(
         checkpoints=tuple(arguments.checkpoint),
         names=tuple(arguments.name),
         imports=ImportOptions(statistics=arguments.statistics),
@@ -83,4 +107,3 @@ def run(arguments: argparse.Namespace) -> int:
         rerun=arguments.rerun,
         dry_run=arguments.dry_run,
     )
-    return run_suite(request)

@@ -55,7 +55,7 @@ def costs(recipe: Recipe) -> str:
     """What a training takes: `ViT-B/16 at 224 px, 800 epochs, batch 4096, peak learning rate 0.0024`"""
     spec = recipe.spec
     return (
-        f"{spec.label} at {spec.image_size} px, {recipe.epochs} epochs, batch {recipe.batch}, "
+        f"{spec.label} at {spec.side} px, {recipe.epochs} epochs, batch {recipe.batch}, "
         f"peak learning rate {recipe.peak:.3g}"
     )
 
@@ -66,6 +66,12 @@ def changed_recipe(recipe: Recipe, texts: Sequence[str], method: str) -> Recipe:
     changes = read_changes(texts, "FIELD=VALUE", "epochs=10")
     anew = {change.name for change in changes} & alternatives(recipe).keys()  # schedules, whose parts may be others
     return changed(recipe, {path_of(change.name, recipe, method, anew): change for change in changes})
+
+
+def unused(recipe: Recipe) -> set[str]:
+    """The recipe's own settings of optimisers that it does not use."""
+    own = {"adamw": ("betas",), "lars": ("momentum",)}
+    return {name for optimizer, names in own.items() if optimizer != recipe.optimizer for name in names}
 
 
 def path_of(name: str, recipe: Recipe, method: str, anew: Collection[str] = ()) -> str:

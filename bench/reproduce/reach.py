@@ -26,11 +26,18 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """evaluation: of weights that are there. training: of such weights. lacking: what is not here, a phrase each."""
+    """evaluation: of weights that are there. training: of such weights. unmeasured, untrained: what is not here for
+    each, a phrase; "" for nothing."""
 
     evaluation: Way
     training: Way
-    lacking: tuple[str, ...] = ()
+    unmeasured: str = ""
+    untrained: str = ""
+
+    @property
+    def lacking(self) -> list[str]:
+        """Both phrases, as far as there are any."""
+        return [phrase for phrase in (self.unmeasured, self.untrained) if phrase]
 
 
 @cache
@@ -48,10 +55,10 @@ def reach(value: PublishedValue, there: Known) -> Reach:
     """By what `value` can be measured with what is `there`."""
     training, untrained = _training(value, there)
     if value.protocol == LOG:
-        evaluation, unmeasured = ("none" if training == "none" else "named"), ""
+        evaluation, unmeasured = ("none", untrained) if training == "none" else ("named", "")
     else:
         evaluation, unmeasured = _evaluation(value, there)
-    return Reach(evaluation=evaluation, training=training, lacking=tuple(filter(None, (unmeasured, untrained))))
+    return Reach(evaluation=evaluation, training=training, unmeasured=unmeasured, untrained=untrained)
 
 
 def chosen(value: PublishedValue, there: Known) -> ChosenProtocol:

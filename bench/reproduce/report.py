@@ -2,11 +2,11 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.published.values import TABLES, PublishedValue, published_values, values_of
 from bench.reproduce.measured import Measurement, measurement
-from bench.reproduce.reach import WAYS, Known, Reach, Way, reach
+from bench.reproduce.reach import WAYS, Known, Way, reach
 from bench.reproduce.steps import Setup, commands_of, missing_for
 from bench.results.units import interval_decimals, suffix
 from bench.statistics.matching import Measured
@@ -42,8 +42,9 @@ def summary(there: Known) -> Iterator[str]:
     for table, *counts in rows:
         yield f"{table:{width}}  {'  '.join(f'{count:6}' for count in counts)}"
     yield from ("", *LEGEND)
-    for way, title in (("evaluation", "not measured here"), ("training", "weights not trained here")):
-        yield from reasons(way, title, there)
+    within = [(value.table, reach(value, there)) for value in published_values()]
+    yield from reasons("not measured here", [(table, each.unmeasured) for table, each in within])
+    yield from reasons("weights not trained here", [(table, each.untrained) for table, each in within])
 
 
 def count_of(table: str, there: Known) -> list[int]:
@@ -57,14 +58,13 @@ def _by_way(ways: Sequence[Way]) -> list[int]:
     return [counts[way] for way in WAYS]
 
 
-def reasons(way: str, title: str, there: Known) -> Iterator[str]:
-    """Why values are out of reach, each reason with its number of values and the tables."""
-    place = {"evaluation": 0, "training": -1}[way]
+def reasons(title: str, lacking: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Why values are out of reach, each reason with its number of values and the tables. lacking: of each value its
+    table and the reason, "" for none."""
     found: dict[str, list[str]] = {}
-    for value in published_values():
-        within: Reach = reach(value, there)
-        if getattr(within, way) == "none":
-            found.setdefault(within.lacking[place], []).append(value.table)
+    for table, reason in lacking:
+        if reason:
+            found.setdefault(reason, []).append(table)
     for reason, tables in found.items():
         yield f"{title}: {len(tables)}, {reason} ({', '.join(dict.fromkeys(tables))})"
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.places import absent_file, absent_images
 from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedValue, values_of
 from bench.reproduce.reach import Known, known, reach, trained_by
 from bench.run.plan import named_urls
@@ -133,16 +134,39 @@ def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
     """What there is not yet to measure it with: `weights`, `data`, or what is not in this tool; empty for nothing."""
     within = reach(value, there)
     if within.evaluation == "none":
-        return list(within.lacking)
+        return list(dict.fromkeys(within.lacking))
     if value.protocol == LOG:
-        return [] if PRETRAINED_ON[value.images][0] in setup.data else ["data"]
-    found = [] if setup.given(value) or is_export(setup.export(value)) else ["weights"]
-    return found if value.data in setup.data else [*found, "data"]
+        return _missing_data(PRETRAINED_ON[value.images][0], setup)
+    return [*_missing_weights(value, setup), *_missing_data(value.data, setup)]
+
+
+def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
+    if reference := setup.given(value):
+        place = absent_file(reference)
+        return [f"weights, as {place} does not exist"] if place else []
+    return [] if is_export(setup.export(value)) else ["weights"]
+
+
+def _missing_data(name: str, setup: Setup) -> list[str]:
+    if name not in setup.data:
+        return ["data"]
+    place = absent_images(setup.data[name])
+    return [f"data, as {place} does not exist"] if place else []
+
+
+def _examples(table: str, setup: Setup) -> Iterator[str]:
+    """A comment on every place in the script that stands for the user's own."""
+    urls = {value.data: SETS[value.data].url for value in values_of(table) if value.data}
+    urls |= dict(PRETRAINED_ON[value.images] for value in values_of(table) if value.pretraining and value.images)
+    for name, url in urls.items():
+        if name not in setup.data:
+            yield f"# {url} is an example: change it to where yours are, or give --data {name}=URL"
 
 
 def script(table: str, setup: Setup) -> Iterator[str]:
     """The lines of a shell script with every command of a table once, and what it is for."""
     yield HEADER.format(table=table, caption=TABLES[table])
+    yield from _examples(table, setup)
     yield "set -euo pipefail"
     written: set[str] = set()
     for value in values_of(table):

@@ -114,8 +114,12 @@ class Result:
     # names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections
     arrays: tuple[str, ...] = ()
     device: str = ""  # `cpu`, `cuda`, `cuda:1`
+    compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
+    # what `bench plan` foresaw, in seconds, where it had measured this machine; else null
+    planned_seconds: float | None = None
+    plan_ratio: float | None = None  # `seconds` by `planned_seconds`
     # what this very run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
     images_per_second: float | None = None  # `forwards` by `extraction_seconds`; null when all features were on disk

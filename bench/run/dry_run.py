@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.cli.messages import in_one_line
 from bench.cli.settings import setting_text
+from bench.run.forecast import Forecast, text_of_forecast
 from bench.run.plan import Job
 from bench.run.suites import ChosenProtocol
 from checkpoints.spec import ViTSpec
@@ -27,17 +28,20 @@ class Planned:
     images: Mapping[str, int]  # split -> images that it would read
     sizes: Mapping[str, Any] = field(default_factory=dict)  # what it would do in numbers, by name
     problem: str = ""  # why it would fail
+    forecast: Forecast | None = None  # what that takes
 
     def lines(self, width: int) -> Iterator[str]:
-        """Two lines; more if the second one is longer than `width`."""
+        """Three lines, the last where the task counts its work; more if one is longer than `width`."""
         counts = " + ".join(f"{count} {split}" for split, count in self.images.items())
         yield f"  {self.job.title}: {counts} images, {STATES[self.job.state]}"
         # A name and its value stay on one line.
         words = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in self.sizes.items()]
         yield from _wrapped(f"would fail: {self.problem}" if self.problem else ", ".join(words), width)
+        if self.forecast and self.forecast.work.parts and not self.problem:
+            yield from _wrapped(text_of_forecast(self.forecast), width)
 
 
-def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
+def planned(job: Job, spec: ViTSpec, limit: int | None, forecast: Forecast | None = None) -> Planned:
     """What a job would do with a network of this architecture, on at most `limit` images of each split."""
     images = {split: min(count, limit or count) for split, count in job.data.images.items()}
     if job.state == "done":
@@ -46,7 +50,7 @@ def planned(job: Job, spec: ViTSpec, limit: int | None) -> Planned:
         sizes = job.chosen.task.sizes(spec, images)
     except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
         return Planned(job=job, images=images, problem=in_one_line(error))
-    return Planned(job=job, images=images, sizes=sizes)
+    return Planned(job=job, images=images, sizes=sizes, forecast=forecast)
 
 
 def show(
@@ -63,6 +67,8 @@ def show(
         say("tasks that read the same features share their forward passes")
     failing = sum(bool(entry.problem) for entry in everything)
     would_fail = f", of which {failing} would fail" if failing else ""
+    if any(entry.forecast and entry.forecast.seconds is None for entry in everything):
+        say("how long this takes here: bench plan, with the same options")
     to_do = sum(entry.job.state != "done" for entry in everything)
     say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
     return 1 if failing or unavailable else 0

@@ -4,32 +4,27 @@ Existing results are skipped, and jobs that failed before are tried again after 
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
-from bench.cli.messages import in_one_line, millions, traceback_of
+from bench.cli.messages import in_one_line, millions
 from bench.cli.outputs import check_writable
 from bench.leaderboard import files as leaderboard
 from bench.leaderboard.tables import to_terminal
-from bench.published.check import MeasuredNumbers, against_published
+from bench.published.check import against_published
 from bench.results.board import group_of
-from bench.results.environment import hardware, versions
 from bench.results.record import (
     DataUsed,
-    Result,
     failure_beside,
-    images_seen,
-    record,
 )
-from bench.results.units import number_text
+from bench.run.attempts import agreed, attempts, in_groups
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
-from bench.run.outcomes import checked, recorded
+from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
+from bench.run.forecast import expectations, forecasts_without_measuring
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
@@ -38,11 +33,9 @@ from checkpoints.resolve import load
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
-from engine.printing import say, text_of
-from engine.tasks import Outcome, SelectOn, Workspace
-from engine.training.interruptions import Stopped
+from engine.printing import say
+from engine.tasks import SelectOn, Workspace
 
-MAIN_METRICS = 3  # metrics that a line of output shows
 # Name and digest -> export, in the process that loaded it, until its tasks are done.
 Exports = dict[tuple[str, str], ViTExport]
 
@@ -71,15 +64,7 @@ class Tally:
     done: int = 0
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """How one job ended: with an outcome, or with an error."""
-
-    seconds: float
-    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
-    error: Exception | None = None
+    planned: list[tuple[float, float]] = field(default_factory=list)  # seconds of jobs that went well: plan, truth
 
 
 def run_suite(request: RunRequest) -> int:
@@ -97,7 +82,7 @@ def run_suite(request: RunRequest) -> int:
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
         if request.dry_run:
             there = [chosen for chosen in selected if chosen not in lacking]
-            return world.on_rank0(lambda: _show_plan(request, data, found, there))
+            return world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
         return _run_all(request, found.checkpoints, exports, data, selected)
 
 
@@ -137,8 +122,7 @@ def _prepared(request: RunRequest, exports: Exports) -> Prepared:
                 reference, name, request.out, save=not request.dry_run, options=request.imports
             )
             found[checkpoint.key] = checkpoint
-            if not request.dry_run:
-                exports[checkpoint.key] = export
+            exports[checkpoint.key] = export
         except (ValueError, RuntimeError, MemoryError) as error:
             if not request.dry_run:
                 raise
@@ -167,13 +151,16 @@ def _run_all(
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_rank0:
-        _say_ending(request.out, tally)
+        _sayending_of_attempt(request.out, tally)
     return 1 if tally.failed else 0
 
 
-def _say_ending(out: Path, tally: Tally) -> None:
+def _sayending_of_attempt(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
+    if tally.planned:
+        planned, taken = (sum(column) for column in zip(*tally.planned, strict=True))
+        say(f"planned {planned:.1f} s, took {taken:.1f} s (x {taken / planned:.2f}), {len(tally.planned)} jobs")
     say(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
     if tally.failed:
         say("tracebacks are in the .log files beside the failed results; the same command tries them again")
@@ -196,24 +183,29 @@ def _run_one(
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
+    planned = world.on_rank0(lambda: expectations(jobs, export, request.space)) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
-    for count, job in enumerate(jobs, start=1):
-        if job.state == "done" or export is None:
-            say_once(f"  [{count}/{len(jobs)}] {job.title}: exists, skipped")
-            tally.skipped += 1
+    number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
+    for together in in_groups(jobs, export, request.space):
+        if together[0].state == "done" or export is None:
+            say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
+            tally.skipped += len(together)
             continue
-        say_once(f"  [{count}/{len(jobs)}] {job.title} ...")
-        attempt = _attempt(job, export, replace(request.space, data=job.data.url, wanted=wanted))
-        attempt = _agreed(attempt, job, world)
-        if world.is_rank0:
-            path = _record(job, checkpoint, request.space, attempt)
-            kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
-            say(f"  [{count}/{len(jobs)}] {_ending(attempt)}{kept}")
-            say(*(f"    {line}" for line in against_published(_numbers(job, export, request.space, attempt))))
-        tally.done += attempt.error is None
-        if attempt.error:
-            tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(attempt.error)}")
+        say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
+        space = replace(request.space, data=together[0].data.url, wanted=wanted)
+        for job, attempt in attempts(together, export, space):
+            ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
+            if world.is_rank0:
+                path = record_attempt(job, checkpoint, request.space, ending)
+                kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
+                name = f"{job.title}: " if len(together) > 1 else ""
+                say(f"  {number[job.path]} {name}{ending_of_attempt(ending)}{kept}")
+                say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, ending))))
+            tally.done += ending.error is None
+            tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
+            if ending.error:
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
 
 
 def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
@@ -236,82 +228,6 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
     return found
 
 
-def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
-    """The attempt as all processes record it: failed if it failed in any.
-
-    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
-    at different places could never agree again, so the run ends here with RuntimeError.
-    """
-    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
-    found = world.gather_objects(mine)
-    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
-        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
-    messages = [message for *_, message in found if message]
-    if attempt.error is None and messages:
-        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
-    return attempt
-
-
-def _attempt(job: Job, export: ViTExport, space: Workspace) -> Attempt:
-    started = time.perf_counter()
-    try:
-        outcome = checked(job.chosen.task.run(export, space))
-    except Stopped:  # not a failure: the same command resumes it
-        raise
-    except Exception as error:  # whatever else a task raises becomes a failed result
-        return Attempt(seconds=time.perf_counter() - started, error=error)
-    return Attempt(seconds=time.perf_counter() - started, outcome=outcome)
-
-
-def _record(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
-    outcome = attempt.outcome
-    found = recorded(outcome, images_seen(job.data, space.limit))
-    result = Result(
-        status="failed" if attempt.error else "ok",
-        message=in_one_line(attempt.error) if attempt.error else "",
-        task=job.chosen.key,
-        protocol=job.protocol,
-        metrics=found.metrics,
-        interval_method=found.interval_method,
-        checkpoint=checkpoint.used,
-        data=job.data,
-        seed=space.seed,
-        random=outcome.random,
-        limit=space.limit,
-        precision=space.precision,
-        decode=space.decode,
-        skip_bad=space.skip_bad,
-        settings=job.settings,
-        facts=dict(outcome.facts),
-        arrays=tuple(outcome.arrays),
-        device=space.device,
-        processes=space.world.size,
-        seconds=round(attempt.seconds, 3),
-        cost=dict(outcome.cost),
-        images_per_second=_rate(outcome.cost),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions(),
-        hardware=hardware(),
-    )
-    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
-    return record(job.path, result, found.arrays, log)
-
-
-def _numbers(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
-    return MeasuredNumbers(
-        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
-        protocol=job.protocol,
-        data=job.data,
-        numbers=attempt.outcome.numbers,
-        limit=space.limit,
-    )
-
-
-def _rate(cost: Mapping[str, float]) -> float | None:
-    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
-    return round(forwards / seconds, 1) if forwards and seconds else None
-
-
 def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
     used = checkpoint.used
@@ -319,24 +235,46 @@ def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
     return f"{used.name}: {', '.join(filter(None, facts))}"
 
 
-def _ending(attempt: Attempt) -> str:
-    if attempt.error is not None:
-        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
-    metrics = list(attempt.outcome.metrics.items())
-    shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
-    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s"
-
-
 def _show_plan(
-    request: RunRequest, data: Sequence[DataUsed], found: Prepared, selected: Sequence[ChosenProtocol]
+    request: RunRequest,
+    data: Sequence[DataUsed],
+    found: Prepared,
+    exports: Exports,
+    selected: Sequence[ChosenProtocol],
 ) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
         jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
-        plans[checkpoint_title(checkpoint)] = [planned(job, checkpoint.spec, request.space.limit) for job in jobs]
+        foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
+        plans[checkpoint_title(checkpoint)] = [
+            planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
+        ]
     return show(plans, found.unavailable, selected, get_terminal_size().columns)
 
 
 def _say_nothing(*lines: object) -> None:
     """`say` in every process but rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a run would do, with its checkpoints imported."""
+
+    plans: Sequence[tuple[LoadedCheckpoint, ViTExport, Sequence[Job]]]
+    lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
+
+
+def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
+    """All jobs of a run, for those who have them run elsewhere. ValueError where the request itself is wrong.
+
+    known: images that are not opened, beside those that the request names.
+    """
+    selected = _selected(request, World())
+    data = [*known, *(_opened(request) if request.data or not known else ())]
+    exports: Exports = {}
+    found = _prepared(request, exports)
+    plans = [
+        (each, exports[each.key], plan(request.out, each.used, data, selected, request.space, request.rerun))
+        for each in found.checkpoints
+    ]
+    return Survey(plans=plans, lacking=without_data(data, selected))

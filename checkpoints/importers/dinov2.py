@@ -29,6 +29,8 @@ def recognise(file: ForeignFile) -> bool:
     scaled = any(name.endswith("ls1.gamma") for name in file.tensors)
     own = any(name.endswith(("mask_token", "register_tokens")) for name in file.tensors)
     full = "teacher.backbone.cls_token" in file.tensors
+    if any(name.endswith(("rope_embed.periods", "storage_tokens")) for name in file.tensors):
+        return False  # DINOv3's
     return (scaled and (own or full)) or is_bare_vit(file, scaled=True)
 
 

@@ -1,4 +1,4 @@
-"""timm: any VisionTransformer or Beit by name (`timm:NAME`, `hf-hub:ID`, `local-dir:FOLDER`) or file (`timm:PATH`).
+"""timm: a VisionTransformer, Beit or Eva by name (`timm:NAME`, `hf-hub:ID`, `local-dir:FOLDER`) or file (`timm:PATH`).
 
 Nothing is downloaded unless the reference names the hub or a pretrained timm model. Weights of files, folders and hub
 repositories go through reading.py like every foreign file; those of timm's own names are fetched and read by timm.
@@ -6,42 +6,32 @@ A file is a state dict, alone or as timm's train.py saves it. No tensor shows it
 its activation or head count either: these are the user's to say, by `--statistics` and timm's name of the model.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from math import isqrt
 from pathlib import Path
-from types import NoneType
 
 import timm
 import torch
-from huggingface_hub import constants, get_session, hf_hub_download, list_repo_files
-from timm.layers import GluMlp, Mlp, PatchEmbed
-from timm.models import beit
-from timm.models.beit import Beit
-from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
-from torch.nn import Identity, LayerNorm
+from huggingface_hub import hf_hub_download, list_repo_files
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, sizes_in
+from checkpoints.hub import cache_alone_if_unreachable
+from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
-from checkpoints.spec import Preparation, RelativePosition, ViTSpec
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.timm_models import FAMILY, spec_of
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
 DROPPED = {
-    rf"({WITHIN}|(state_dict|model)_ema\.){CLASSIFIER}": "classifier",
+    rf"({WITHIN}|(state_dict|model)_ema\.)({CLASSIFIER}|head_dist\.(weight|bias))": "classifier",
     rf"({WITHIN}|(state_dict|model)_ema\.)attn_pool\..*": "pooling head",
 }
-# What the spec of a named architecture says and no tensor of a file does.
-UNSEEN = (
-    *("architecture", "class_token", "registers", "qkv_bias", "layer_scale", "norm_eps", "class_position"),
-    *("position_resize", "final_norm", "pool"),
-)
+RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with a second token
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 LONGEST_REASON = 300  # characters of a library's message
 AGREEMENT = 1e-5  # of the largest value, in float32
@@ -53,12 +43,13 @@ class TimmModel(ForeignFile):
 
     spec: ViTSpec
     preparation: Preparation
+    size: tuple[int, int]  # of timm's images, of which the patches may leave some pixels out
     tokens: torch.Tensor  # forward_features of the synthetic image, (1, P+L, D)
 
 
 def recognise(file: ForeignFile) -> bool:
     """A trunk by timm's names, with its heads or without, whose positions are not those of another source."""
-    tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*")
+    tensors = trunk_of(file, rf"{CLASSIFIER}|attn_pool\..*|dist_token|head_dist\.(weight|bias)")
     return bool(tensors) and not beyond(tensors) and kind_in(tensors) in ("learned", "none")
 
 
@@ -81,49 +72,26 @@ def open_model(reference: str) -> TimmModel:
         if isinstance(error, KeyError):
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
+    return timm_model(model, reference)
+
+
+def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
+    """A model of timm's with the weights that it has. ValueError says why it cannot be imported."""
     model.eval()
-    spec = _spec(model, reference)
+    spec, size = spec_of(model, reference), tuple(model.patch_embed.img_size)
     tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     with torch.inference_mode():
-        tokens = model.forward_features(synthetic_image(spec.image_size).float())
+        tokens = model.forward_features(synthetic_image(size).float())
     return TimmModel(
         path=Path(reference),
         sha256=digest_of_tensors(tensors),
         tensors=tensors,
         facts={"licence": model.pretrained_cfg.get("license")},
         spec=spec,
-        preparation=_preparation(model),
+        preparation=_preparation(model, spec.size[0] / size[0]),
+        size=size,
         tokens=tokens.clone(),
     )
-
-
-@contextmanager
-def cache_alone_if_unreachable() -> Iterator[None]:
-    """Where there is no way to the hub, only what its cache holds is taken: its client would try for minutes.
-
-    Raises ConnectionError for what is not there.
-    """
-    if constants.HF_HUB_OFFLINE or _is_reachable():
-        yield
-        return
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no connection to {constants.ENDPOINT}, and its cache {constants.HF_HUB_CACHE} does not hold the "
-            "weights; connect, or name a file"
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = False
-
-
-def _is_reachable() -> bool:
-    try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of any type: they are those of the hub's own client
-        return False
-    return True
 
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:
@@ -153,7 +121,7 @@ def _from_hub(repository: str) -> Path:
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    tensors, options = branch.take_trunk(), branch.options
+    tensors, options = branch.take_trunk(RENAMES), branch.options
     if isinstance(branch.file, TimmModel):
         if options.heads or options.statistics or options.architecture:
             raise ValueError("timm says the heads, statistics and architecture of its own models: leave these options")
@@ -208,26 +176,34 @@ def _named(file: ForeignFile) -> str | None:
 
 
 def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
+    """Of the named model, at the size that the position table is made for."""
     named = _spec_of_name(name)
-    for key, size in sizes_in(branch, tensors).items():
+    shown = shown_sizes(branch, tensors)
+    for key, size in shown.items():
         if size != getattr(named, key):
             raise ValueError(f"{key} of the tensors is {size}, that of {name} is {getattr(named, key)}")
-    return plain_vit(branch, tensors, {named.width: named.heads}, **{key: getattr(named, key) for key in UNSEEN})
+    if "fc_norm.weight" in tensors and "norm.weight" not in tensors:
+        named = replace(named, final_norm="pooled", pool="avg")
+    rows = tensors["pos_embed"].shape[1] - named.prefix * named.class_position if "pos_embed" in tensors else 0
+    if rows in (0, named.grid[0] * named.grid[1]):
+        return named
+    return replace(named, image_size=square(branch, rows, f"{rows} positions are left for patches:") * named.patch_size)
 
 
 def _spec_of_name(name: str) -> ViTSpec:
     """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
     if not timm.is_model(name):
-        near = get_close_matches(name, timm.list_models(module=("vision_transformer", "beit")), n=1)
+        near = get_close_matches(name, timm.list_models(module=FAMILY), n=1)
         raise ValueError(f"timm has no model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
     with torch.device("meta"):
-        return _spec(timm.create_model(name, num_classes=0), name)
+        return spec_of(timm.create_model(name, num_classes=0), name)
 
 
 def _check(export: ViTExport, model: TimmModel) -> None:
     """ValueError unless our network computes what timm's did: a model may have settings that no tensor shows."""
+    height, width = export.spec.size
     with torch.inference_mode():
-        ours = export.build()(synthetic_image(export.spec.image_size).float())[0]
+        ours = export.build()(synthetic_image(model.size)[..., :height, :width].float())[0]
     worst = (ours - model.tokens).abs().max() / model.tokens.abs().max()
     if not worst < AGREEMENT:
         raise ValueError(
@@ -236,67 +212,12 @@ def _check(export: ViTExport, model: TimmModel) -> None:
         )
 
 
-def _spec(model: torch.nn.Module, reference: str) -> ViTSpec:
-    """ValueError names what of the model no export can carry."""
-    if type(model) not in (VisionTransformer, Beit):
-        raise ValueError(f"{reference} is a {type(model).__name__}; timm's VisionTransformer and Beit can be imported")
-    for place, part, kinds in _parts(model):
-        if not isinstance(part, kinds):
-            raise ValueError(f"{reference} cannot be imported: its {place} is timm's {type(part).__name__}")
-    if getattr(model, "pool_include_prefix", False):
-        raise ValueError(f"{reference} cannot be imported: it pools registers together with patches")
-    height, width = model.patch_embed.img_size
-    patch, across = model.patch_embed.patch_size
-    if height != width or patch != across:
-        raise ValueError(f"{reference}: only square images and patches can be imported, not {height} x {width} px")
-    if height % patch:
-        raise ValueError(f"{reference}: {height} px are not a multiple of its patches' {patch} px")
-    block, relates = model.blocks[0], isinstance(model, Beit)
-    normed = not isinstance(model.norm, torch.nn.Identity)
-    pooled = not isinstance(model.fc_norm, torch.nn.Identity)
-    class_token = model.cls_token is not None
-    rows = 0 if model.pos_embed is None else model.pos_embed.shape[1] - model.patch_embed.num_patches
-    relative: RelativePosition = "none"
-    if relates:
-        relative = "shared" if model.rel_pos_bias is not None else "per_block"
-    return ViTSpec(
-        architecture=model.pretrained_cfg["architecture"],
-        image_size=height,
-        patch_size=patch,
-        width=model.embed_dim,
-        depth=len(model.blocks),
-        heads=block.attn.num_heads,
-        mlp_hidden=block.mlp.fc1.out_features,
-        class_token=class_token,
-        registers=getattr(model, "num_reg_tokens", 0),
-        qkv_bias=block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
-        layer_scale=getattr(block, "gamma_1", None) is not None or hasattr(getattr(block, "ls1", None), "gamma"),
-        norm_eps=block.norm1.eps,
-        position="none" if model.pos_embed is None else "learned",
-        class_position=rows > 0,
-        relative_position=relative,
-        position_resize="relative_spline" if relates else "bicubic_antialias",
-        final_norm="all" if normed else "pooled" if pooled else "none",
-        pool="cls" if class_token and model.global_pool in ("token", "", "map") else "avg",
-    )
-
-
-def _parts(model: VisionTransformer | Beit) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
-    """What decides whether our network computes what the model does: place, module, the kinds that it can be."""
-    block, patches = model.blocks[0], model.patch_embed
-    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
-    yield "patch embedding", patches, PatchEmbed
-    yield "norm after the patch embedding", patches.norm, Identity
-    yield "block", block, (Block, ResPostBlock, beit.Block)
-    yield "attention", attention, (Attention, beit.Attention)
-    yield "norm inside attention", getattr(attention, "norm", None), (Identity, NoneType)
-    yield "MLP", mlp, (Mlp, GluMlp)
-    yield "norm inside the MLP", getattr(mlp, "norm", None), (Identity, NoneType)
-    yield "norm", block.norm1, LayerNorm
-
-
-def _preparation(model: VisionTransformer | Beit) -> Preparation:
+def _preparation(model: torch.nn.Module, read: float) -> Preparation:
+    """read: the share of an image's side that the patches cover; the rest of it is cropped instead."""
     given = model.pretrained_cfg
     return Preparation(
-        mean=tuple(given["mean"]), std=tuple(given["std"]), interpolation=given["interpolation"], crop=given["crop_pct"]
+        mean=tuple(given["mean"]),
+        std=tuple(given["std"]),
+        interpolation=given["interpolation"],
+        crop=given["crop_pct"] * read,
     )

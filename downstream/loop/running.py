@@ -38,6 +38,7 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopOnNonsense,
 )
+from downstream.loop.saving import save_interval
 from downstream.loop.stream import Positions, Stream
 from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
@@ -46,9 +47,6 @@ from engine.progress import Progress
 from engine.training.interruptions import ignore_signals, listening
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
-
-STATES = 20  # states saved over a training, at least
-MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +201,6 @@ def train(
             (config.folder / "finished").touch()
             shutil.rmtree(config.folder / "states", ignore_errors=True)
     return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
-
-
-def save_interval(steps: int) -> int:
-    """Optimiser steps between two states."""
-    return max(1, min(MAX_INTERVAL, steps // STATES))
 
 
 def runner_of(

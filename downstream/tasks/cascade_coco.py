@@ -45,4 +45,9 @@ PROTOCOLS = {
     ),
 }
 
-SUITES = {"smoke": ("cascade@smoke",), "full": ("cascade@moca",)}
+SUITES = {
+    "smoke": ("cascade@smoke",),
+    "full": ("cascade@moca",),
+    "everything": ("cascade@moca",),
+    "paper:moca": ("cascade@moca",),
+}

@@ -70,4 +70,9 @@ PROTOCOLS = {
     ),
 }
 
-SUITES = {"smoke": ("maskrcnn@smoke",), "full": ("maskrcnn@extrema", "maskrcnn@ibot")}
+SUITES = {
+    "smoke": ("maskrcnn@smoke",),
+    "full": ("maskrcnn@extrema",),
+    "everything": ("maskrcnn@extrema", "maskrcnn@ibot"),
+    "paper:extrema": ("maskrcnn@extrema",),
+}

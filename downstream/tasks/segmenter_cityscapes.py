@@ -6,6 +6,7 @@ searched on the first split and kept for the others, the mean over splits of mIo
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -15,12 +16,32 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, round_up_to_patch, warnings
+from downstream.loop.training import (
+    MICRO_BATCH,
+    Place,
+    Plan,
+    Source,
+    chosen_elsewhere,
+    open_both,
+    round_up_to_patch,
+    warnings,
+)
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
+from downstream.planning import (
+    drawn_areas,
+    loading_seconds,
+    rehearsed_plan,
+    segmentation_operations,
+    untrained,
+    windows,
+    work_of_training,
+)
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.training.schedules import Polynomial
+from engine.work import Kind, Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,6 +110,45 @@ class Segmenter(Task):
             "evaluations of each": -(-self.epochs // self.judge_every),
         }
 
+    def work(self, scale: Scale) -> Work:
+        sizes = self.sizes(scale.spec, scale.images)
+        count, trainings, steps = sizes["training images"], sizes["trainings"], sizes["steps of each"]
+        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
+        evaluations = trainings * sizes["evaluations of each"]
+        return work_of_training(
+            scale,
+            trainings=trainings,
+            trained=self.epochs * count,
+            updates=steps,
+            evaluations=evaluations,
+            side=sizes["crop"],
+            at_once=at_once,
+            frozen=self.decoder == "linear",
+        )
+
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+        """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
+        crop = round_up_to_patch(self.crop, spec.patch_size)
+        build = partial(self.model, untrained(spec, crop), classes, self.pixels(crop), 0)
+        return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
+        everything, val = open_both(space, self.LAYOUT)
+        crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
+        plan = self.plan(export, splits[0], val, crop, self.lr[0], space.seed)
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        areas = drawn_areas(len(val), len(val.classes))
+        score = partial(weighted_scores, [areas])
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
+
+    def place(self, export: ViTExport, space: Workspace) -> Place:
+        """Where the trainings run."""
+        return Place(export=export, space=space, task="segmenter_cityscapes")
+
     def check_count(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a split takes."""
         if self.images > images:
@@ -97,7 +157,7 @@ class Segmenter(Task):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         everything, val = open_both(space, self.LAYOUT)
         splits = self.training_sets(everything)
-        place = Place(export=export, space=space, task="segmenter_cityscapes")
+        place = self.place(export, space)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
         tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
@@ -130,11 +190,8 @@ class Segmenter(Task):
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
         """One training at one rate, as `Place` runs it."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
-        sizes = SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
+        sizes = self.pixels(crop)
         settings = {name: value for name, value in asdict(self).items() if name not in ("lr", "splits", "images")}
         return Plan(
             settings=settings | {"rate": lr},
@@ -151,6 +208,13 @@ class Segmenter(Task):
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
+
+    def pixels(self, crop: int) -> "SegmentationSizes":
+        """How images are resized and cropped."""
+        with quiet_libraries():
+            from downstream.data.segmentation_data import SegmentationSizes
+
+        return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
 
     def model(self, export: ViTExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
@@ -228,5 +292,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("segmenter_linear@smoke", "segmenter_mask@smoke"),
-    "full": ("segmenter_linear100@moca", "segmenter_linear372@moca", "segmenter_mask100@moca"),
+    "full": ("segmenter_linear100@moca", "segmenter_mask100@moca"),
+    "everything": ("segmenter_linear100@moca", "segmenter_linear372@moca", "segmenter_mask100@moca"),
+    "paper:moca": tuple(name for name in PROTOCOLS if name.endswith("@moca")),
 }

@@ -6,6 +6,7 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -14,12 +15,32 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Place, Plan, Source, chosen_elsewhere, open_both, round_up_to_patch, warnings
+from downstream.loop.training import (
+    MICRO_BATCH,
+    Place,
+    Plan,
+    Source,
+    chosen_elsewhere,
+    open_both,
+    round_up_to_patch,
+    warnings,
+)
+from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import quiet_libraries
+from downstream.planning import (
+    drawn_areas,
+    loading_seconds,
+    rehearsed_plan,
+    segmentation_operations,
+    untrained,
+    windows,
+    work_of_training,
+)
 from downstream.segmentation import mmseg_objects, segmentation_outcome
 from engine import checks
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.training.schedules import MultipliedWarmup, Polynomial
+from engine.work import Kind, Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,9 +105,49 @@ class UperNet(Task):
             "evaluations": -(-self.steps // (self.judge_every or self.steps)),
         }
 
+    def work(self, scale: Scale) -> Work:
+        crop, evaluations = round_up_to_patch(self.crop, scale.spec.patch_size), self.judge_every or self.steps
+        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
+        shown = -(-self.steps // evaluations)
+        return work_of_training(
+            scale,
+            trainings=1,
+            trained=self.steps * self.batch,
+            updates=self.steps,
+            evaluations=shown,
+            side=crop,
+            at_once=at_once,
+            frozen=self.head == "linear",
+        )
+
+    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+        """Of images of 4 : 3, as most of ADE20K are."""
+        crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
+        looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
+        sizes = self.pixels(crop)
+        build = partial(self.model, untrained(spec, crop), classes, sizes, False, 0)
+        return segmentation_operations(build, crop, self.head == "linear", looks)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        loading_seconds()
+        train, val = open_both(space, self.LAYOUT)
+        crop = round_up_to_patch(self.crop, export.spec.patch_size)
+        plan = self.plan(export, train, val, crop, space.seed)
+
+        def operations() -> float:
+            return self.model_flops(export.spec, len(val.classes))["training"]
+
+        areas = drawn_areas(len(val), len(val.classes))
+        score = partial(weighted_scores, [areas])
+        return rehearsed_plan(plan, self.place(export, space), score, operations)
+
+    def place(self, export: ViTExport, space: Workspace) -> Place:
+        """Where the training runs."""
+        return Place(export=export, space=space, task="upernet_ade20k")
+
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         train, val = open_both(space, self.LAYOUT)
-        place = Place(export=export, space=space, task="upernet_ade20k")
+        place = self.place(export, space)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
         trained = place.trained(self.plan(export, train, val, crop, space.seed))
         departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
@@ -95,10 +156,7 @@ class UperNet(Task):
 
     def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
-        sizes = SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
+        sizes = self.pixels(crop)
         return Plan(
             settings=asdict(self),
             train=train,
@@ -114,6 +172,13 @@ class UperNet(Task):
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
+
+    def pixels(self, crop: int) -> "SegmentationSizes":
+        """How images are resized and cropped."""
+        with quiet_libraries():
+            from downstream.data.segmentation_data import SegmentationSizes
+
+        return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
 
     def model(
         self, export: ViTExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
@@ -209,5 +274,7 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("upernet@smoke",),
-    "full": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "full": ("upernet@mae", "ade_linear@ibot"),
+    "everything": ("upernet@mae", "upernet@ibot", "ade_linear@ibot"),
+    "paper:extrema": ("upernet@extrema",),
 }

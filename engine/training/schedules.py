@@ -124,6 +124,10 @@ class TimmCosine:
     start: float  # rate at the start of the warm-up
     told: Literal["update", "epoch"]  # how often the rate moves
 
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.amounts(self, "warmup", "floor", "start", prefix="schedule.")
+
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         by_update = self.told == "update"
         time, end = (progress.step, progress.steps) if by_update else (progress.epoch, progress.epochs)
@@ -142,6 +146,10 @@ class PacedCosine:
     warmup: float = 0.0  # epochs
     pace: Pace = "iteration"  # how often the rate moves
 
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.amounts(self, "warmup", prefix="schedule.")
+
     def at(self, peak: float, progress: TrainProgress) -> float:
         iteration = progress.step % progress.steps_per_epoch
         within = iteration / progress.steps_per_epoch if self.pace == "iteration" else 0.0
@@ -156,6 +164,10 @@ class Polynomial:
     power: float = 1.0  # 1: linear
     floor: float = 0.0  # learning rate at the end
 
+    def __post_init__(self) -> None:
+        checks.positive(self, "power", prefix="schedule.")
+        checks.amounts(self, "floor", prefix="schedule.")
+
     def at(self, peak: float, progress: TrainProgress) -> float:
         return (peak - self.floor) * (1 - progress.step / progress.steps) ** self.power + self.floor
 
@@ -166,6 +178,10 @@ class StepDecay:
 
     milestones: tuple[int, ...]  # epochs
     factor: float = 0.1  # of the rate at each milestone
+
+    def __post_init__(self) -> None:
+        checks.counts(self, "milestones", least=0, prefix="schedule.")
+        checks.amounts(self, "factor", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak * self.factor ** sum(progress.epoch >= milestone for milestone in self.milestones)
@@ -182,6 +198,10 @@ class MultipliedWarmup:
     schedule: Schedule  # after the warm-up
     updates: int  # of the warm-up
     start: float = 1e-6  # factor at the beginning
+
+    def __post_init__(self) -> None:
+        checks.counts(self, "updates", least=0, prefix="schedule.")
+        checks.shares(self, "start", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         full = self.schedule.at(peak, progress)

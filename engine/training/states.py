@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.files import sha256_of_file
+from engine.files import sha256_of_file, sync_folder
 from engine.printing import say
 
 KEPT = 2
@@ -80,6 +80,7 @@ def keep_state(folder: Path, step: int, write: Callable[[str], None], suffix: st
         path = folder / f"step-{step:09d}-{sha256_of_file(temporary)[:DIGITS]}{suffix}"
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        sync_folder(folder)  # before an older state goes
     except SafetensorError as error:
         Path(temporary).unlink(missing_ok=True)
         raise ValueError(f"{folder}: the training state cannot be written ({error}); free some space") from error

@@ -1,50 +1,22 @@
 """What a pretraining costs, as papers report it: hours (ExtreMA table 8, MOCA tables 5k and 10), time and memory of an
 epoch (MOCA tables 1, 2d, 2e), and the work of an image.
 
-All but the work are read off the log, which has every update once however often the training was killed. Work are
-floating-point operations as torch counts them, twice the multiply-adds: matrix products, convolutions and attention of
-all networks, forward and back.
+All but the work are read off the log, which has every update once however often the training was killed. Work are the
+floating-point operations of all networks, forward and back, see engine/flops.py.
 """
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pretrain.loop.records import lines_in
 
 GIB = 2**30
 DIGITS = 4  # of a number that counts; timings are not sharper
-Shape = tuple[int, ...]
-Result = TypeVar("Result")
-
-
-def attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Operations of fused attention."""
-    return sdpa_flop_count(query, key, value)
-
-
-def attention_backward(gradient: Shape, query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
-    """Operations of its gradient, for which it computes the weights anew."""
-    return sdpa_backward_flop_count(gradient, query, key, value)
-
-
-# The CPU's kernel, which torch does not count.
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-}
-
-
-def counted(work: Callable[[], Result]) -> tuple[Result, int]:
-    """What `work` returns, the same bits as uncounted, and its floating-point operations."""
-    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
-        found = work()
-    return found, counter.get_total_flops()
 
 
 def peak_memory(device: str) -> dict[str, float]:

@@ -79,7 +79,7 @@ class Learning:
 def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:
     """Features (B, D) of the first encoder on one view of each image, pooled as its source does; None without views."""
     vit = next(iter(method.encoders().values())).vit
-    pictures = pictures_of(views, vit.spec.image_size)
+    pictures = pictures_of(views, vit.spec.side)
     if pictures is None:
         return None
     with in_eval_mode(vit):

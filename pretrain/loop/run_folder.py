@@ -21,7 +21,8 @@ LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".s
 LOCK = "lock"
 SHOWN, MAX_SHOWN = 4, 40  # differences that a refusal names; characters of a value in it
 MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
-BEGUN = {"run.json", LOCK, "wandb", "states", *MADE_AGAIN}
+CLUSTER = "cluster"  # what was submitted with --cluster, before the run began
+BEGUN = {"run.json", LOCK, CLUSTER, "wandb", "states", *MADE_AGAIN}
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     path = folder / "run.json"
     held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
-        if held - {folder / LOCK}:
+        if held - {folder / LOCK, folder / CLUSTER}:
             raise ValueError(f"{folder} holds other files: choose a new folder for --out")
         return False
     there = _read(path)

@@ -107,7 +107,7 @@ class Can(Method):
         self.noise_mlp = xavier_(mlp([settings.noise_dims, spec.width, spec.width], activation="relu"))
 
     def views(self) -> Views:
-        steps = [*crop(self.spec.image_size, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
+        steps = [*crop(self.spec.side, self.settings.crop_scale, "bilinear"), *COLOURS.transforms()]
         return NoisyViews(view(steps, self.preparation), self.autoencoder.patches)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

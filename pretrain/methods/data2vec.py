@@ -85,7 +85,7 @@ class Data2Vec(Method):
         self.teacher = frozen_copy(self.student)
 
     def views(self) -> Views:
-        steps = [*even_jitter(JITTER), *crop(self.spec.image_size, self.settings.crop_scale)]
+        steps = [*even_jitter(JITTER), *crop(self.spec.side, self.settings.crop_scale)]
         return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:

@@ -120,7 +120,7 @@ class Extrema(Method):
         self.teacher_momentum = CosineTo(end=1.0)
 
     def views(self) -> Views:
-        settings, size = self.settings, self.spec.image_size
+        settings, size = self.settings, self.spec.side
         places = crop(size, settings.crop_scale, "bilinear")
         if settings.crop == "none":
             places = centre(size, self.preparation)

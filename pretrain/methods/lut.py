@@ -118,8 +118,8 @@ class Lut(Method):
                 f"mask_ratio={settings.mask_ratio} leaves {self.base.visible} of {units} visible: two views cannot see "
                 "different ones; use 0.5 or more"
             )
-        if settings.crop_padding >= spec.image_size:
-            raise ValueError(f"crop_padding={settings.crop_padding} must be less than image_size={spec.image_size}")
+        if settings.crop_padding >= spec.side:
+            raise ValueError(f"crop_padding={settings.crop_padding} must be less than image_size={spec.side}")
         self.projector = head(spec.width, settings.projector_depth, settings)
         self.predictor = head(spec.width, settings.predictor_depth, settings)
         self.teacher = frozen_copy(nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})).eval()
@@ -131,7 +131,7 @@ class Lut(Method):
         return self
 
     def views(self) -> Views:
-        size, settings = self.spec.image_size, self.settings
+        size, settings = self.spec.side, self.settings
         if settings.crop == "simple":
             part = fixed_crop(size, size, settings.crop_padding)
         else:

@@ -126,7 +126,7 @@ class Mae(Method):
         self.autoencoder = MaskedAutoencoder(spec, settings)
 
     def views(self) -> Views:
-        steps = cropping(self.spec.image_size, self.settings)
+        steps = cropping(self.spec.side, self.settings)
         steps += Colours(jitter_chance=self.settings.colour_jitter, grey=0.0).transforms()
         return MaskedView(view(steps, self.preparation), self.autoencoder.mask_noise())
 

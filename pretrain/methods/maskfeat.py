@@ -66,7 +66,7 @@ class MaskFeat(Method):
         self.projection = truncated_(nn.Linear(spec.width, COLOURS * settings.hog_bins * self.cells**2))
 
     def views(self) -> Views:
-        steps = crop(self.spec.image_size, self.settings.crop_scale)
+        steps = crop(self.spec.side, self.settings.crop_scale)
         return MaskedView(view(steps, self.preparation), self.draw_mask, "mask")
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -104,10 +104,8 @@ def check_maskfeat(spec: ViTSpec, settings: Settings) -> None:
         )
     if spec.patch_size % settings.hog_cell:
         raise ValueError(f"hog_cell={settings.hog_cell}: must divide patch_size={spec.patch_size}")
-    if settings.hog_window == 1 or (settings.hog_window and spec.image_size % settings.hog_window):
-        raise ValueError(
-            f"hog_window={settings.hog_window}: must be 0, or 2 or more and divide image_size={spec.image_size}"
-        )
+    if settings.hog_window == 1 or (settings.hog_window and spec.side % settings.hog_window):
+        raise ValueError(f"hog_window={settings.hog_window}: must be 0, or 2 or more and divide image_size={spec.side}")
 
 
 def maskfeat_vit(vit: ViT) -> ViT:

@@ -124,7 +124,7 @@ class Moca(Method):
 
     def views(self) -> Views:
         settings = self.settings
-        pair = two_views(self.spec.image_size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
+        pair = two_views(self.spec.side, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
         return MocaViews(pair, (self.rounds.drawn, 2, self.rounds.patches))
 
     def before_forward(self, progress: TrainProgress) -> None:

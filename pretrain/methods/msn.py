@@ -103,7 +103,7 @@ class Msn(Method):
         check_encoder(spec)
         if settings.focal_views:
             check_crop_size(spec, "focal_size", settings.focal_size)
-            if settings.focal_size == spec.image_size:
+            if settings.focal_size == spec.side:
                 raise ValueError(f"focal_size={settings.focal_size}: must not be image_size, or they were random views")
         self.patches = spec.grid[0] * spec.grid[1]
         if not kept(self.patches, settings.mask_ratio):
@@ -123,7 +123,7 @@ class Msn(Method):
         colours = Colours(jitter=jitter, blur=s.blur).transforms()
         makers = [
             view([*crop(size, scale, "bilinear"), *colours], self.preparation)
-            for size, scale in ((self.spec.image_size, s.random_scale), (s.focal_size, s.focal_scale))
+            for size, scale in ((self.spec.side, s.random_scale), (s.focal_size, s.focal_scale))
         ]
         return MsnViews(*makers, s.random_views, s.focal_views, self.patches)
 

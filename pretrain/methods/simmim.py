@@ -134,7 +134,7 @@ class SimMim(Method):
         self.predictor = MaskedPredictor(spec, settings)
 
     def views(self) -> Views:
-        steps = crop(self.spec.image_size, self.settings.crop_scale, "bilinear")
+        steps = crop(self.spec.side, self.settings.crop_scale, "bilinear")
         return MaskedView(view(steps, self.preparation), self.predictor.mask_noise())
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
@@ -154,10 +154,10 @@ class SimMim(Method):
 
 def blocks_of(spec: ViTSpec, mask_patch: int) -> Tensor:
     """Patch ids (U, s) of the blocks of mask_patch x mask_patch pixels, row by row. ValueError if they do not fit."""
-    if mask_patch % spec.patch_size or spec.image_size % mask_patch:
+    if mask_patch % spec.patch_size or spec.side % mask_patch:
         raise ValueError(
             f"mask_patch={mask_patch}: must be a multiple of patch_size={spec.patch_size} that divides "
-            f"image_size={spec.image_size}"
+            f"image_size={spec.side}"
         )
     rows, side = spec.grid[0], mask_patch // spec.patch_size
     ids = torch.arange(rows**2).reshape(rows // side, side, rows // side, side)

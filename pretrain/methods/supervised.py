@@ -18,9 +18,9 @@ from engine import checks
 from engine.precision import to_float32
 from engine.training.schedules import TimmCosine
 from imagesets.augmentation import check_policy, random_transform
+from imagesets.mixing import drawn_mix, mixed, smoothed
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
-from pretrain.parts.mixing import drawn_mix, mixed, smoothed
 from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
 from pretrain.parts.weights import truncated_, truncated_vit
 from pretrain.recipe import Recipe
@@ -67,7 +67,7 @@ class Supervised(Method):
     def views(self) -> "SupervisedViews":
         settings, preparation = self.settings, self.preparation
         make = random_transform(
-            self.spec.image_size,
+            self.spec.side,
             preparation.mean,
             preparation.std,
             policy=settings.policy,
@@ -81,7 +81,7 @@ class Supervised(Method):
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         images, targets = views["image"], smoothed(views["label"], self.settings.classes, self.settings.smoothing)
         if "mix" in views:
-            images, targets = mixed(images, targets, views["mix"])
+            images, targets = mixed(images, targets, views["mix"][0])  # the first image's numbers decide for all
         logits = self.head(class_token(self.vit, images))
         return Step(F.cross_entropy(to_float32(logits), targets), {})
 
@@ -150,6 +150,6 @@ RECIPES = {
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
+        schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),  # by epoch, both would have the start
     ),
 }

@@ -44,7 +44,8 @@ class MaskNoise:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Draws masks (L,) bool of BEiT's rectangles as they come: images may hide different numbers of patches.
+    """Draws masks (L,) bool of BEiT's rectangles as they come: images may hide different numbers of patches, now and
+    then none, as in the sources.
 
     hidden, least, most, exact: as in `blocks`. Raises ValueError, by the names that the sources' options have for
     them, for what hides everything, or for rectangles that hardly ever fit.
@@ -64,6 +65,16 @@ class BlockMask:
             raise ValueError(
                 f"min_mask_patches_per_block={self.least}: must be above 0 and at most half of {rows - 1} x "
                 f"{columns - 1} patches, which a rectangle lies within"
+            )
+        if self.least > self.hidden:
+            raise ValueError(
+                f"min_mask_patches_per_block={self.least}: must be no more than num_mask_patches={self.hidden}, or "
+                "hardly any image would have a mask"
+            )
+        if self.most is not None and self.most < self.least:
+            raise ValueError(
+                f"max_mask_patches_per_block={self.most}: must be no less than min_mask_patches_per_block="
+                f"{self.least}, or hardly any image would have a mask"
             )
 
     def __call__(self) -> Tensor:

@@ -146,7 +146,7 @@ class SelfDistillation(Method):
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
         large = [
-            view([*crop(self.spec.image_size, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
+            view([*crop(self.spec.side, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
                  self.preparation)
             for blur, solarise in zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
         ]  # fmt: skip
@@ -197,5 +197,5 @@ def check_crop_size(spec: ViTSpec, name: str, size: int) -> None:
     """ValueError where the encoder takes no crops of `size` pixels, a setting called `name`."""
     if size < 1 or size % spec.patch_size:
         raise ValueError(f"{name}={size}: must be a multiple of patch_size={spec.patch_size}")
-    if spec.position_resize == "fixed" and size != spec.image_size:
+    if spec.position_resize == "fixed" and size != spec.side:
         raise ValueError("position_resize=fixed allows no crops of another size: use bicubic or bicubic_offset")

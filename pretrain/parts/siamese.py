@@ -108,7 +108,7 @@ class Siamese(Method):
         raise NotImplementedError
 
     def views(self) -> TwoViews:
-        settings, size = self.settings, self.spec.image_size
+        settings, size = self.settings, self.spec.side
         return two_views(size, settings.crop_scale, settings.blur, settings.solarise, self.preparation)
 
     def predictions(self, views: Mapping[str, Tensor]) -> list[Tensor]:

@@ -75,5 +75,5 @@ def tokenized_view(
     """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
     furnace/datasets.py)."""
     steps = [*even_jitter(jitter), transforms.RandomHorizontalFlip()]
-    crop = TwoSizes(spec.image_size, spec.grid[0] * SIDE, scale)
+    crop = TwoSizes(spec.side, spec.grid[0] * SIDE, scale)
     return TokenizedView(tuple(steps), crop, Tensors(preparation), draw_mask)

@@ -21,6 +21,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.kinds import FeatureKind
+from probes.features.rows import ChosenRows, Rows
 from probes.features.store import Store, Writer
 
 __all__ = ["FeatureKind", "FeatureSet", "extract", "transform_of"]
@@ -36,13 +37,14 @@ BATCH = {"cpu": 8, "cuda": 128}
 class FeatureSet:
     """Features of the n readable images of a set of N, in the set's order.
 
-    arrays: kind -> (n, D) float32, memory-mapped and read-only (a copy in memory when images were left out).
+    arrays: kind -> (n, D) float32, memory-mapped and read-only; where images were left out, rows that
+    are read when they are asked for (probes/features/rows.py).
     labels: (n,) int64. indices: (n,) int64, place of each row in the image set.
     forwards: images that went through the backbone in this call; 0 when all was on disk. seconds: what they took.
     facts: JSON values about how the features came about, the same whenever they are asked for.
     """
 
-    arrays: Mapping[FeatureKind, np.ndarray]
+    arrays: Mapping[FeatureKind, Rows]
     labels: np.ndarray
     indices: np.ndarray
     unreadable: Mapping[int, str]
@@ -50,7 +52,7 @@ class FeatureSet:
     seconds: float
     facts: Mapping[str, Any]
 
-    def __getitem__(self, kind: FeatureKind) -> np.ndarray:
+    def __getitem__(self, kind: FeatureKind) -> Rows:
         return self.arrays[kind]
 
     def __len__(self) -> int:
@@ -62,7 +64,7 @@ def transform_of(
 ) -> EvalTransform:
     """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
     return EvalTransform(
-        size=export.spec.image_size,
+        size=export.spec.side,
         crop=crop or export.crop,
         interpolation=interpolation or export.interpolation,
         decode=space.decode,
@@ -130,6 +132,7 @@ class Order:
             "precision": self.space.precision,
             "device": device,
             "batch_size": self.space.batch_size or BATCH.get(device, BATCH["cpu"]),
+            **({"compiled": True} if self.space.compiled else {}),
         }
 
     def open_store(self) -> Store:
@@ -170,7 +173,7 @@ class Order:
             return 0
         reader = Reader(self.image_set, self.transform, shares)
         extractor = Extractor(
-            backbone=Backbone(self.export, self.space.device, self.space.precision),
+            backbone=Backbone(self.export, self.space.device, self.space.precision, self.space.compiled),
             kinds=[kind for kind in self.kinds if kind.name in missing],
             image_set=self.image_set,
             skip_bad=self.space.skip_bad,
@@ -198,9 +201,9 @@ class Order:
         indices = np.setdiff1d(np.arange(len(image_set)), np.array(list(unreadable), np.int64))
         if not len(indices):
             raise ValueError(f"{image_set.url}: none of the {len(image_set)} images of {image_set.split} can be read")
-        arrays = {kind: store.rows(kind.name) for kind in self.kinds}
+        arrays: dict[FeatureKind, Rows] = {kind: store.rows(kind.name) for kind in self.kinds}
         if unreadable:
-            arrays = {kind: rows[indices] for kind, rows in arrays.items()}
+            arrays = {kind: ChosenRows(store.rows(kind.name), indices) for kind in self.kinds}
         facts = {
             "url": image_set.url,
             "split": image_set.split,
@@ -210,6 +213,7 @@ class Order:
             "transform": self.transform.name,
             "precision": self.space.precision,
             "batch_size": store.batch,
+            **({"compiled": True} if self.space.compiled else {}),
         }
         return FeatureSet(
             arrays=arrays,

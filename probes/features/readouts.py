@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from probes.features.kinds import FeatureKind
+from probes.features.rows import Rows
 
 FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg)@([1-9]\d*)")
 
@@ -58,8 +59,6 @@ def kinds_of(readout: str, norm: bool) -> tuple[FeatureKind, ...]:
     return (*kinds, FeatureKind("avg", -1, norm)) if with_average else kinds
 
 
-def joined(
-    arrays: Mapping[FeatureKind, np.ndarray], kinds: Sequence[FeatureKind], rows: np.ndarray | slice
-) -> np.ndarray:
+def joined(arrays: Mapping[FeatureKind, Rows], kinds: Sequence[FeatureKind], rows: np.ndarray | slice) -> np.ndarray:
     """Some rows of several kinds (N, D) side by side -> (B, D * kinds) float32, in memory of its own."""
     return np.concatenate([arrays[kind][rows] for kind in kinds], axis=1)

@@ -23,6 +23,7 @@ from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size
 from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
+from imagesets.mixing import drawn_mix, mixed, smoothed
 from imagesets.sets import ImageSet
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
@@ -59,13 +60,9 @@ class Augmentation:
         )
 
     def mixed(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, C)."""
-        from timm.data import Mixup
-        from timm.data.mixup import mixup_target
-
-        if not self.mixes:
-            return images, mixup_target(labels, classes, smoothing=self.smoothing)
-        return Mixup(self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes)(images, labels)
+        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, C); draws from the global generators."""
+        targets = smoothed(labels, classes, self.smoothing)
+        return mixed(images, targets, drawn_mix(self.mixup, self.cutmix)) if self.mixes else (images, targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,83 +1,173 @@
-"""Exact nearest neighbours by inner product, and the weighted vote of DINO's k-NN on them.
+"""Exact nearest neighbours by inner product, in tiles of gallery rows x queries that several processes may share.
 
-One search at the largest k answers every k and temperature (InstDisc, Wu et al. 2018; DINO eval_knn.py:146-181):
-score of class c = sum of exp(similarity / T) over those of the first k neighbours that are labelled c.
+A tile is searched by FAISS or torch, and the best k of all tiles are kept. Tiles depend on the numbers of rows and
+queries alone, so that any number of processes finds the same similarities, in all bits, and the same neighbours. Each
+process takes a run of tiles in the order of the gallery. It reads one block of the gallery at a time from its file, and
+queries only as it needs them.
 
-Letters: N gallery rows, Q queries, D width, k neighbours, T temperature.
+Memory of a process beyond libraries: 4 D (GALLERY + 2 QUERIES) bytes for a block and its queries (405 MB for D = 384,
+811 MB for D = 768), 12 Q k for what it has found (120 MB for Q = 50 000, k = 200), and 150 MB at most for the
+libraries' search (torch: 4 QUERIES TOGETHER, 0.5 GiB). The size of the gallery, N, does not enter.
+
+Letters: N gallery rows, Q queries, D width, k neighbours.
 """
 
-import mmap
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from engine.core_threads import run_on_core_threads
+from engine.distributed import World
+from probes.features.rows import Rows, release_pages
 from probes.knn.blas_kernel import fitting_kernel
 from probes.slices import row_slices
 
 Backend = Literal["faiss", "torch"]
-Advance = Callable[[int], None]  # told how many more queries are done
+Advance = Callable[[int], None]  # told how many more tiles are done
+Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguous float32 in memory
 
-QUERIES = 4096  # searched together: FAISS's own block of queries, about 16 MiB of results
-GALLERY = 65536  # rows that torch compares at once: 1 GiB of similarities with QUERIES
+QUERIES = 2048  # of a tile
+# Rows of a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products are those of one search of
+# the whole. Choosing the 200 best begins anew in each block, which costs 2 % of its search, in half the rows 4 %.
+GALLERY = 1 << 18
+TOGETHER = 65536  # rows that torch compares with a tile's queries at once
+GPU_NEIGHBOURS = 2048  # that FAISS finds on a GPU at most (faiss/gpu/utils/DeviceDefs.cuh)
 NORMALISED = 16384  # rows normalised at once
-VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
 
 
-def unit_rows(features: np.ndarray) -> np.ndarray:
-    """Rows (N, D) of length one, contiguous float32, in new memory. Raises ValueError for NaN or infinite values.
+class Neighbours(NamedTuple):
+    """Of the queries at `places` (q,): similarities (q, k) float32, falling, and rows of the gallery (q, k) int64."""
+
+    places: np.ndarray
+    similarities: np.ndarray
+    indices: np.ndarray
+
+
+def unit_rows(features: Rows, rows: slice = slice(None)) -> np.ndarray:
+    """Some rows of (N, D) at length one, contiguous float32, in new memory. Raises ValueError for NaN or infinite ones.
 
     Of a memory-mapped input no page stays resident: the peak is one copy.
     """
-    unit = np.empty(features.shape, np.float32)
-    for start in range(0, len(features), NORMALISED):
-        rows = np.asarray(features[start : start + NORMALISED], np.float32)
-        lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
+    start, stop, _ = rows.indices(len(features))
+    unit = np.empty((stop - start, features.shape[1]), np.float32)
+    for part in row_slices(stop - start, NORMALISED):
+        values = np.asarray(features[start + part.start : start + part.stop], np.float32)
+        lengths = np.sqrt(np.einsum("nd,nd->n", values, values))
         if not np.isfinite(lengths).all():
-            row = start + int(np.argmin(np.isfinite(lengths)))
+            row = start + part.start + int(np.argmin(np.isfinite(lengths)))
             raise ValueError(f"features of row {row} are NaN, infinite or too large; extract them again")
-        np.divide(rows, np.maximum(lengths, SMALLEST_NORM)[:, None], out=unit[start : start + len(rows)])
-        _release(features)
+        np.divide(values, np.maximum(lengths, SMALLEST_NORM)[:, None], out=unit[part])
+        release_pages(features)
     return unit
 
 
-def _release(features: np.ndarray) -> None:
-    """Give a mapped file's pages back to the page cache; they do not count as this process's memory then."""
-    mapped = getattr(features, "_mmap", None)
-    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+def plain_rows(features: Rows, rows: slice) -> np.ndarray:
+    """Some rows as they are, contiguous float32."""
+    return np.ascontiguousarray(features[rows], np.float32)
 
 
 def search(
-    gallery: np.ndarray,
-    queries: np.ndarray,
+    gallery: Rows,
+    queries: Rows,
     k: int,
     backend: Backend = "faiss",
     device: str = "cpu",
+    *,
+    prepare: Prepare = plain_rows,
+    world: World = World(),  # noqa: B008  (frozen)
     advance: Advance = lambda count: None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The k rows of `gallery` (N, D) with the largest inner product for each of `queries` (Q, D).
+) -> Neighbours:
+    """The k rows of `gallery` (N, D) with the largest inner product, for this process's share of `queries` (Q, D).
 
-    Both contiguous float32. Returns similarities (Q, k) float32, falling, and indices (Q, k) int64; equal similarities
-    are in the order of their indices (which of several equal ones make the k-th place is the backend's choice). FAISS
-    uses its GPUs when it sees any, torch uses `device`. Raises ValueError for k > N and where FAISS is not installed.
+    All processes of `world` call it with the same features; one that is alone gets all queries, in their order. Equal
+    similarities are in the order of their indices (which of several equal ones make the k-th place of a tile is the
+    backend's choice). prepare: what the rows that are compared are made of. Both backends use `device`; a FAISS without
+    GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
-    find = {"faiss": _faiss, "torch": _torch}[backend](gallery, k, device)
-    similarities = np.empty((len(queries), k), np.float32)
-    indices = np.empty((len(queries), k), np.int64)
-    for rows in row_slices(len(queries), QUERIES):
-        similarities[rows], indices[rows] = find(queries[rows])
-        advance(rows.stop - rows.start)
+
+    choose = {"faiss": _faiss, "torch": _torch}[backend]
+    found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+
+    def work() -> None:
+        for rows, numbers in tiles_of(len(gallery), len(queries), world):
+            find = choose(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
+            for asked in (query_slice(number, len(queries)) for number in numbers):
+                near = _in_tile(find, prepare(queries, asked), rows.start)
+                found[0][asked], found[1][asked] = merged([(found[0][asked], found[1][asked]), near], k)
+                advance(1)
+            del find  # and with it the block, before the next one is read
+
+    world.on_all_ranks(work)
+    return _exchanged(found, world)
+
+
+Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
+Find = Callable[[np.ndarray], Pair]
+
+
+def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
+    """Memory of a search of so many rows, beyond libraries: what this file states."""
+    return 4.0 * width * (min(gallery, GALLERY) + 2 * min(queries, QUERIES)) + 12.0 * queries * k
+
+
+def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, range]]:
+    """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices it meets."""
+    blocks, across = list(row_slices(gallery, GALLERY)), -(-queries // QUERIES)
+    tiles = len(blocks) * across
+    first, last = (rank * tiles // world.size for rank in (world.rank, world.rank + 1))
+    found = []
+    for place, rows in enumerate(blocks):
+        asked = range(max(first - place * across, 0), min(last - place * across, across))
+        found += [(rows, asked)] if asked else []
+    return found
+
+
+def query_slice(number: int, queries: int) -> slice:
+    """The queries of a tile."""
+    return slice(number * QUERIES, min((number + 1) * QUERIES, queries))
+
+
+def _in_tile(find: Find, asked: np.ndarray, first: int) -> Pair:
+    similarities, indices = find(asked)
+    indices += first
     order_ties(similarities, indices)
     return similarities, indices
 
 
-Find = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+def merged(parts: Sequence[Pair], k: int) -> Pair:
+    """The best k of parts (q, k) whose indices rise from part to part; of equal similarities those that come first."""
+    similarities, indices = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+    order = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(similarities, order, axis=1), np.take_along_axis(indices, order, axis=1)
+
+
+def _exchanged(found: Pair, world: World) -> Neighbours:
+    """Merge what the processes have found of each query (Q, k); process r keeps the slices r, r + size, ..."""
+    (count, k), kept = found[0].shape, []
+    if world.size == 1:
+        return Neighbours(np.arange(count), *found)
+    for number in range(-(-count // QUERIES)):
+        asked = query_slice(number, count)
+        parts = world.gather_objects((found[0][asked], found[1][asked]))
+        if number % world.size == world.rank:
+            found[0][asked], found[1][asked] = merged(parts, k)
+            kept.append(np.arange(asked.start, asked.stop))
+    places = np.concatenate([np.empty(0, np.int64), *kept])
+    return Neighbours(places, found[0][places], found[1][places])
+
+
+@cache
+def first_search_seconds(backend: Backend, device: str) -> float:
+    """What the first search of a process takes beside its work: mostly to load FAISS, with the kernel that fits."""
+    rows, started = np.eye(64, dtype=np.float32), time.perf_counter()
+    search(rows, rows, 8, backend, device)
+    return time.perf_counter() - started
 
 
 def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
@@ -89,22 +179,36 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
             "FAISS is not installed: pip install 'ssl-vit-bench[cpu]' for machines without an NVIDIA GPU, "
             "'ssl-vit-bench[gpu]' (never both) for those with one; or search with --set knn.backend=torch"
         ) from error
-    if not getattr(faiss, "get_num_gpus", lambda: 0)():
+    on_gpu = torch.device(device).type == "cuda" and getattr(faiss, "get_num_gpus", lambda: 0)()
+    if on_gpu and k > GPU_NEIGHBOURS:
+        return _torch(gallery, k, device)
+    if not on_gpu:
         # What IndexFlatIP.search runs, on our memory in place of a copy inside an index.
         return lambda queries: faiss.knn(queries, gallery, k, metric=faiss.METRIC_INNER_PRODUCT)
-    index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(gallery.shape[1]))
+    number = torch.device(device).index
+    number = torch.cuda.current_device() if number is None else number  # processes have a GPU each
+    index = faiss.index_cpu_to_gpu(gpu_memory(), number, faiss.IndexFlatIP(gallery.shape[1]))
     index.add(gallery)
     return lambda queries: index.search(queries, k)
 
 
+@cache
+def gpu_memory() -> Any:
+    """FAISS's memory for intermediates on the GPUs of this process, 1.5 GiB each, for all tiles."""
+    import faiss
+
+    return faiss.StandardGpuResources()
+
+
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
-    parts = [(rows.start, torch.from_numpy(gallery[rows])) for rows in row_slices(len(gallery), GALLERY)]
+    # On a GPU the tile lies there for all queries: a copy for every block of them would take longer than to search.
+    parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TOGETHER)]
 
     def find(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked = torch.from_numpy(queries).to(device)
         best = []
         for start, part in parts:
-            similarities, indices = (asked @ part.to(device).T).topk(min(k, len(part)))
+            similarities, indices = (asked @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
         similarities, places = torch.cat([found for found, _ in best], dim=1).topk(k)
         indices = torch.cat([found for _, found in best], dim=1).gather(1, places)
@@ -119,75 +223,3 @@ def order_ties(similarities: np.ndarray, indices: np.ndarray) -> None:
     if len(tied):
         order = np.lexsort((indices[tied], -similarities[tied]), axis=1)
         indices[tied] = np.take_along_axis(indices[tied], order, axis=1)
-
-
-class Hits(NamedTuple):
-    """Which queries have their class among the 1 or 5 with the highest scores: two (Q,) arrays of bool."""
-
-    top1: np.ndarray
-    top5: np.ndarray
-
-
-def vote(
-    similarities: np.ndarray,
-    neighbour_labels: np.ndarray,
-    labels: np.ndarray,
-    ks: Sequence[int],
-    temperatures: Sequence[float],
-) -> dict[tuple[int, float], Hits]:
-    """(k, T) -> hits, from similarities (Q, K) float32, falling, and neighbour_labels (Q, K), for the `labels` (Q,).
-
-    Classes with equal scores rank by number. Only classes that occur among the k neighbours count for the top five: the
-    official codes fill free places with classes of weight zero in the order their sort happens to leave, so that the
-    same features gave 87.0, 88.0 and 89.5 % in three of them at k=5.
-    """
-    if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
-        raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    hits = {(k, t): Hits(np.zeros(len(labels), bool), np.zeros(len(labels), bool)) for k in ks for t in temperatures}
-
-    def count(rows: slice) -> None:
-        near, candidates, truth = _local_classes(neighbour_labels[rows], labels[rows])
-        lead = torch.from_numpy(similarities[rows]).double()
-        lead = lead - lead[:, :1]  # a common factor of all scores, taken out so that exp cannot overflow
-        for temperature in temperatures:
-            weights = (lead / temperature).clamp_(min=-700).exp_()  # exp(-745) is 0, and weights are positive
-            for k, place in _ranks(weights, near, candidates, truth, ks):
-                hits[k, temperature].top1[rows] = place < 1
-                hits[k, temperature].top5[rows] = place < 5
-
-    run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
-    return hits
-
-
-def _local_classes(neighbour_labels: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Number the classes among each query's neighbours in rising order: 0, 1, ...
-
-    Returns these numbers for the neighbours (Q, K), how many there are at most, and each query's own (Q, 1): -1 where
-    it is not among them. Scores need (Q, how many) then, not (Q, all classes).
-    """
-    near = torch.from_numpy(np.ascontiguousarray(neighbour_labels, np.int64))
-    ordered, places = near.sort(dim=1)
-    number = torch.zeros_like(near)
-    number[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(dim=1)
-    local = torch.empty_like(near).scatter_(1, places, number)
-    matches = near == torch.from_numpy(np.ascontiguousarray(labels, np.int64)).unsqueeze(1)
-    truth = torch.where(matches, local, -1).amax(dim=1, keepdim=True)
-    return local, int(number.max()) + 1, truth
-
-
-def _ranks(
-    weights: torch.Tensor, near: torch.Tensor, candidates: int, truth: torch.Tensor, ks: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """For each k the place (Q,) of the true class among the classes of the first k neighbours, from 0; a large number
-    where it is not among them."""
-    scores = torch.zeros(len(weights), candidates, dtype=weights.dtype)
-    before_truth = torch.arange(candidates) < truth
-    counted = 0
-    for k in sorted(ks):
-        scores.scatter_add_(1, near[:, counted:k], weights[:, counted:k])
-        counted = k
-        own = scores.gather(1, truth.clamp(min=0))
-        ahead = (scores > own) | ((scores == own) & before_truth)
-        absent = (truth < 0) | (own == 0)
-        place = ahead.sum(dim=1, keepdim=True).masked_fill_(absent, candidates + 5)
-        yield k, place.squeeze(1).numpy()

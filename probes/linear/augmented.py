@@ -1,14 +1,16 @@
-"""The papers' training augmentation, and batches of features that the frozen backbone computes from augmented images.
+"""The papers' training augmentation, and the stream of features that the frozen backbone computes from such images.
 
 A crop depends on seed, epoch and image alone, so neither the number of workers nor a kill changes a training. Images go
 through the backbone as in probes/features/extraction.py: on a CPU each core reads, decodes, crops and computes chunks
-of its own. The thread that completes a batch then updates the heads with it.
+of its own. Several trainings follow one stream, each with its own batches.
+
+B images of a batch, M of a piece, K feature kinds, D width. A place is that of an image in the stream of one epoch.
 """
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +19,15 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.backbone import Backbone
+from engine.distributed import World
+from engine.seeding import shuffled
 from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import planes
-from probes.features.extraction import Computed, Extractor, Reader, run_extraction
-from probes.features.readouts import joined
-from probes.linear.batches import EpochPlan, Readouts, Step
+from probes.features.extraction import Extractor, Reader, run_extraction
+from probes.features.kinds import FeatureKind
+from probes.linear.batches import EpochPlan, Readouts
+from probes.linear.pieces import Pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,107 +52,186 @@ class TrainTransform:
         return planes(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image)
 
 
+class Follower(Protocol):
+    """A training on the stream."""
+
+    rows: np.ndarray  # (n,) images of the set that it trains on
+    readouts: Readouts  # what its heads in this process read
+    kinds: Sequence[FeatureKind]  # what its heads in all processes read
+    iteration: int  # batches done of the epoch
+    skipped: dict[int, str]  # image -> why it could not be read, so far
+    followed: int  # images of the stream that went through the backbone in its epochs, in this run
+    forwards: int  # its share of them
+
+    @property
+    def plan(self) -> EpochPlan: ...
+    # A training step on features (B, D) of every readout and labels (B,), batch `number` of the epoch.
+    def step(self, number: int, features: Mapping[str, Tensor], labels: Tensor) -> None: ...
+
+
 @dataclass(kw_only=True)
-class AugmentedBatches:
-    """Batches of features that are computed in every epoch."""
+class AugmentedStream:
+    """The augmented training images in the order of an epoch, each once through the backbone for all followers.
+
+    Order and crops depend on (seed, epoch, image) alone, and a follower's order is that of all images without those
+    that it leaves out: alone and in company it is given the same batches, to the rounding of forward passes.
+    """
 
     image_set: ImageSet
-    rows: np.ndarray  # (n,) images of the set to train on
     backbone: Backbone
-    readouts: Readouts
-    plan: EpochPlan
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule
+    seed: int
     chunk: int  # images of a forward pass
     skip_bad: bool
     workers: int | None  # see probes/features/extraction.py
-    skipped: dict[int, str] = field(default_factory=dict)  # image -> why it could not be read
-    forwards: int = 0  # images through the backbone so far
+    world: World = field(default_factory=World)  # its processes share the images
 
-    def run(self, epoch: int, step: Step, first: int = 0) -> None:
-        order = self.rows[self.plan.order(epoch)]
+    def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:
+        """Give all followers the rest of their batches of an epoch, and call `pause` now and then, from any thread.
+
+        Raises UnreadableImage, ValueError for features that are not finite, and what `pause` raises, in all processes.
+        """
+        feeds, order = feeds_of(followers, shuffled(len(self.image_set), self.seed, epoch), self.image_set.labels)
+        if not (left := [feed.first for feed in feeds if not feed.is_over]):
+            return
+        # Chunks as they were before a kill, so that a resumed training has the same bits.
+        numbers = range(min(left) // self.chunk, -(-len(order) // self.chunk))
+        spans = {at: range(at * self.chunk, min((at + 1) * self.chunk, len(order))) for at in numbers}
+        self._run(epoch, feeds, order, spans, pause)
+        share_out(sum(map(len, spans.values())), followers)
+
+    def _run(
+        self,
+        epoch: int,
+        feeds: Sequence["Feed"],
+        order: np.ndarray,
+        spans: Mapping[int, range],
+        pause: Callable[[], None],
+    ) -> None:
+        kinds = list(dict.fromkeys(kind for feed in feeds for kind in feed.follower.kinds))
+        window = Window(kinds)
+
+        def consume(places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
+            window.add(places, rows, bad)
+            for feed in feeds:
+                feed.advance(window)
+            window.drop(min(feed.first for feed in feeds))
+            pause()
+
+        pieces = Pieces(spans, kinds, self.backbone.spec.width, consume, self.world, self.backbone.mean.device)
         images = self.image_set.subset(order, f"epoch-{epoch}")
-        transform = TrainTransform(
-            size=self.backbone.spec.image_size,
+        reader = Reader(images, self.transform(epoch, order), pieces.own)
+        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
+        try:
+            run_extraction(reader, extractor, pieces.take, self.workers)
+            pieces.hand_on()  # the last piece, where this process has no chunk of it
+        except Exception as error:
+            if not hasattr(error, "told_by"):  # the others do not know of it yet
+                self.world.gather_results(partial(fail, error))
+            raise
+
+    def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
+        return TrainTransform(
+            size=self.backbone.spec.side,
             interpolation=self.interpolation,
             rule=self.rule,
-            seed=self.plan.seed,
+            seed=self.seed,
             epoch=epoch,
-            names=order,
+            names=names,
         )
-        kinds = list(dict.fromkeys(kind for kinds in self.readouts.values() for kind in kinds))
-        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
-        batches = chunked(len(order), self.plan.size, self.chunk)[first:]
-        spans = dict(enumerate(span for spans in batches for span in spans))
-        counts = [len(spans) for spans in batches]
-        joiner = Joiner(counts, spans, images.labels, self.readouts, step, first, self.device)
-        try:
-            run_extraction(Reader(images, transform, spans), extractor, joiner.take, self.workers)
-        finally:  # a signal may stop it on the way
-            self.skipped |= {int(order[place]): reason for place, reason in joiner.unreadable.items()}
-        self.forwards += len(order) - first * self.plan.size
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def share_out(images: int, followers: Sequence[Follower]) -> None:
+    """Count the images of an epoch's forward passes once, in equal shares."""
+    each, rest = divmod(images, len(followers))
+    for number, follower in enumerate(followers):
+        follower.followed += images
+        follower.forwards += each + (number < rest)
+
+
+def feeds_of(
+    followers: Sequence[Follower], everything: np.ndarray, labels: np.ndarray
+) -> tuple[list["Feed"], np.ndarray]:
+    """What each follower takes of an epoch, and the images (n,) that any of them takes, in their order.
+
+    everything: all images (N,) of the set in the order of the epoch. labels: (N,) theirs, in the order of the set.
+    """
+    taken = []
+    for follower in followers:
+        places = np.flatnonzero(np.isin(everything, follower.rows))
+        taken.append(places[: follower.plan.count * follower.plan.size])
+    needed = np.zeros(len(everything), bool)
+    for places in taken:
+        needed[places] = True
+    order, place = everything[needed], np.cumsum(needed) - 1
+    return [Feed(follower, place[each], order, labels) for follower, each in zip(followers, taken, strict=True)], order
+
+
+class Feed:
+    """The batches of one follower in one epoch."""
+
+    def __init__(self, follower: Follower, places: np.ndarray, order: np.ndarray, labels: np.ndarray) -> None:
+        """places: (m,) of its images. order: images (n,) of all places. labels: (N,) of the set's images."""
+        self.follower, self.places, self.order, self.labels = follower, places, order, labels
 
     @property
-    def device(self) -> torch.device:
-        return self.backbone.mean.device
+    def is_over(self) -> bool:
+        return self.follower.iteration == self.follower.plan.count
+
+    @property
+    def first(self) -> int:
+        """The first place that it still needs; behind the last one when it is over."""
+        return len(self.order) if self.is_over else int(self._batch()[0])
+
+    def _batch(self) -> np.ndarray:
+        start = self.follower.iteration * self.follower.plan.size
+        return self.places[start : start + self.follower.plan.size]
+
+    def advance(self, window: "Window") -> None:
+        """Train on the batches of which all images are there, without the unreadable ones."""
+        while not self.is_over and (places := self._batch())[-1] < window.end:
+            follower, number = self.follower, self.follower.iteration
+            bad = np.intersect1d(places, list(window.bad)).tolist() if window.bad else []
+            follower.skipped |= {int(self.order[place]): window.bad[place] for place in bad}
+            if len(bad) < len(places):
+                places = places[~np.isin(places, bad)] if bad else places
+                labels = torch.from_numpy(self.labels[self.order[places]]).to(window.device)
+                follower.step(number, window.read(follower.readouts, places), labels)
+            follower.iteration = number + 1
 
 
-def chunked(rows: int, batch: int, chunk: int) -> list[list[range]]:
-    """The chunks of every batch, as places in an epoch's order; no chunk spans two batches."""
-    ends = [min(start + batch, rows) for start in range(0, rows, batch)]
-    return [
-        [range(at, min(at + chunk, end)) for at in range(start, end, chunk)]
-        for start, end in zip(range(0, rows, batch), ends, strict=True)
-    ]
+class Window:
+    """Features of consecutive places, as far back as a follower needs them."""
 
+    def __init__(self, kinds: Sequence[FeatureKind]) -> None:
+        self.columns = {kind: number for number, kind in enumerate(kinds)}
+        self.bad: dict[int, str] = {}  # place -> why its image could not be read
+        self.end = 0  # behind the last place
+        self.device = torch.device("cpu")  # of the features
+        self._pieces: list[tuple[range, Tensor]] = []
 
-class Joiner:
-    """Collects computed chunks, in any order and from any thread, and calls `step` with the batches in order.
+    def add(self, places: range, rows: Tensor, bad: Mapping[int, str]) -> None:
+        """The next places and their features (M, K, D)."""
+        self._pieces.append((places, rows))
+        self.bad |= bad
+        self.end, self.device = places.stop, rows.device
 
-    first: number of the first batch. Unreadable images are left out of their batch; `unreadable`: their places in the
-    epoch -> reason.
-    """
+    def read(self, readouts: Readouts, places: np.ndarray) -> dict[str, Tensor]:
+        """Features (B, D) of every readout at ascending places (B,), in memory of their own."""
+        if not readouts:
+            return {}
+        pieces = [(span, rows) for span, rows in self._pieces if span.stop > places[0] and span.start <= places[-1]]
+        wanted = torch.from_numpy(places - pieces[0][0].start).to(self.device)
+        rows = torch.cat([rows for _, rows in pieces])[wanted]
+        columns = {name: [self.columns[kind] for kind in kinds] for name, kinds in readouts.items()}
+        return {name: rows[:, each].flatten(1) for name, each in columns.items()}
 
-    def __init__(
-        self,
-        counts: Sequence[int],
-        spans: dict[int, range],
-        labels: np.ndarray,
-        readouts: Readouts,
-        step: Step,
-        first: int,
-        device: torch.device,
-    ) -> None:
-        self.spans, self.labels, self.readouts, self.device = spans, labels, readouts, device
-        self.step, self.first = step, first
-        ends = np.cumsum(counts).tolist()
-        self._numbers = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        self.unreadable: dict[int, str] = {}
-        self._next = 0
-        self._waiting: dict[int, Computed] = {}
-        self._lock = threading.Lock()
-
-    def take(self, done: Computed) -> None:
-        """Add a chunk. If it completes the next batch, this thread calls `step` with that batch."""
-        with self._lock:
-            self._waiting[done.number] = done
-            while self._next < len(self._numbers) and all(n in self._waiting for n in self._numbers[self._next]):
-                chunks = [self._waiting.pop(number) for number in self._numbers[self._next]]
-                self._next += 1
-                self._step(self.first + self._next - 1, chunks)
-
-    def _step(self, number: int, chunks: Sequence[Computed]) -> None:
-        places = np.concatenate([np.arange(*self._bounds(chunk)) for chunk in chunks])
-        bad = {place: reason for chunk in chunks for place, reason in chunk.unreadable.items()}
-        self.unreadable |= bad
-        kept = ~np.isin(places, np.array(list(bad), np.int64))
-        rows = {kind: np.concatenate([chunk.rows[kind] for chunk in chunks]) for kind in chunks[0].rows}
-        features = {
-            name: torch.from_numpy(joined(rows, kinds, kept)).to(self.device) for name, kinds in self.readouts.items()
-        }
-        if kept.any():
-            self.step(number, features, torch.from_numpy(self.labels[places[kept]]).to(self.device))
-
-    def _bounds(self, chunk: Computed) -> tuple[int, int]:
-        span = self.spans[chunk.number]
-        return span.start, span.stop
+    def drop(self, before: int) -> None:
+        """Forget the places before one."""
+        self._pieces = [(span, rows) for span, rows in self._pieces if span.stop > before]
+        self.bad = {place: reason for place, reason in self.bad.items() if place >= before}

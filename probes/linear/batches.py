@@ -5,9 +5,8 @@ B images of a batch, n training images, N images of a table, D width. A row is t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,25 +14,14 @@ from torch import Tensor
 
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
+from probes.features.rows import Rows, read_ahead, release_pages, taken
+from probes.linear.windows import reading_order, window_size
 
 BLOCK = 1024  # rows of a block, where the heads are only evaluated
 
 # Called with a batch: its number in the epoch, features (B, D) of every readout, and labels (B,).
 Step = Callable[[int, Mapping[str, Tensor], Tensor], None]
 Readouts = Mapping[str, Sequence[FeatureKind]]
-
-
-class Batches(Protocol):
-    """One training set, divided into other batches in every epoch."""
-
-    @property
-    def plan(self) -> "EpochPlan": ...
-    @property
-    def skipped(self) -> dict[int, str]: ...  # image -> why it could not be read, so far
-    @property
-    def forwards(self) -> int: ...  # images that went through the backbone, so far
-    # Call `step` with the batches of an epoch in order, from number `first` on.
-    def run(self, epoch: int, step: Step, first: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +43,14 @@ class EpochPlan:
 
     def order(self, epoch: int) -> np.ndarray:
         """Places 0..rows-1 in the order of an epoch, without images that are left out."""
-        # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
-        shuffled = np.random.RandomState([self.seed, epoch]).permutation(self.rows)
-        return shuffled[: self.count * self.size]
-
-    def batches(self, epoch: int) -> Iterator[np.ndarray]:
-        """The places (B,) of every batch."""
-        order = self.order(epoch)
-        for start in range(0, len(order), self.size):
-            yield order[start : start + self.size]
+        return reading_order(self.rows, self.seed, epoch)[: self.count * self.size]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Cached features of a set of images."""
 
-    arrays: Mapping[FeatureKind, np.ndarray]  # kind -> (N, D)
+    arrays: Mapping[FeatureKind, Rows]  # kind -> (N, D)
     labels: np.ndarray  # (N,)
     readouts: Readouts  # name -> kinds side by side
     device: str  # on which rows are returned
@@ -81,10 +61,22 @@ class Table:
         labels = torch.from_numpy(self.labels[rows])
         return {name: value.to(self.device) for name, value in found.items()}, labels.to(self.device)
 
+    def taken(self, rows: np.ndarray) -> "Table":
+        """A table of some rows (B,) alone, in memory."""
+        arrays = {kind: taken(values, rows) for kind, values in self.arrays.items()}
+        return replace(self, arrays=arrays, labels=self.labels[rows])
+
+    def read_ahead(self, rows: np.ndarray) -> None:
+        """Have the kernel read some rows (B,), ascending, from disk meanwhile."""
+        for values in self.arrays.values():
+            read_ahead(values, rows)
+
     def blocks(self, rows: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """The same, at most BLOCK rows at a time."""
         for start in range(0, len(rows), BLOCK):
             yield self.read(rows[start : start + BLOCK])
+            for values in self.arrays.values():
+                release_pages(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +86,25 @@ class CachedBatches:
     table: Table
     rows: np.ndarray  # (n,) rows of the table to train on
     plan: EpochPlan
-    skipped: dict[int, str] = field(default_factory=dict)  # none: extraction has left them out
-    forwards: int = 0  # none: nothing goes through the backbone
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
-        for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):
-            step(number, *self.table.read(self.rows[places]))
+        """Call `step` with the batches of an epoch in order, from number `first` on.
+
+        Memory beyond a batch: a window (probes/linear/windows.py) of the table, 4 D bytes a row, D of all kinds.
+        """
+        size, count = self.plan.size, self.plan.count
+        order = self.rows[self.plan.order(epoch)]
+        # The first batches of all windows: a batch that lies in two windows is read with the first of them.
+        starts = sorted({-(-start // size) for start in range(0, len(order), window_size(self.plan.rows))})
+        windows = [range(max(start, first), end) for start, end in pairwise([*starts, count]) if end > first]
+
+        def inside(window: range) -> np.ndarray:
+            return np.sort(order[window.start * size : window.stop * size])
+
+        for window, following in pairwise([*windows, range(0)]):
+            rows = inside(window)
+            near = self.table.taken(rows)
+            self.table.read_ahead(inside(following))
+            for number in window:
+                batch = order[number * size : (number + 1) * size]
+                step(number, *near.read(np.searchsorted(rows, batch)))

@@ -4,7 +4,7 @@ The weights of heads on the same features lie side by side, so that one matrix p
 logits of a group fit the cache: a single product for all heads is slower than a loop over them. The gradient of the
 cross-entropy is written out, and the product that computes it adds it to SGD's momentum.
 
-B images of a batch, D width, C classes, G heads of a group, H heads in all.
+B images of a batch, D width, C classes, G heads of a group, H heads in all, h of them in this process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,11 @@ Optimizer = Literal["sgd", "lars", "msn"]
 Entry = Literal["plain", "batch_norm", "layer_norm"]
 State = dict[str, Tensor]
 
+LR_BATCH = 256  # batch that learning rates are stated for, in every source
 CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
 MIN_CLASSES = 64  # for torch's softmax, which is 10 times slower than its single steps over fewer classes
 SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away
+PARAMETER = "parameter."  # prefix of a head's own tensors, beside those of its optimiser
 RUNNING = 0.1  # share of a batch in BatchNorm's running statistics: torch's default, which the sources keep
 
 
@@ -105,10 +107,15 @@ class HeadGroup:
         return self.parameters["weight"].new_tensor(values).repeat_interleave(self.classes)
 
     def head(self, place: int) -> State:
-        """A copy of one head's parameters, with the names that a group of this head alone would give them."""
+        """One head's parameters and buffers, views of the group's, as `parameter.NAME` and `buffer.NAME`."""
         at = self.places.index(place)
         columns = slice(at * self.classes, (at + 1) * self.classes)
-        return {name: value[..., columns].clone() for name, value in self.parameters.items()}
+        return {name: value[..., columns] for name, value in self.tensors().items()}
+
+    def tensors(self) -> State:
+        """What training changes of all heads, by the names of `head`."""
+        found = {f"{PARAMETER}{name}": value for name, value in self.parameters.items()}
+        return found | {f"buffer.{name}": value for name, value in self.buffers.items()}
 
 
 class NormedGroup(HeadGroup):
@@ -152,14 +159,16 @@ class NormedGroup(HeadGroup):
         return losses
 
     def head(self, place: int) -> State:
-        return {name: value.clone() for name, value in self.parameters.items()}
+        return self.tensors()
 
 
 class Heads:
-    """H heads in groups.
+    """H heads in groups, or this process's share of them; their initial weights do not depend on the division.
 
-    widths: D of every readout. batch: images of a step, which decides the size of the groups. diverged: (H,) first step
-    with a loss that was not finite, -1 where there is none.
+    widths: D of every readout. batch: images of a step, which decides the size of the groups. own: places (h,) of the
+    heads that this process trains, all unless given. diverged: (h,) first step with a loss that was not finite, -1
+    where there is none. Memory: weights and momentum of the own heads, 8 D C bytes each in float32 (45 heads of 1000
+    classes on 1536 numbers: 553 MB), and the logits of one group.
     """
 
     def __init__(
@@ -173,14 +182,18 @@ class Heads:
         seed: int = 0,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        own: range | None = None,
     ) -> None:
         self.heads, self.recipe, self.classes = tuple(heads), recipe, classes
+        self.own = range(len(heads)) if own is None else own
         generator = torch.Generator().manual_seed(seed)
-        drawn = [
-            torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype).mul_(SCALE).to(device)
-            for head in heads
-        ]
+        drawn: dict[int, Tensor] = {}
+        for place, head in enumerate(heads[: self.own.stop] if self.own else ()):
+            weight = torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype)
+            if place in self.own:
+                drawn[place] = weight.mul_(SCALE).to(device)
         kind = NormedGroup if recipe.entry == "layer_norm" else HeadGroup
+        readouts = [heads[place].readout for place in self.own]
         self.groups = [
             kind(
                 [heads[place] for place in places],
@@ -188,15 +201,19 @@ class Heads:
                 torch.cat([drawn[place] for place in places]).T.contiguous(),
                 recipe,
             )
-            for places in grouped([head.readout for head in heads], self._largest_group(batch, dtype))
+            for places in grouped(readouts, self._largest_group(batch, dtype), self.own.start)
         ]
+        self.readouts = tuple(dict.fromkeys(readouts))  # that the own heads read
         self.running = {
-            readout: (torch.zeros(width, device=device, dtype=dtype), torch.ones(width, device=device, dtype=dtype))
-            for readout, width in widths.items()
+            readout: (
+                torch.zeros(widths[readout], device=device, dtype=dtype),
+                torch.ones(widths[readout], device=device, dtype=dtype),
+            )
+            for readout in self.readouts
             if recipe.entry == "batch_norm"
         }
         self.steps = 0
-        self.diverged = torch.full((len(heads),), -1, dtype=torch.int64, device=device)
+        self.diverged = torch.full((len(self.own),), -1, dtype=torch.int64, device=device)
 
     def _largest_group(self, batch: int, dtype: torch.dtype) -> int:
         if self.recipe.entry == "layer_norm":
@@ -204,7 +221,7 @@ class Heads:
         return max(1, CACHE // (batch * self.classes * dtype.itemsize))
 
     def step(self, features: Mapping[str, Tensor], labels: Tensor, factor: float) -> Tensor:
-        """One step of every head on features (B, D) of its readout and labels (B,) -> losses (H,) before the step."""
+        """One step of every head on features (B, D) of its readout and labels (B,) -> losses (h,) before the step."""
         inputs = self._entered(features, training=True)
         losses = torch.cat([group.step(inputs[group.readout], labels, factor) for group in self.groups])
         self.diverged = torch.where(~losses.isfinite() & (self.diverged < 0), self.steps, self.diverged)
@@ -212,12 +229,12 @@ class Heads:
         return losses
 
     def logits(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Features (B, D) of every readout -> logits (B, H, C); a BatchNorm uses its running statistics."""
+        """Features (B, D) of every readout -> logits (B, h, C); a BatchNorm uses its running statistics."""
         inputs = self._entered(features, training=False)
         return torch.cat([group.logits(inputs[group.readout]) for group in self.groups], dim=1)
 
     def hits(self, features: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Number of images that each head gets right (H,) int64."""
+        """Number of images that each head gets right (h,) int64."""
         inputs = self._entered(features, training=False)
         guesses = [group.logits(inputs[group.readout]).argmax(dim=2) for group in self.groups]
         return (torch.cat(guesses, dim=1) == labels[:, None]).sum(dim=0)
@@ -234,39 +251,48 @@ class Heads:
         }
 
     def alone(self, place: int) -> "Heads":
-        """A copy of one head, without its momentum."""
+        """A copy of one of the own heads, without its momentum."""
         head = self.heads[place]
-        group = next(group for group in self.groups if place in group.places)
-        copied = Heads([head], {head.readout: len(group.parameters["weight"])}, self.classes, self.recipe, batch=1)
-        copied.groups[0].parameters = group.head(place)
+        found = self._group(place).head(place)
+        width = len(found["parameter.weight"])
+        copied = Heads([head], {head.readout: width}, self.classes, self.recipe, batch=1)
+        copied.groups[0].parameters = {
+            name.removeprefix(PARAMETER): value.clone() for name, value in found.items() if name.startswith(PARAMETER)
+        }
         if self.running:
             copied.running = {head.readout: tuple(each.clone() for each in self.running[head.readout])}
         return copied
 
+    def _group(self, place: int) -> HeadGroup:
+        return next(group for group in self.groups if place in group.places)
+
     def state(self) -> State:
-        """Every tensor that training changes, by name, not copied."""
-        found = {"diverged": self.diverged, "steps": torch.tensor(self.steps)}
-        for number, group in enumerate(self.groups):
-            for kind, tensors in (("parameter", group.parameters), ("buffer", group.buffers)):
-                found |= {f"{number}.{kind}.{name}": value for name, value in tensors.items()}
-        for number, (mean, variance) in enumerate(self.running.values()):
-            found |= {f"{number}.running.mean": mean, f"{number}.running.variance": variance}
+        """Every tensor that training changes, by head and name, not copied: the same however heads are divided."""
+        found = {"steps": torch.tensor(self.steps)}
+        for number, place in enumerate(self.own):
+            found |= {f"{place}.{name}": value for name, value in self._group(place).head(place).items()}
+            found[f"{place}.diverged"] = self.diverged[number]
+        for readout, (mean, variance) in self.running.items():
+            found |= {f"running.{readout}.mean": mean, f"running.{readout}.variance": variance}
         return found
 
     def load(self, state: State) -> None:
-        """Load the `state` of heads that were made with the same arguments."""
+        """Load the `state` of heads of the same arguments, or of all processes' shares of them."""
         for name, value in self.state().items():
             value.copy_(state[name])
         self.steps = int(state["steps"])
 
 
-def grouped(readouts: Sequence[str], largest: int) -> list[range]:
-    """Ranges of adjacent heads with the same readout: as few as possible of up to `largest` heads, nearly equal."""
+def grouped(readouts: Sequence[str], largest: int, first: int = 0) -> list[range]:
+    """Ranges of adjacent heads with the same readout: as few as possible of up to `largest` heads, nearly equal.
+
+    first: place of the first of these heads among all.
+    """
     found, start = [], 0
     for end in range(1, len(readouts) + 1):
         if end == len(readouts) or readouts[end] != readouts[start]:
             pieces = -(-(end - start) // largest)
-            cuts = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
+            cuts = [first + start + (end - start) * piece // pieces for piece in range(pieces + 1)]
             found += [range(*pair) for pair in pairwise(cuts)]
             start = end
     return found

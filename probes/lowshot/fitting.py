@@ -10,21 +10,28 @@ n training rows, D width, C classes, V validation images.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.distributed import World
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
+from probes.lowshot.blocks import BlockedRows, fit_in_blocks
+from probes.lowshot.prepared import READ, PreparedRows
+from probes.slices import row_slices
 
 Convention = Literal["divided by n", "as is"]
-Preprocess = Literal["centre_and_normalise", "normalise", "none"]
 Solver = Literal["lbfgs", "cyanure"]
 # What minimises, to which certified relative gap, in how many iterations at most. MSN and MOCA give cyanure 1e-3 and
 # 300 epochs (logistic_eval.py:175-187).
 SOLVERS = {"lbfgs": (logistic.fit_lbfgs, 1e-6, 5000), "cyanure": (cyanure_solver.fit_cyanure, 1e-3, 300)}
+# Rows times classes, or times D where that is more, up to which a fit holds its rows and logits in memory: at 16 bytes
+# for each of both kinds 0.5 GB. 1 % of ImageNet is below, 10 % above.
+IN_MEMORY = 1 << 24
+CHAIN = 5  # lambdas whose fits begin with the weights of the one before; fixed, so that processes can share the others
 UNFITTED = 0.9  # of ln C, the objective at W = 0
 
 
@@ -38,17 +45,32 @@ class Fitted:
     warning: str
 
 
+class Tried(NamedTuple):
+    """A lambda tried on held-out rows. top1: in percent."""
+
+    raw: float
+    top1: float
+    gap: float
+    iterations: int
+
+    @property
+    def record(self) -> dict[str, float]:
+        return {"lambda": self.raw, "top1": self.top1, "gap": self.gap}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitter:
     """Settings of the fits, and what they work on.
 
-    train (n, D), val (V, D): float32 on the device. labels (n,), val_labels (V,): int64 in 0..C-1.
+    train (N, D), val (V, D): prepared features in their files. labels (N,), val_labels (V,): int64 in 0..C-1.
     tolerance, max_iterations: the solver's own when None. holdout: share of the rows that selects among `lambdas`.
+    Where `is_large` says so, the rows of a fit stay in their file (probes/lowshot/blocks.py), and the processes of the
+    world given share them; any other fit is one process's own, with its rows in memory.
     """
 
-    train: Tensor
+    train: PreparedRows
     labels: np.ndarray
-    val: Tensor
+    val: PreparedRows
     val_labels: np.ndarray
     classes: int
     lambdas: Sequence[float]
@@ -59,25 +81,32 @@ class Fitter:
     max_iterations: int | None
     seed: int
 
-    def fit(self, name: str, rows: np.ndarray) -> list[Fitted]:
-        """A fit of some rows for every lambda, or for the one that held-out rows select.
+    def is_large(self, count: int) -> bool:
+        """Whether a fit of `count` rows is made in blocks. Decided by sizes alone, so that numbers do not depend on the
+        machine."""
+        return self.solver == "lbfgs" and count * max(self.classes, self.train.width) > IN_MEMORY
+
+    def chains(self) -> list[Sequence[float]]:
+        """The lambdas, a few at a time: those whose fits begin where the one before ended."""
+        return [self.lambdas[start : start + CHAIN] for start in range(0, len(self.lambdas), CHAIN)]
+
+    def fit(
+        self, name: str, rows: np.ndarray, lambdas: Sequence[float], tried: Sequence[Tried], world: World
+    ) -> list[Fitted]:
+        """A fit of some rows for every lambda. tried: what selected them, for the record.
 
         Raises ValueError, beginning with `name`, where the certified gap is above tolerance.
         """
-        lambdas, sweep = self.choose(name, rows) if self.holdout else (self.lambdas, [])
         found, weights = [], None
         for raw in lambdas:
-            fit = self.minimised(rows, raw, weights)
-            self.demand(name, raw, len(rows), fit)
-            found.append(self.evaluated(rows, raw, fit, sweep))
+            fit = self.minimised(rows, raw, weights, world)
+            self.demand(name, raw, len(rows), fit.gap, fit.iterations)
+            found.append(self.evaluated(rows, raw, fit, tried, world))
             weights = fit.weights
         return found
 
-    def choose(self, name: str, rows: np.ndarray) -> tuple[Sequence[float], list[dict[str, float]]]:
-        """The lambda that does best on held-out rows (the first of equals), and how each one did.
-
-        Fits whose gap is above tolerance are recorded and not chosen.
-        """
+    def try_out(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[Tried]:
+        """How fits of some rows, but for a share of each class, do on that share. Gaps are recorded, not demanded."""
         counts = np.bincount(self.labels[rows], minlength=self.classes)
         shares = quotas(counts, round(self.holdout * len(rows)))
         if not shares.any() or (shares >= counts).any():
@@ -87,29 +116,39 @@ class Fitter:
             )
         held = np.zeros(len(rows), bool)
         held[stratified_sample(self.labels[rows], shares, self.seed)] = True
-        sweep, weights = [], None
-        for raw in self.lambdas:
-            fit = self.minimised(rows[~held], raw, weights)
+        tried, weights = [], None
+        for raw in lambdas:
+            fit = self.minimised(rows[~held], raw, weights, world)
             weights = fit.weights
-            right = predictions(self.train[rows[held]], weights) == self.labels[rows[held]]
-            sweep.append({"lambda": raw, "top1": 100.0 * float(right.mean()), "gap": fit.gap})
-        certain = [entry for entry in sweep if entry["gap"] <= self.gap_allowed]
-        if not certain:
-            self.demand(name, raw, len(rows), fit)
-        return (max(certain, key=lambda entry: entry["top1"])["lambda"],), sweep
+            right = self.right(rows[held], weights, world)
+            tried.append(Tried(raw, 100.0 * float(right.mean()), fit.gap, fit.iterations))
+        return tried
 
-    def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None) -> logistic.Fit:
+    def choose(self, name: str, rows: np.ndarray, tried: Sequence[Tried]) -> float:
+        """The lambda that did best on held-out rows, the first of equals; fits above tolerance are not chosen."""
+        certain = [entry for entry in tried if entry.gap <= self.gap_allowed]
+        if not certain:
+            self.demand(name, tried[-1].raw, len(rows), tried[-1].gap, tried[-1].iterations)
+        return max(certain, key=lambda entry: entry.top1).raw
+
+    def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None, world: World) -> logistic.Fit:
         """The fit of some rows, begun from `start` (D, C) by the solver that can; the caller checks its gap."""
         minimise, _, iterations = SOLVERS[self.solver]
-        return minimise(
-            self.train[rows],
-            torch.from_numpy(self.labels[rows]).to(self.train.device),
-            self.classes,
-            self.effective(raw, len(rows)),
-            tolerance=self.gap_allowed,
-            max_iterations=self.max_iterations or iterations,
-            **({"start": start} if self.solver == "lbfgs" else {}),
-        )
+        labels = torch.from_numpy(self.labels[rows]).to(self.train.device)
+        penalty = self.effective(raw, len(rows))
+        limits = {"tolerance": self.gap_allowed, "max_iterations": self.max_iterations or iterations}
+        if self.is_large(len(rows)):
+            blocks = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
+            return fit_in_blocks(blocks, self.classes, penalty, start=start, **limits)
+        begin = {"start": start} if self.solver == "lbfgs" else {}
+        return minimise(self.train.read(rows), labels, self.classes, penalty, **limits, **begin)
+
+    def right(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
+        """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
+        bounds = [rank * len(rows) // world.size for rank in range(world.size + 1)]
+        mine = rows[bounds[world.rank] : bounds[world.rank + 1]]
+        parts = world.gather_results(lambda: guesses(self.train, mine, weights) == self.labels[mine])
+        return np.concatenate(parts)
 
     @property
     def gap_allowed(self) -> float:
@@ -119,19 +158,21 @@ class Fitter:
         """Coefficient of 0.5 ||W||^2 against the mean loss of `count` images."""
         return raw / count if self.lambda_convention == "divided by n" else raw
 
-    def demand(self, name: str, raw: float, count: int, fit: logistic.Fit) -> None:
+    def demand(self, name: str, raw: float, count: int, gap: float, iterations: int) -> None:
         """ValueError for a fit that is not certified to be near the optimum: no number comes of it."""
-        if not fit.gap <= self.gap_allowed:
+        if not gap <= self.gap_allowed:
             raise ValueError(
                 f"{name}: the optimum for lambda {raw:g} ({self.effective(raw, count):.3g} against the mean loss) was "
-                f"not reached: gap {fit.gap:.1e} after {fit.iterations} iterations of {self.solver}, "
+                f"not reached: gap {gap:.1e} after {iterations} iterations of {self.solver}, "
                 f"{self.gap_allowed:.0e} asked; raise max_iterations, or lambda"
             )
 
-    def evaluated(self, rows: np.ndarray, raw: float, fit: logistic.Fit, sweep: list[dict[str, float]]) -> Fitted:
+    def evaluated(
+        self, rows: np.ndarray, raw: float, fit: logistic.Fit, tried: Sequence[Tried], world: World
+    ) -> Fitted:
         """Accuracy of a fit, and what it rests on."""
-        correct = predictions(self.val, fit.weights) == self.val_labels
-        fitted = predictions(self.train[rows], fit.weights) == self.labels[rows]
+        correct = guesses(self.val, np.arange(len(self.val)), fit.weights) == self.val_labels
+        fitted = self.right(rows, fit.weights, world)
         record = {
             "images": len(rows),
             "lambda": raw,
@@ -143,7 +184,7 @@ class Fitter:
             "train_top1": 100.0 * float(fitted.mean()),
             "top1": 100.0 * float(correct.mean()),
         }
-        record |= {"holdout": sweep} if sweep else {}
+        record |= {"holdout": [entry.record for entry in tried]} if tried else {}
         return Fitted(raw=raw, correct=correct, record=record, warning=self.doubt(raw, len(rows), fit.objective))
 
     def doubt(self, raw: float, count: int, objective: float) -> str:
@@ -159,25 +200,13 @@ class Fitter:
         )
 
 
-def preprocessed(rows: np.ndarray, how: Preprocess) -> tuple[np.ndarray, int]:
-    """Features (N, D) float32 as the classifier sees them, and how many have no direction.
-
-    "centre_and_normalise" subtracts from each row the mean over its D values and divides by its length (cyanure's
-    preprocess with columns=False, MSN logistic_eval.py:172 and :214), "normalise" divides only. Rows without direction,
-    constant or zero, become zero here, on which all classes score alike. cyanure gives them a random direction (its
-    matrix.h, normalize); iBOT's and MOCA's own code divide by something near zero.
-    """
-    if how == "none":
-        return np.array(rows), 0
-    moved = rows - rows.mean(axis=1, keepdims=True) if how == "centre_and_normalise" else np.array(rows)
-    lengths = np.linalg.norm(moved, axis=1, keepdims=True)
-    # What float32 leaves of a constant row after centring is rounding, not zero.
-    shapeless = lengths <= 1e-6 * np.linalg.norm(rows, axis=1, keepdims=True)
-    moved /= np.where(shapeless, np.float32(np.inf), lengths)
-    return moved, int(shapeless.sum())
+def guesses(source: PreparedRows, rows: np.ndarray, weights: Tensor) -> np.ndarray:
+    """Classes (n,) that score highest for some rows of features under weights (D, C)."""
+    parts = [predictions(source.read(rows[part]), weights) for part in row_slices(len(rows), READ)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
     """Classes (N,) that score highest for features (N, D) under weights (D, C)."""
-    weights = weights.to(features.dtype)
-    return torch.cat([(block @ weights).argmax(dim=1) for block in features.split(8192)]).cpu().numpy()
+    weights = weights.to(features.device, features.dtype)
+    return torch.cat([(block @ weights).argmax(dim=1) for block in features.split(READ)]).cpu().numpy()

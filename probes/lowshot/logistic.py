@@ -16,7 +16,8 @@ n rows, D width, C classes, R principal axes kept.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -99,6 +100,12 @@ def certified(features: Tensor, labels: Tensor, weights: Tensor, penalty: float)
 
 def check_solvable(features: Tensor, labels: Tensor, classes: int, penalty: float) -> None:
     """ValueError for what has no solution."""
+    check_posed(labels, classes, penalty)
+    check_rows(features, 0)
+
+
+def check_posed(labels: Tensor, classes: int, penalty: float) -> None:
+    """ValueError for labels (n,), a number of classes or a lambda that have no solution."""
     if classes < 2:
         raise ValueError(f"{classes} classes: a classifier needs two or more")
     if not penalty > 0:
@@ -106,8 +113,12 @@ def check_solvable(features: Tensor, labels: Tensor, classes: int, penalty: floa
     if labels.min() < 0 or labels.max() >= classes:
         found = f"{int(labels.min())} to {int(labels.max())}"
         raise ValueError(f"labels run from {found}, expected 0 to {classes - 1}; number the classes without gaps")
+
+
+def check_rows(features: Tensor, first: int) -> None:
+    """ValueError for features (B, D) that are not finite; the first one is row number `first`."""
     if not torch.isfinite(features).all():
-        row = int((~torch.isfinite(features).all(dim=1)).nonzero()[0])
+        row = first + int((~torch.isfinite(features).all(dim=1)).nonzero()[0])
         raise ValueError(f"features of row {row} are not finite; check the checkpoint")
 
 
@@ -121,8 +132,13 @@ def principal_axes(features: Tensor) -> tuple[Tensor, Tensor]:
         basis = torch.linalg.qr(features.T).Q  # (D, n)
         axes, squares = principal_axes(features @ basis)
         return basis @ axes, squares
-    squares, axes = torch.linalg.eigh(features.T @ features / count)  # ascending
-    floor = squares[-1] * torch.finfo(features.dtype).eps
+    return axes_of(features.T @ features / count, features.dtype)
+
+
+def axes_of(moments: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same of second moments X^T X / n (D, D), for features of this dtype."""
+    squares, axes = torch.linalg.eigh(moments)  # ascending
+    floor = squares[-1] * torch.finfo(dtype).eps
     return axes, squares[:, None].clamp(min=floor.item())
 
 
@@ -140,26 +156,17 @@ class Problem:
 
     def margins(self, weights: Tensor, rows: slice = slice(None), at_label: float = -torch.inf) -> Tensor:
         """Margins of `rows` under weights (R, C); `at_label` is 0 for those of a direction."""
-        logits = self.features[rows].to(weights.dtype) @ weights
-        own = self.labels[rows, None]
-        return logits.sub_(logits.gather(1, own)).scatter_(1, own, at_label)
+        return margins_of(self.features[rows].to(weights.dtype), self.labels[rows], weights, at_label)
 
     def at(self, weights: Tensor, margins: Tensor | None = None) -> Point:
         """Objective and gradient at weights (R, C); from `margins` (n, C) when they are known."""
         loss = curvature = 0.0
         gradient = torch.zeros_like(weights)
         for rows in self.blocks(weights):
-            losses, others = probabilities(self.margins(weights, rows) if margins is None else margins[rows])
-            wrong = others.sum(dim=1, keepdim=True)
-            loss += losses.sum(dtype=torch.float64).item()
-            curvature += (others.sum() - others.square().sum() + (wrong - wrong.square()).sum()).item()
-            residual = others.scatter_(1, self.labels[rows, None], -wrong)
-            gradient.addmm_(self.features[rows].to(weights.dtype).T, residual)
-        count, classes = len(self.labels), weights.shape[1]
-        gradient.div_(count).add_(weights, alpha=self.penalty)
-        objective = loss / count + self.penalty / 2 * dot(weights, weights)
-        gap = dot(gradient, gradient) / (2 * self.penalty) / objective
-        return Point(objective, gradient, curvature / (count * classes), gap)
+            margin = self.margins(weights, rows) if margins is None else margins[rows]
+            here = add_gradient(gradient, self.features[rows].to(weights.dtype), self.labels[rows], margin)
+            loss, curvature = loss + here[0], curvature + here[1]
+        return point_of(loss, gradient, curvature, len(self.labels), weights, self.penalty)
 
     def along(self, margins: Tensor, changes: Tensor, penalty: Along, step: float) -> Along:
         """f at `step` on the line where margins move by `changes` and the penalty is `penalty` at 0."""
@@ -178,9 +185,48 @@ class Problem:
             curvature / count + penalty.curvature,
         )
 
+    def stand(self, weights: Tensor) -> "Carried":
+        """At weights (R, C), with the rows' margins."""
+        margins = self.margins(weights)
+        return Carried(self, weights, margins, self.at(weights, margins))
+
+    @property
+    def precision(self) -> float:
+        return torch.finfo(self.features.dtype).eps
+
     def blocks(self, like: Tensor) -> Iterator[slice]:
-        logits = BLOCK.get(like.device.type, BLOCK["cpu"])
-        return row_slices(len(self.labels), max(1, logits // like.shape[1]))
+        return row_slices(len(self.labels), rows_of_block(like))
+
+
+def rows_of_block(like: Tensor) -> int:
+    """How many rows' logits are handled at once, of the shape and on the device of `like` (_, C)."""
+    return max(1, BLOCK.get(like.device.type, BLOCK["cpu"]) // like.shape[1])
+
+
+def margins_of(features: Tensor, labels: Tensor, weights: Tensor, at_label: float = -torch.inf) -> Tensor:
+    """Margins (B, C) of features (B, R) under weights (R, C), of one dtype."""
+    logits, own = features @ weights, labels[:, None]
+    return logits.sub_(logits.gather(1, own)).scatter_(1, own, at_label)
+
+
+def add_gradient(gradient: Tensor, features: Tensor, labels: Tensor, margins: Tensor) -> tuple[float, float]:
+    """Add X^T (p - y) of a block of features (B, R) with these margins (B, C) to `gradient` (R, C).
+
+    Returns the sums of its cross-entropies and of p(1 - p).
+    """
+    losses, others = probabilities(margins)
+    wrong = others.sum(dim=1, keepdim=True)
+    curvature = (others.sum() - others.square().sum() + (wrong - wrong.square()).sum()).item()
+    gradient.addmm_(features.T, others.scatter_(1, labels[:, None], -wrong))
+    return losses.sum(dtype=torch.float64).item(), curvature
+
+
+def point_of(loss: float, gradient: Tensor, curvature: float, count: int, weights: Tensor, penalty: float) -> Point:
+    """The point at weights (R, C), from sums over `count` rows; `gradient` (R, C) is divided in place."""
+    gradient.div_(count).add_(weights, alpha=penalty)
+    objective = loss / count + penalty / 2 * dot(weights, weights)
+    gap = dot(gradient, gradient) / (2 * penalty) / objective
+    return Point(objective, gradient, curvature / (count * weights.shape[1]), gap)
 
 
 def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,37 +235,97 @@ def probabilities(margins: Tensor) -> tuple[Tensor, Tensor]:
     return losses, (margins - losses[:, None]).exp_()
 
 
+class Line(Protocol):
+    """The points from where a descent stands along a direction."""
+
+    def at(self, step: float) -> Along: ...
+    def stand(self, step: float) -> "Stand": ...  # there, for the step that `at` was last asked for
+
+
+class Stand(Protocol):
+    """Where a descent stands."""
+
+    weights: Tensor  # (R, C)
+    point: Point
+
+    def line(self, direction: Tensor) -> Line: ...
+
+
+class Objective(Protocol):
+    """f, however its rows are read."""
+
+    penalty: float
+    precision: float  # relative, of its matrix products
+
+    def stand(self, weights: Tensor) -> Stand: ...
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A stand of rows in memory: their margins (n, C) are carried along."""
+
+    problem: Problem
+    weights: Tensor
+    margins: Tensor
+    point: Point
+
+    def line(self, direction: Tensor) -> "CarriedLine":
+        return CarriedLine(self, direction, self.problem.margins(direction, at_label=0.0))
+
+
+@dataclass(frozen=True)
+class CarriedLine:
+    """What `changes` (n, C) of the margins make of f; no step along it costs a product."""
+
+    start: Carried
+    direction: Tensor
+    changes: Tensor
+
+    @cached_property
+    def penalty(self) -> Along:
+        weights, direction = self.start.weights, self.direction
+        squares = [dot(one, other) for one, other in ((weights, weights), (weights, direction), (direction, direction))]
+        value, slope, curvature = (self.start.problem.penalty * square for square in squares)
+        return Along(value / 2, slope, curvature)
+
+    def at(self, step: float) -> Along:
+        return self.start.problem.along(self.start.margins, self.changes, self.penalty, step)
+
+    def stand(self, step: float) -> Carried:
+        weights = self.start.weights + step * self.direction
+        margins = self.start.margins.add_(self.changes, alpha=step)  # the stand that was left needs them no more
+        return Carried(self.start.problem, weights, margins, self.start.problem.at(weights, margins))
+
+
 def descend(
-    problem: Problem, spectrum: Tensor, weights: Tensor, tolerance: float, max_iterations: int
+    problem: Objective, spectrum: Tensor, weights: Tensor, tolerance: float, max_iterations: int
 ) -> tuple[Tensor, int]:
     """L-BFGS from weights (R, C) until the gap is met, iterations are spent or the precision gives no more.
 
     spectrum: (R, 1) mean squares of the features along their axes. Returns weights and the number of steps.
     """
-    margins = problem.margins(weights)
-    point = problem.at(weights, margins)
+    stand = problem.stand(weights)
     history: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=HISTORY)
     damped = spectrum + DAMPING * spectrum.log().mean().exp()
-    smallest, idle = point.gap, 0
+    smallest, idle = stand.point.gap, 0
     for iteration in range(max_iterations):
-        if point.gap <= tolerance or idle == PATIENCE:
-            return weights, iteration
-        scale = 1 / (point.curvature * damped + problem.penalty)
-        direction = quasi_newton(point.gradient, history, scale)
-        changes = problem.margins(direction, at_label=0.0)
-        step = line_search(problem, margins, changes, weights, direction, point)
+        if stand.point.gap <= tolerance or idle == PATIENCE:
+            return stand.weights, iteration
+        before = stand.point
+        scale = 1 / (before.curvature * damped + problem.penalty)
+        direction = quasi_newton(before.gradient, history, scale)
+        line = stand.line(direction)
+        step = line_search(line, dot(before.gradient, direction), before.objective, problem.precision)
         if step is None:
-            return weights, iteration
-        weights = weights + step * direction
-        margins.add_(changes, alpha=step)
-        before, point = point, problem.at(weights, margins)
-        moved, turned = step * direction, point.gradient - before.gradient
+            return stand.weights, iteration
+        stand = line.stand(step)
+        moved, turned = step * direction, stand.point.gradient - before.gradient
         if (product := dot(moved, turned)) > 0:
             history.append((moved, turned, product))
-        precision = torch.finfo(weights.dtype).eps
-        worked = before.objective - point.objective > precision * point.objective or point.gap < 0.9 * smallest
-        smallest, idle = min(smallest, point.gap), 0 if worked else idle + 1
-    return weights, max_iterations
+        gained = before.objective - stand.point.objective > problem.precision * stand.point.objective
+        worked = gained or stand.point.gap < 0.9 * smallest
+        smallest, idle = min(smallest, stand.point.gap), 0 if worked else idle + 1
+    return stand.weights, max_iterations
 
 
 def quasi_newton(gradient: Tensor, history: deque[tuple[Tensor, Tensor, float]], scale: Tensor) -> Tensor:
@@ -238,23 +344,18 @@ def quasi_newton(gradient: Tensor, history: deque[tuple[Tensor, Tensor, float]],
     return direction
 
 
-def line_search(
-    problem: Problem, margins: Tensor, changes: Tensor, weights: Tensor, direction: Tensor, point: Point
-) -> float | None:
+def line_search(line: Line, slope: float, objective: float, precision: float) -> float | None:
     """A step along which the slope has halved and f has not grown beyond rounding; None when rounding hides any.
 
-    Newton's method on the slope, held in a bracket. The tolerance on f is that of Hager and Zhang 2005 (section 4.1):
-    a strict test would fail for ever close to the optimum.
+    slope, objective: at the beginning. Newton's method on the slope, held in a bracket. The tolerance on f is that of
+    Hager and Zhang 2005 (section 4.1): a strict test would fail for ever close to the optimum.
     """
-    slope = dot(point.gradient, direction)
     if not slope < 0:
         return None
-    squares = [problem.penalty * dot(one, other) for one in (weights, direction) for other in (weights, direction)]
-    penalty = Along(squares[0] / 2, squares[1], squares[3])
-    highest = point.objective * (1 + 10 * torch.finfo(weights.dtype).eps)
+    highest = objective * (1 + 10 * precision)
     low, high, step = 0.0, float("inf"), 1.0
     for _ in range(TRIALS):
-        here = problem.along(margins, changes, penalty, step)
+        here = line.at(step)
         if abs(here.slope) <= FLATTER * abs(slope) and here.value <= highest:
             return step
         low, high = (step, high) if here.slope < 0 else (low, step)

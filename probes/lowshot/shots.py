@@ -4,7 +4,7 @@ MSN's lists (facebookresearch/msn, also shipped by MOCA) are nested: in one spli
 2-shot, and these among those of 5-shot. Draws with one seed are nested in the same way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,19 +112,29 @@ def existing(path: Path) -> Path:
     return path
 
 
-def union(train: ImageSet, parts: Sequence[Subset]) -> ImageSet:
-    """The images of all parts, each once, in the order of `train`."""
-    wanted = {part.images.path(index) for part in parts for index in range(len(part.images))}
-    indices = np.array([index for index in range(len(train)) if train.path(index) in wanted], np.int64)
-    return train.subset(indices, f"union-of-{len(parts)}-subsets")
+def indices_of(train: ImageSet, parts: Sequence[Subset]) -> list[np.ndarray]:
+    """Places (n,) in `train` of the images of every part, in the part's order.
+
+    One walk through the paths of `train` for all parts; only the paths that parts need are held in memory.
+    """
+    wanted: dict[str, int] = {}
+    drawn = [part for part in parts if part.images is not train]
+    for part in drawn:
+        wanted |= dict.fromkeys((part.images.path(index) for index in range(len(part.images))), -1)
+    for index in range(len(train) if drawn else 0):
+        if (path := train.path(index)) in wanted:
+            wanted[path] = index
+
+    def places(part: Subset) -> np.ndarray:
+        if part.images is train:
+            return np.arange(len(train))
+        return np.array([wanted[part.images.path(index)] for index in range(len(part.images))], np.int64)
+
+    return [places(part) for part in parts]
 
 
-def places(images: ImageSet, indices: np.ndarray) -> dict[str, int]:
-    """Path -> row, for features whose rows are the images at `indices` (n,)."""
-    return {images.path(index): row for row, index in enumerate(indices)}
-
-
-def subset_rows(part: Subset, found: Mapping[str, int]) -> np.ndarray:
-    """Rows of a part's images in features with these `places`; images that were skipped as unreadable have none."""
-    paths = (part.images.path(index) for index in range(len(part.images)))
-    return np.array([found[path] for path in paths if path in found], np.int64)
+def rows_among(indices: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Rows of some images (n,) in features of the images `read` (m,), ascending; images that were skipped as
+    unreadable have none."""
+    rows = np.searchsorted(read, indices)
+    return rows[read[np.minimum(rows, len(read) - 1)] == indices]

@@ -8,10 +8,11 @@ The last epoch is reported unless `select` says val, the best one on the validat
 holdout, the best one on images that are then not trained on.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from engine.files import digest
 from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
 from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
+from engine.work import Kind, Scale, Work
 from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
@@ -31,6 +33,7 @@ from probes.features.stand_ins import noted, suited
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.evaluate import Evaluator
 from probes.finetune.model_selection import ModelSelection, Select
+from probes.finetune.planning import UPDATES, rehearsed_images, rehearsed_training, work_of_finetuning
 from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
@@ -39,7 +42,7 @@ from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.splits import open_splits
 
-VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
+VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
 RULES = {
     "batch/256": lambda batch: batch / 256,
@@ -120,6 +123,25 @@ class Finetune(Task):
         found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
         return found | {"evaluations": -(-self.epochs // self.judge_every)}
 
+    def work(self, scale: Scale) -> Work:
+        sizes, on_cpu = self.sizes(scale.spec, scale.images), "cpu" if scale.on_cpu else "cuda"
+        trained, updates = sizes["forward and backward passes"], sizes["steps"]
+        held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
+        judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
+        at_once = min(scale.batch_size or MICRO_BATCH[on_cpu], self.batch)
+        return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        """On batches of a few images, whose mixing costs the same."""
+        train, val = open_splits(space)
+        count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
+        few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
+        started = time.perf_counter()
+        ready = suited(few, export.spec).prepared(export, train, None, val.limited(2 * count), space)
+        start = time.perf_counter() - started
+        batches = mixed_groups(ready.groups(range(UPDATES)), space)
+        return {"start": start, **rehearsed_training(ready.training, batches, ready.selection)}
+
     def check_fills(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a batch."""
         if images < self.batch:
@@ -141,6 +163,21 @@ class Finetune(Task):
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
     ) -> Outcome:
         """Train on `train`, report on `val`, select the epoch by `held` where there is one."""
+        ready = self.prepared(export, train, held, val, space)
+        training, plan, selection = ready.training, ready.plan, ready.selection
+        with training.alone():
+            training.resume()
+            images = mixed_groups(ready.groups(range(training.step, training.config.steps)), space)
+            training.run(images, selection, f"fine-tuning on {space.data}")
+        sets = {"train": train, "val": val}
+        facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
+        facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
+        return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
+
+    def prepared(
+        self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace
+    ) -> "ReadyTraining":
+        """The training, before its first step."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         recipe = HeadRecipe(
@@ -149,7 +186,7 @@ class Finetune(Task):
         classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
         training = Training(classifier, self.config(plan, micro_batch_size, key, space), space.world)
-        size = sized.spec.image_size
+        size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
             select=self.select,
@@ -158,21 +195,18 @@ class Finetune(Task):
             mean=export.mean,
             std=export.std,
         )
-        with training.alone():
-            training.resume()
-            groups = MixedGroups(
+
+        def groups(steps: range) -> MixedGroups:
+            return MixedGroups(
                 image_set=train,
                 plan=plan,
-                steps=range(training.step, training.config.steps),
+                steps=steps,
                 groups=training.config.groups,
                 augmentation=self.augmentation,
                 transform=self.augmentation.transform(size, export.mean, export.std),
             )
-            training.run(mixed_groups(groups, space), selection, f"fine-tuning on {train.url}")
-        sets = {"train": train, "val": val}
-        facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
-        facts |= {"transform": transform.name, "warnings": self.warnings(export, plan)}
-        return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
+
+        return ReadyTraining(training, plan, selection, groups)
 
     def record(self, training: Training, plan: GroupPlan, sets: dict[str, ImageSet], world: World) -> dict[str, Any]:
         """JSON values about the training."""
@@ -249,6 +283,7 @@ class Finetune(Task):
             judge_every=self.judge_every,
             device=space.device,
             precision=space.precision,
+            compiled=space.compiled,
             seed=space.seed,
             folder=space.cache / "finetune" / digest(key)[:32],
         )
@@ -274,6 +309,7 @@ class Finetune(Task):
             "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
+            **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,
@@ -294,9 +330,25 @@ class Finetune(Task):
         return found
 
 
-PROTOCOLS = protocols_of(Finetune, PUBLISHED)
-PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH})
-# Its appendix E has a drop path of 0.1, its README's command 0.2.
-PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, drop_path=0.1)
+class ReadyTraining(NamedTuple):
+    """A training, and what it reads and is judged by. groups: steps -> their images, of this process."""
 
-SUITES = {"smoke": ("finetune@smoke",), "full": ("finetune@mae", "finetune@ibot")}
+    training: Training
+    plan: GroupPlan
+    selection: ModelSelection
+    groups: Callable[[range], MixedGroups]
+
+
+PROTOCOLS = protocols_of(Finetune, PUBLISHED)
+PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH}, version=2)
+# Its appendix E has a drop path of 0.1, its README's command 0.2.
+PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, version=2, drop_path=0.1)
+
+SUITES = {
+    "smoke": ("finetune@smoke",),
+    "full": ("finetune@mae",),
+    "everything": ("finetune@mae", "finetune@ibot"),
+    "paper:extrema": ("finetune@extrema_paper",),
+    "paper:lut": ("finetune@lut_paper",),
+    "paper:moca": ("finetune@moca",),
+}

@@ -11,16 +11,20 @@ from typing import Any, Literal
 import numpy as np
 
 from checkpoints.export import ViTExport
+from checkpoints.flops import frozen_bytes
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.work import Kind, Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureKind, FeatureSet, extract, transform_of
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
+from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import Hits, search, unit_rows, vote
+from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows
+from probes.knn.votes import Hits, all_hits, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
 
@@ -57,8 +61,25 @@ class Knn(Task):
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
+
+    def work(self, scale: Scale) -> Work:
+        spec, queries = scale.spec, scale.images["val"]
+        gallery = round(self.fraction * scale.images["train"])
+        of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
+        parts = (
+            feature_pass(spec, gallery, of),
+            feature_pass(spec, queries, "val"),
+            Part(kind="comparisons", count=gallery * queries, flops=2 * spec.width),
+            Part(kind="libraries", count=1, of=self.backend),
+        )
+        held = feature_bytes(spec, gallery + queries)
+        searched = search_bytes(gallery, queries, spec.width, max(self.k))
+        return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        return {"libraries": first_search_seconds(self.backend, space.device)}
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
@@ -79,23 +100,26 @@ class Knn(Task):
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable_ks(self.k, len(gallery))
-        parts = space.world.gather_results(lambda: self.classify(gallery, queries, ks, space))
-        hits = {
-            pair: Hits(*(np.concatenate(arrays) for arrays in zip(*(part[pair] for part in parts), strict=True)))
-            for pair in parts[0]
-        }
+        hits = self.classify(gallery, queries, ks, space)
         return self.outcome(hits, ks, gallery, queries, len(val))
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
     ) -> dict[tuple[int, float], Hits]:
-        """(k, T) -> hits of this process's share of the queries."""
-        world, count = space.world, len(queries)
-        share = slice(world.rank * count // world.size, (world.rank + 1) * count // world.size)
-        bank, asked = unit_rows(gallery[self.kind]), unit_rows(queries[self.kind][share])
-        with Progress("nearest neighbours", len(asked), quiet=not world.is_rank0) as progress:
-            similarities, indices = search(bank, asked, max(ks), self.backend, space.device, progress.advance)
-        return vote(similarities, gallery.labels[indices], queries.labels[share], ks, self.temperature)
+        """(k, T) -> hits of all queries; the processes share the search and the votes."""
+        world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
+        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
+        with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
+            near = search(
+                bank, asked, max(ks), self.backend, space.device,
+                prepare=unit_rows, world=world, advance=progress.advance,
+            )  # fmt: skip
+
+        def voted() -> tuple[np.ndarray, dict[tuple[int, float], Hits]]:
+            labels = gallery.labels[near.indices], queries.labels[near.places]
+            return near.places, vote(near.similarities, *labels, ks, self.temperature)
+
+        return all_hits(world.gather_results(voted), len(asked))
 
     def outcome(
         self,
@@ -145,7 +169,7 @@ PROTOCOLS = {
         task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
         version=1,
         source="facebookresearch/dino eval_knn.py:194-197 (k, T), :32-37 (transform), :146-181 (vote); "
-        "top-5 among classes that occur, see probes/knn/neighbours.py",
+        "top-5 among classes that occur, see probes/knn/votes.py",
     ),
     "knn@dinov2": Protocol(
         task=Knn(k=(10, 20, 100, 200), temperature=(0.07,), pool="cls"),
@@ -180,5 +204,8 @@ PROTOCOLS = {
 SUITES = {
     "smoke": ("knn@dino",),
     "frozen": ("knn@dino", "knn@moca"),
-    "full": tuple(PROTOCOLS),
+    "full": ("knn@dino",),
+    "everything": tuple(PROTOCOLS),
+    "paper:moca": ("knn@moca",),
+    "paper:mst": ("knn@mst",),
 }

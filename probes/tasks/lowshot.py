@@ -15,15 +15,17 @@ import torch
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
 from engine import checks
-from engine.distributed import World
-from engine.progress import Progress
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
+from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import FeatureKind, FeatureSet, Order, extract, transform_of
+from probes.features.extract import BATCH, FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.features.stand_ins import noted, suited
-from probes.lowshot.fitting import Convention, Fitted, Fitter, Preprocess, Solver, preprocessed
-from probes.lowshot.shots import PUBLISHED, Subset, places, subset_rows, subsets, union
+from probes.lowshot.division import fits_of_subsets
+from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
+from probes.lowshot.planning import rehearsed_fits, work_of_fits
+from probes.lowshot.prepared import PreparedRows, Preprocess
+from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
 from probes.scores import cost, spread_out
 from probes.splits import open_splits
 
@@ -83,7 +85,30 @@ class LowShot(Task):
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
+        return {"image size": spec.side, "forward passes": passes, "subsets": subsets, "fits": fits}
+
+    def work(self, scale: Scale) -> Work:
+        counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]
+        lambdas = len(self.lambdas) + bool(self.holdout)
+        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
+
+    def counts(self, images: int, classes: int) -> list[int]:
+        """Images of each subset."""
+        few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
+        return [*few, *(round(share * images) for share in self.fractions)]
+
+    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+        train, _ = open_splits(space)
+        counts, classes = self.counts(len(train), len(train.classes)), len(train.classes)
+        fit, gap, most = SOLVERS[self.solver]
+
+        def minimise(features: torch.Tensor, labels: torch.Tensor) -> object:
+            count = len(labels) if self.lambda_convention == "divided by n" else 1
+            penalty = max(self.lambdas) / count
+            return fit(features.to(space.device), labels.to(space.device), classes, penalty, tolerance=gap,
+                max_iterations=self.max_iterations or most)  # fmt: skip
+
+        return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 
     def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
@@ -98,18 +123,24 @@ class LowShot(Task):
         """`run` on a feature that the network has."""
         world, (train, val) = space.world, open_splits(space)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
-        transform = self.transform(export, space)
+        transform, indices = self.transform(export, space), indices_of(train, parts)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
-        images = train if everything else union(train, parts)
+        wanted = np.arange(len(train)) if everything else np.unique(np.concatenate(indices))
+        images = train if everything else train.subset(wanted, f"union-of-{len(parts)}-subsets")
         gallery = extract(export, images, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
-        fitter, shapeless = self.prepared(gallery, queries, len(train.classes), space)
-        found_at = places(images, gallery.indices)
-        rows = [subset_rows(part, found_at) for part in parts]
+        rows = [rows_among(part, wanted[gallery.indices]) for part in indices]
         check_classes(parts, rows, gallery.labels, train.classes)
-        shares = world.gather_results(lambda: self.fit_share(fitter, parts, rows, world))
-        # Process r fitted the parts r, r + size, ...
-        found = [(part, shares[i % len(shares)][i // len(shares)]) for i, part in enumerate(parts)]
+        fitter = self.fitter(gallery, queries, len(train.classes), space)
+        names = [f"{part.name} of split {part.split}" for part in parts]
+        found = list(zip(parts, fits_of_subsets(fitter, names, rows, world), strict=True))
+        used = np.unique(np.concatenate(rows))
+        shapeless = world.on_rank0(
+            lambda: {
+                "train": fitter.train.shapeless(used),
+                "val": fitter.val.shapeless(np.arange(len(queries))),
+            }
+        )
         return self.outcome(found, gallery, queries, len(val), shapeless)
 
     def wants_all(self, export: ViTExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
@@ -119,16 +150,16 @@ class LowShot(Task):
         order = Order(export=export, image_set=train, kinds=(self.kind,), space=space, transform=transform)
         return order.is_filled(order.open_store())
 
-    def prepared(
-        self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace
-    ) -> tuple[Fitter, dict[str, int]]:
-        """The fits' settings and features, and how many rows of each split have no direction."""
-        train, flat_train = preprocessed(gallery[self.kind], self.preprocess)
-        val, flat_val = preprocessed(queries[self.kind], self.preprocess)
-        fitter = Fitter(
-            train=torch.from_numpy(train).to(space.device),
+    def fitter(self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace) -> Fitter:
+        """The fits' settings and features."""
+        train, val = (
+            PreparedRows(features=each[self.kind], how=self.preprocess, device=space.device)
+            for each in (gallery, queries)
+        )
+        return Fitter(
+            train=train,
             labels=gallery.labels,
-            val=torch.from_numpy(val).to(space.device),
+            val=val,
             val_labels=queries.labels,
             classes=classes,
             lambdas=self.lambdas,
@@ -139,19 +170,6 @@ class LowShot(Task):
             max_iterations=self.max_iterations,
             seed=space.seed,
         )
-        return fitter, {"train": flat_train, "val": flat_val}
-
-    def fit_share(
-        self, fitter: Fitter, parts: Sequence[Subset], rows: Sequence[np.ndarray], world: World
-    ) -> list[list[Fitted]]:
-        """The fits of this process's share of the subsets: those at rank, rank + size, ..."""
-        mine = range(world.rank, len(parts), world.size)
-        found = []
-        with Progress("logistic regression", len(mine), "subsets", quiet=not world.is_rank0) as progress:
-            for i in mine:
-                found.append(fitter.fit(f"{parts[i].name} of split {parts[i].split}", rows[i]))
-                progress.advance(1)
-        return found
 
     def outcome(
         self,
@@ -268,14 +286,8 @@ PROTOCOLS = {
     ),
 }
 
-SUITES = {
-    "smoke": ("lowshot@bench",),
-    "frozen": ("lowshot@bench",),
-    "full": tuple(PROTOCOLS),
-}
-
-# What the sources report; in no suite, as it needs their lists and cyanure, by which both computed their numbers (the
-# default of MOCA's released code is scikit-learn).
+# What the sources report: on their lists and by cyanure, by which both computed their numbers (the default of MOCA's
+# released code is scikit-learn).
 PROTOCOLS |= {
     f"{name}_paper": Protocol(
         task=replace(PROTOCOLS[name].task, lists=PUBLISHED, solver="cyanure"),
@@ -283,4 +295,12 @@ PROTOCOLS |= {
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
     )
     for name in ("lowshot@moca", "lowshot@msn")
+}
+
+SUITES = {
+    "smoke": ("lowshot@bench",),
+    "frozen": ("lowshot@bench",),
+    "full": ("lowshot@msn",),
+    "everything": ("lowshot@bench", "lowshot@moca", "lowshot@msn", "logreg@ibot", "logreg@dinov2"),
+    "paper:moca": ("lowshot@moca_paper",),
 }

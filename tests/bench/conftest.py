@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_exports import make_export
 
 TOYS = '''"""Toy tasks: they count what they were asked, fail on demand, and need no features."""
 
@@ -106,25 +107,6 @@ def exports(tmp_path_factory) -> list[Path]:
     return [
         make_export(tmp_path_factory.mktemp("exports") / name, seed) for seed, name in enumerate(("first", "second"))
     ]
-
-
-def make_export(folder: Path, seed: int) -> Path:
-    import torch
-
-    from checkpoints.export import ViTExport
-    from checkpoints.spec import Preparation, ViTSpec
-    from checkpoints.vit import ViT
-
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=32, patch_size=16, width=12, depth=2, heads=3, mlp_hidden=24
-    )
-    torch.manual_seed(seed)
-    vit = ViT(spec)
-    with torch.no_grad():
-        for parameter in vit.parameters():
-            parameter.uniform_(-0.5, 0.5)
-    facts = {"method": "random", "branch": "student", "source_file": "random.pth", "dropped": {"decoder": 7}}
-    return ViTExport.from_vit(vit, Preparation(), facts).save(folder)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
     assert code == 0
     lines = said.splitlines()
     assert lines[0] == "protocol linear_sgd@ibot, version 1, of task linear"
-    assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    full" in lines
+    assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    everything" in lines
     names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
     assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]
     assert "    batch                1024         images in a step; all training images where they are fewer" in lines
@@ -91,7 +91,10 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
                 "[random, block, grid]",
             ],
         ),
-        ("suites", ["frozen: ", "smoke: "]),
+        ("suites", ["frozen: ", "smoke: ", "paper:moca: 11 protocols; bench list paper:moca names them"]),
+        ("tiny-ade20k", ["tiny-ade20k: is a tiny generated set of this", "scene layout ade20k: ", "tasks     "]),
+        ("tiny-coco:", ["tiny-coco: is a tiny generated set of this", "scene layout coco: "]),
+        ("paper:mst", ["suite paper:mst: ", "  knn@mst ", "  linear_sgd@mst_paper"]),
     ],
 )
 def test_whatever_has_a_name_is_told(name, expected, bench, toys):

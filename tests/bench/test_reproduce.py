@@ -44,7 +44,7 @@ def test_the_summary_counts_all_values(bench):
     for number, way in enumerate(reaching.WAYS):
         assert everything[1 + number] == sum(each.evaluation == way for each in ways)
         assert everything[4 + number] == sum(each.training == way for each in ways)
-    assert out.count("not measured here: ") == len({each.lacking[0] for each in ways if each.evaluation == "none"})
+    assert out.count("not measured here: ") == len({each.unmeasured for each in ways if each.evaluation == "none"})
 
 
 def test_what_is_not_here_is_said(tmp_path):
@@ -52,13 +52,13 @@ def test_what_is_not_here_is_said(tmp_path):
     value = value_of("moca:table9", "moca-b", "top1_k20_bestT")
     within = reach(value, there)
     assert (within.evaluation, within.training) == ("none", "none")
-    assert within.lacking == ("there is no protocol knn@moca", "there is no method moca")
+    assert (within.unmeasured, within.untrained) == ("there is no protocol knn@moca", "there is no method moca")
     assert commands_of(value, setup(tmp_path), there) == []
     assert missing_for(value, setup(tmp_path), there) == list(within.lacking)
     changed = reach(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"), known())
     assert (changed.evaluation, changed.training) == ("set", "set")
     wrong = reach(replace(value, settings="kk=20", pretraining="moca vit_x"), known())
-    assert "no setting 'kk'" in wrong.lacking[0] and wrong.lacking[1] == "moca has no recipe vit_x"
+    assert "no setting 'kk'" in wrong.unmeasured and wrong.untrained == "moca has no recipe vit_x"
 
 
 def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
@@ -183,8 +183,24 @@ def test_commands_for_several_processes(tmp_path):
 def test_what_is_missing(tmp_path):
     value = value_of("moca:table9", "moca-b", "top1")
     assert missing_for(value, setup(tmp_path), known()) == ["weights", "data"]
-    there = setup(tmp_path, data={"imagenet": SETS["imagenet"].url}, checkpoints={"moca-b": "x.pth"})
+    file, images = tmp_path / "x.pth", tmp_path / "ILSVRC"
+    there = setup(tmp_path, data={"imagenet": f"imagenet:{images}"}, checkpoints={"moca-b": f"moca:{file}"})
+    absent = [f"weights, as {file} does not exist", f"data, as {images} does not exist"]
+    assert missing_for(value, there, known()) == absent
+    file.touch(), images.mkdir()
     assert missing_for(value, there, known()) == []
+    there = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": "timm:vit_base_patch16_224.mae"})
+    assert missing_for(value, there, known()) == []
+
+
+def test_a_script_says_which_of_its_paths_are_examples(tmp_path):
+    (line,) = [line for line in script("moca:table9", setup(tmp_path)) if "is an example" in line]
+    assert line == "# imagenet:/data/ILSVRC is an example: change it to where yours are, or give --data imagenet=URL"
+    lines = list(script("extrema:table3", setup(tmp_path)))
+    assert any(line.startswith("# images:/data/imagenet22k is an example") for line in lines)
+    assert not any(
+        "is an example" in line for line in script("moca:table9", setup(tmp_path, data={"imagenet": "tiny:"}))
+    )
 
 
 @pytest.mark.parametrize(

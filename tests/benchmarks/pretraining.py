@@ -1,4 +1,4 @@
-"""What a training step costs over the work it cannot avoid: `python tests/benchmarks/pretraining.py` (half an hour).
+"""What a training step costs over the work it cannot avoid: `python tests/benchmarks/pretraining.py` (an hour).
 
 step   one update of the trainer's (forward passes, loss, backward, clipping, optimiser, teacher), ViT-S/16 at 224 px, a
        batch of 16 made of one noise image's views, no loading.
@@ -6,8 +6,10 @@ bare   the transformer blocks, linear layers, convolutions and products with pro
        called again on tensors of the same shapes, with a backward pass where the step has one; no loss, no masks, no
        optimiser, no teacher's move.
 limit  matrix products a second at a ViT-S's block shapes, forward and both gradients, measured before and after.
+formula the step's FLOPs over those of the official code's step, by arithmetic (official_steps.py).
 
 FLOPs: torch's counter over one step; fused attention counts as the four (backward: eight) products that it stands for.
+BEiT's and CAE's codebook is fitted to a few noise images; rows "dall-e" have that encoder instead, untrained.
 Rounds of step and bare alternate; medians. Every method runs in a process of its own, for its peak memory. --profile
 prints where the rest goes.
 """
@@ -25,8 +27,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from official_steps import official_flops
 from PIL import Image
-from timm.models.vision_transformer import Block
+from timm.models import beit, vision_transformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -38,8 +41,10 @@ from engine.memory import keep_memory
 from engine.precision import autocast
 from pretrain.loop.trainer import build
 from pretrain.loop.updates import Updates
-from pretrain.method import TrainProgress
+from pretrain.method import Method, TrainProgress
+from pretrain.parts.context_regressor import RegressorBlock
 from pretrain.parts.sizes import VIT_S
+from pretrain.parts.tokenizers import DalleEncoder
 
 # Row of the table -> method, and settings that differ from those of its first recipe for 224 px.
 ROWS = {
@@ -50,10 +55,25 @@ ROWS = {
     "extrema x5": ("extrema", {"masks": 5}),
     "mae": ("mae", {}),
     "dino 2 crops": ("dino", {"local_crops": 0}),
+    "ibot": ("ibot", {}),
+    "msn": ("msn", {}),
+    "mocov3": ("mocov3", {}),
+    "byol": ("byol", {}),
+    "supervised": ("supervised", {}),
+    "beit": ("beit", {}),
+    "beit dall-e": ("beit", {}),
+    "cae": ("cae", {}),
+    "cae dall-e": ("cae", {}),
+    "data2vec": ("data2vec", {}),
+    "maskfeat": ("maskfeat", {}),
+    "can": ("can", {}),
 }
+FITTED_ON = 64  # images: 12544 patches, as k-means needs one for each of 8192 codes
+DALLE = dict(width=256, codes=8192, blocks=2)  # openai/DALL-E dall_e/encoder.py:13-25
 BLOCK_SHAPES = ((384, 1152), (384, 384), (384, 1536), (1536, 384))
 TOKENS = 16 * 197
-WHOLE = (Block, nn.Linear, nn.Conv2d)  # what is called again; a block counts as one
+BLOCKS = (vision_transformer.Block, beit.Block, RegressorBlock)
+WHOLE = (*BLOCKS, nn.Linear, nn.Conv2d)  # what is called again; a block counts as one
 PRODUCTS = (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)  # outside of them
 
 
@@ -72,7 +92,9 @@ class Like:
         return cls(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, needs_gradient=needs)
 
     def make(self) -> Tensor:
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype).normal_()
+        is_expanded = 0 in self.stride  # such as copies of a mask token, which are written out
+        made = torch.empty(self.shape) if is_expanded else torch.empty_strided(self.shape, self.stride)
+        made = made.to(self.dtype).normal_()
         return made.requires_grad_(self.needs_gradient)
 
 
@@ -82,7 +104,9 @@ class Call:
 
     work: Callable[..., Tensor]
     inputs: tuple[Like, ...]
+    named: dict[str, Like]  # a block's inputs by keyword
     backward: bool
+    autocast: bool  # what a method computes in float32 all the same is also called so again
 
 
 def main() -> None:
@@ -100,7 +124,7 @@ def main() -> None:
         return
     print(f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}")
     print(f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
-          f"{'share':>6} {'MB/image':>9}")  # fmt: skip
+          f"{'share':>6} {'MB/image':>9} {'formula':>7}")  # fmt: skip
     for row in asked.rows:
         for precision in asked.precision:
             more = ["--profile"] if asked.profile else []
@@ -116,6 +140,10 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     spec = replace(recipe.spec, **{size: getattr(VIT_S, size) for size in ("width", "depth", "heads", "mlp_hidden")})
     recipe = replace(recipe, spec=spec, batch=asked.batch, settings=replace(recipe.settings, **settings))
     method = build(module, recipe, 0)
+    if "dall-e" in row:
+        method.tokenizer = DalleEncoder(**DALLE)
+    elif method.fitted_on:
+        method.fit([views_of(method, FITTED_ON)])
     views = views_of(method, asked.batch)
     updates = Updates(method, recipe, precision=precision)
     progress = TrainProgress(step=2000, steps_per_epoch=1000, epochs=100)
@@ -131,16 +159,19 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
         bares.append(replay(stacks_of(calls.found), precision))
     limits.append(gemm_limit(precision))
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
-    count = flops.get_total_flops()
+    count, official = flops.get_total_flops(), official_flops(row)
+    formula = f"{count / asked.batch / official:7.3f}" if official else f"{'-':>7}"
     print(f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {asked.batch / step:6.2f} "
-          f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f}", flush=True)  # fmt: skip
+          f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f} {formula}",
+          flush=True)  # fmt: skip
 
 
-def views_of(method: nn.Module, batch: int) -> dict[str, Tensor]:
-    """A batch of what the method's views give for a noise image."""
+def views_of(method: Method, batch: int) -> dict[str, Tensor]:
+    """A batch of what the method's views give for a noise image, with labels where it needs them."""
     image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (256, 256, 3), np.uint8))
     make = method.views()
-    return default_collate([make(image) for _ in range(batch)])
+    labels = {"label": torch.arange(batch)} if method.needs_labels else {}
+    return default_collate([make(image) for _ in range(batch)]) | labels
 
 
 class Recording(TorchFunctionMode):
@@ -152,25 +183,29 @@ class Recording(TorchFunctionMode):
 
     def __enter__(self) -> "Recording":
         modules = [m for m in self.method.modules() if isinstance(m, WHOLE)]
-        self.handles = [m.register_forward_pre_hook(self.enter) for m in modules]
+        self.handles = [m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in modules]
         self.handles += [m.register_forward_hook(self.leave) for m in modules]
         return super().__enter__()
 
-    def enter(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def enter(self, module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         if self.depth == 0:
-            like = Like.of(inputs[0])
             backward = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            like = replace(like, needs_gradient=backward and not isinstance(module, nn.Conv2d))  # images need none
-            self.found.append(Call(work=module, inputs=(like,), backward=backward))
+            likes = [Like.of(each) for each in inputs]
+            likes[0] = replace(likes[0], needs_gradient=backward and not isinstance(module, nn.Conv2d))  # of images: no
+            self.note(module, likes, {name: Like.of(each) for name, each in named.items()}, backward)
         self.depth += 1
+
+    def note(self, work: Callable, inputs: list[Like], named: dict[str, Like], backward: bool) -> None:
+        autocast = torch.is_autocast_enabled("cpu")
+        self.found.append(Call(work=work, inputs=tuple(inputs), named=named, backward=backward, autocast=autocast))
 
     def leave(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.depth -= 1
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> object:
         if func in PRODUCTS and self.depth == 0:
-            inputs = tuple(Like.of(each) for each in args[:2])
-            self.found.append(Call(work=func, inputs=inputs, backward=any(each.needs_gradient for each in inputs)))
+            inputs = [Like.of(each) for each in args[:2]]
+            self.note(func, inputs, {}, any(each.needs_gradient for each in inputs))
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, *error: object) -> None:
@@ -191,8 +226,8 @@ def stacks_of(calls: list[Call]) -> list[list[Call]]:
 
 
 def is_stacked(before: Call, after: Call) -> bool:
-    same = before.inputs == after.inputs and before.backward == after.backward
-    return same and isinstance(before.work, Block) and isinstance(after.work, Block)
+    same = replace(before, work=after.work) == after and type(before.work) is type(after.work)
+    return same and isinstance(after.work, BLOCKS)
 
 
 def replay(stacks: list[list[Call]], precision: str) -> float:
@@ -201,16 +236,21 @@ def replay(stacks: list[list[Call]], precision: str) -> float:
         for call in stack:
             if isinstance(call.work, nn.Module):
                 call.work.zero_grad(set_to_none=True)
-    inputs = [[each.make() for each in stack[0].inputs] for stack in stacks]
+    made = [inputs_of(stack[0]) for stack in stacks]
     started = time.perf_counter()
-    for stack, made in zip(stacks, inputs, strict=True):
-        with autocast("cpu", precision), nullcontext() if stack[0].backward else torch.no_grad():
-            found = stack[0].work(*made)
+    for stack, (inputs, named) in zip(stacks, made, strict=True):
+        kind = precision if stack[0].autocast else "float32"
+        with autocast("cpu", kind), nullcontext() if stack[0].backward else torch.no_grad():
+            found = stack[0].work(*inputs, **named)
             for call in stack[1:]:
-                found = call.work(found)
+                found = call.work(found, *inputs[1:], **named)
         if stack[0].backward:
             found.backward(torch.ones_like(found))
     return time.perf_counter() - started
+
+
+def inputs_of(call: Call) -> tuple[list[Tensor], dict[str, Tensor]]:
+    return [each.make() for each in call.inputs], {name: each.make() for name, each in call.named.items()}
 
 
 def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *rest: object, **more: object) -> int:

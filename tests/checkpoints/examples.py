@@ -11,6 +11,7 @@ from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetune
 from recorded_example import Example, Pairs, encode, masked_latent, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
+from rotary_examples import dinov3, dinov3_gated
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -302,6 +303,8 @@ EXAMPLES = {
     "dino": dino,
     "dino_student": dino_student_example,
     "dinov2": dinov2,
+    "dinov3": dinov3,
+    "dinov3_gated": dinov3_gated,
     "ibot": ibot,
     "msn": msn,
     "mocov3": mocov3,

@@ -72,24 +72,28 @@ def test_only_importers_that_can_read_it_are_named(name, changes, candidates, la
 
 
 BEYOND = {
-    "eva02_tiny_patch14_224": "EVA's kind",
-    "vit_small_patch16_dinov3": "no position table",
-    "vit_small_patch16_rope_mixed_ape_224": "rotary positions",
-    "deit_tiny_distilled_patch16_224": "a distillation token",
     "vit_base_patch16_xp_224": "blocks with parallel parts",
     "vit_small_patch16_18x2_224": "blocks with parallel parts",
     "vit_dwee_patch16_reg1_gap_256": "differential attention",
+    "vit_relpos_small_patch16_224": "relative positions of another kind",
+}
+NAMED = {
+    "eva02_tiny_patch14_224": "EVA's kind",
+    "eva02_base_patch14_224": "separate projections of queries, keys and values",
+    "vit_small_patch16_dinov3": "no position table",
+    "vit_small_patch16_rope_mixed_ape_224": "rotary positions",
     "beit3_base_patch16_224": "norms inside attention and MLP",
     "aimv2_large_patch14_224": "a gated MLP",
-    "vit_relpos_small_patch16_224": "relative positions of another kind",
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
-def test_what_no_vit_here_computes_is_named(name, tmp_path):
+@pytest.mark.parametrize("name", BEYOND | NAMED)
+def test_what_no_tensor_tells_is_named(name, tmp_path):
     path = saved({f"module.backbone.{key}": tensor for key, tensor in state_of(name).items()}, tmp_path)
     for reference in (path, f"dino:{path}", f"timm:{path}"):
-        assert BEYOND[name] in refusal(reference, ImportOptions(heads=4, statistics="half"))
+        said = refusal(reference, ImportOptions(heads=4, statistics="half"))
+        assert (BEYOND | NAMED)[name] in said
+        assert ("with bench import --architecture NAME" in said) == (name in NAMED)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,14 @@ def test_what_no_vit_here_computes_is_named(name, tmp_path):
 )
 def test_the_names_of_other_libraries_are_known(name, library, tmp_path):
     assert f"named by {library}" in refusal(saved({name: torch.zeros(2)}, tmp_path))
+
+
+def test_a_distilled_deit_is_a_vit_with_a_second_token(tmp_path):
+    path = saved(state_of("deit_tiny_distilled_patch16_224", num_classes=5), tmp_path)
+    options = ImportOptions(heads=4, statistics="imagenet")
+    export = load(path, options)
+    assert (export.spec.registers, export.facts["dropped"]) == (1, {"classifier": 4})
+    assert "it has a distillation token (dist_token)" in refusal(f"dino:{path}", options)
 
 
 def test_a_teacher_with_layer_scale_is_dinov2s(tmp_path):
@@ -149,6 +161,16 @@ class TestArchitecture:
         with torch.no_grad():
             assert (export.build()(images)[0] - model.forward_features(images)).abs().max() < 1e-5
 
+    @pytest.mark.parametrize("name", ["eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"])
+    def test_a_file_of_a_named_eva_computes_what_timm_computes(self, name, tmp_path):
+        torch.manual_seed(0)
+        model = timm.create_model(name, img_size=64 if "16" in name else 56).eval()
+        path = saved(model.state_dict(), tmp_path)
+        export = load(f"timm:{path}", ImportOptions(statistics="clip", architecture=name))
+        images = torch.randn(1, 3, *model.patch_embed.img_size)
+        with torch.no_grad():
+            assert (export.build()(images)[0] - model.forward_features(images)).abs().max() < 1e-5
+
     def test_timms_own_checkpoints_name_it(self, tmp_path):
         state = timm.create_model("test_vit2").state_dict()
         path = saved({"state_dict": state, "arch": "test_vit2", "epoch": 9, "version": 2}, tmp_path)
@@ -160,7 +182,7 @@ class TestArchitecture:
         [
             ("timm", "vit_tiny_patch16_224", "width of the tensors is 64, that of vit_tiny_patch16_224 is 192"),
             ("timm", "test_vit22", "timm has no model 'test_vit22'; did you mean test_vit2?"),
-            ("timm", "eva02_tiny_patch14_224", "is a Eva; timm's VisionTransformer and Beit can be imported"),
+            ("timm", "vit_relpos_small_patch16_224", "is a VisionTransformerRelPos, which has relative positions that"),
             ("dino", "test_vit2", "--architecture is for files of timm's models"),
         ],
     )

@@ -3,7 +3,16 @@
 import pytest
 from recordings import facts, matches
 
-from engine.training.schedules import PacedCosine, TableCosine, TrainProgress, WarmupCosine
+from engine.training.schedules import (
+    MultipliedWarmup,
+    PacedCosine,
+    Polynomial,
+    StepDecay,
+    TableCosine,
+    TimmCosine,
+    TrainProgress,
+    WarmupCosine,
+)
 
 TABLES = facts("lr_sched/lr_sched.json")
 
@@ -72,3 +81,36 @@ def test_msn_every_iteration():
     steps = arguments["T_max"]
     ours = [PacedCosine().at(arguments["ref_lr"], progress(step, steps, 1)) for step in range(steps)]
     assert ours == pytest.approx(used, rel=1e-12)
+
+
+SANE = {
+    TimmCosine: dict(warmup=5, floor=1e-6, start=1e-6, told="epoch"),
+    PacedCosine: {},
+    Polynomial: {},
+    StepDecay: dict(milestones=(8, 11)),
+    MultipliedWarmup: dict(schedule=Polynomial(), updates=10),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "rule"),
+    [
+        (TimmCosine, "warmup", -1.0, "a finite number, 0 or more"),
+        (TimmCosine, "floor", float("nan"), "a finite number, 0 or more"),
+        (TimmCosine, "start", float("inf"), "a finite number, 0 or more"),
+        (TimmCosine, "told", "step", "choose one of update, epoch"),
+        (PacedCosine, "warmup", -0.5, "a finite number, 0 or more"),
+        (PacedCosine, "pace", "day", "choose one of epoch, iteration"),
+        (Polynomial, "power", 0.0, "a finite number above 0"),
+        (Polynomial, "floor", -1e-6, "a finite number, 0 or more"),
+        (StepDecay, "milestones", (8, -1), "0 or more"),
+        (StepDecay, "factor", -0.1, "a finite number, 0 or more"),
+        (MultipliedWarmup, "updates", -1, "0 or more"),
+        (MultipliedWarmup, "start", 1.5, "from 0 to 1"),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(kind, field, value, rule):
+    kind(**SANE[kind])
+    with pytest.raises(ValueError, match=rf"{field}=.*: .*{rule}$") as error:
+        kind(**SANE[kind] | {field: value})
+    assert "\n" not in str(error.value)

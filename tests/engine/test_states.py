@@ -1,6 +1,8 @@
 """State files: exact, whole, few, and honest about what is broken."""
 
 import errno
+import os
+import stat
 from dataclasses import replace
 
 import pytest
@@ -35,6 +37,21 @@ def test_the_newest_are_kept(tmp_path):
     paths = [save_state(tmp_path, step, STATE) for step in (9, 10, 100)]
     assert states(tmp_path) == paths[:0:-1] and len(states(tmp_path)) == KEPT
     assert newest_whole(tmp_path) == paths[-1]
+
+
+def test_a_state_is_on_disk_before_an_older_one_goes(tmp_path, monkeypatch):
+    """Its bytes under another name, then the folder with its own: a power cut at any time leaves a whole state."""
+    save_state(tmp_path, 1, STATE), save_state(tmp_path, 2, STATE)
+    synced = []
+
+    def fsync(handle: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        synced.append(("folder" if folder else "file", [path.name.split("-")[1] for path in states(tmp_path)]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_state(tmp_path, 3, STATE)
+    one, two, three = (f"{step:09d}" for step in (1, 2, 3))
+    assert synced == [("file", [two, one]), ("folder", [three, two, one])] and len(states(tmp_path)) == KEPT
 
 
 def test_there_is_none_at_first(tmp_path):

@@ -1,17 +1,19 @@
 """How a method of ours is put into a recorded state, and how close what it then does must come to the recording."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from recordings import facts, tensors
+from recordings import facts, tensors, under
 from torch import Tensor, nn
 
+from pretrain.loop.updates import EACH_EPS, Updates
 from pretrain.method import TrainProgress
 
 # A gradient norm below it that was recorded in float32 is rounding: in exact arithmetic the gradient is zero, as that
 # of a key's bias, which adds a constant to all logits of a softmax.
 ROUNDING = 1e-6
+TOTALS = ("total_before_clip", "total")  # what recordings call the norm of all gradients
 EXACT = 1e-12  # for what both sides compute in float64: rates, momenta
 
 
@@ -65,6 +67,40 @@ def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, 
         assert ours < rounding, f"{what}: {ours:.2e}, recorded {float(norm):.2e}"
     else:
         close(ours, norm, limit, what)
+
+
+def close_gradients(method: nn.Module, recorded: Mapping[str, Tensor], limit: float) -> None:
+    """The gradients of all trained parameters; recorded: of these and no others, by our names."""
+    trained = {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
+    assert trained.keys() == recorded.keys()
+    for name, parameter in trained.items():
+        close(parameter.grad, recorded[name], limit, f"gradient of {name}")
+
+
+def close_norms(
+    updates: Updates,
+    recorded: Mapping[str, Tensor],
+    limit: float,
+    step: int,
+    named: Callable[[str], str] = str,
+    rounding: float = ROUNDING,
+) -> None:
+    """The norm of all gradients before the last update clipped them, and of each parameter's; recorded: "gradnormN.*".
+    named: recorded name -> ours."""
+    norms, clip = under(recorded, f"gradnorm{step}."), updates.recipe.clip
+    (total,) = (norms.pop(name) for name in TOTALS if name in norms)
+    close(updates.norm, total, limit, f"gradient norm {step}")
+    scale = max(1.0, (updates.norm + EACH_EPS) / clip) if clip else 1.0
+    assert norms
+    for name, norm in norms.items():
+        gradient = updates.method.get_parameter(named(name)).grad * scale
+        close_norm(gradient, norm, limit, f"{name}, step {step}", rounding)
+
+
+def check_decay(updates: Updates, decayed: Iterable[str], plain: Iterable[str], named: Callable[[str], str]) -> None:
+    """Which parameters have weight decay, and which have none; named: recorded name -> ours."""
+    ours = {name: group.weight_decay is None for group in updates.groups for name in group.parameters}
+    assert ours == dict.fromkeys(map(named, decayed), True) | dict.fromkeys(map(named, plain), False)
 
 
 def close_states(

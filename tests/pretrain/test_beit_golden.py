@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, close, close_norm, close_states, fill, progress, recording
+from recorded import (
+    EXACT,
+    check_decay,
+    close,
+    close_gradients,
+    close_norms,
+    close_states,
+    fill,
+    progress,
+    recording,
+)
 from recordings import under
 from torch import nn
 
@@ -66,12 +76,9 @@ def test_logits():
 
 
 def test_full_gradients():
-    method, recorded = start().method, state("grad0.")
+    method = start().method
     method(views(0)).loss.backward()
-    assert recorded
-    for name, parameter in method.named_parameters():
-        close(parameter.grad, recorded.pop(name), NORM, f"gradient of {name}")
-    assert not recorded
+    close_gradients(method, state("grad0."), NORM)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -82,20 +89,12 @@ def test_recorded_updates(dtype):
         close(updates.rates(now)[0], DATA[f"lr{step}"], EXACT, f"learning rate {step}")
         logs = updates.run([views(step, dtype)], now)
         close(logs["loss"], DATA[f"loss{step}"], LOSS, f"loss {step}")
-        close(logs["grad_norm"], DATA[f"gradnorm{step}.total_before_clip"], NORM, f"gradient norm {step}")
-        clipped = max(1.0, logs["grad_norm"] / CONFIG["clip"]) if CONFIG["clip"] else 1.0
-        for name, norm in under(DATA, f"gradnorm{step}.").items():
-            if name != "total_before_clip":
-                gradient = updates.method.get_parameter(our_name(name)).grad * clipped
-                close_norm(gradient, norm, NORM, f"{name}, step {step}")
+        close_norms(updates, DATA, NORM, step, our_name)
     close_states(updates.method.state_dict(), state("model_end."), END)
 
 
 def test_decayed_parameters():
-    groups = start().method.groups()
-    ours = {name: group.weight_decay is None for group in groups for name in group.parameters}
-    theirs = {our_name(name): True for name in CONFIG["decay"]} | {our_name(n): False for n in CONFIG["no_decay"]}
-    assert ours == theirs
+    check_decay(start(), CONFIG["decay"], CONFIG["no_decay"], our_name)
 
 
 def test_schedule():

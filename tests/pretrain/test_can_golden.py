@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import torch
-from recorded import EXACT, close, close_norm, close_states, fill, progress, recording
+from recorded import EXACT, check_decay, close, close_norm, close_norms, close_states, fill, progress, recording
 from recordings import under
 
 from pretrain.loop.updates import Updates
@@ -118,11 +118,7 @@ def test_recorded_updates():
         for ours, theirs in (("loss", "loss"), ("pixels", "loss_recon"), ("noise", "loss_noise"),
                              ("contrast", "loss_contrastive")):  # fmt: skip
             close(logs[ours], DATA[f"{theirs}{step}"], LOSS, f"{theirs} {step}")
-        close(logs["grad_norm"], DATA[f"gradnorm{step}.total"], NORM, f"gradient norm {step}")
-        for official, norm in under(DATA, f"gradnorm{step}.").items():
-            if official != "total":
-                gradient = updates.method.get_parameter(our_name(official)).grad
-                close_norm(gradient, norm, NORM, f"{official}, step {step}", rounding=EXACT)
+        close_norms(updates, DATA, NORM, step, our_name, rounding=EXACT)
     ends = under(DATA, "model_end.")
     trained = {our_name(name) for name in ends} | {our_name(FIXED[0])}
     assert trained == updates.method.state_dict().keys()
@@ -130,7 +126,4 @@ def test_recorded_updates():
 
 
 def test_decayed_parameters():
-    groups = start().method.groups()
-    ours = {name: group.weight_decay is None for group in groups for name in group.parameters}
-    theirs = {our_name(name): True for name in CONFIG["decay"]} | {our_name(n): False for n in CONFIG["no_decay"]}
-    assert ours == theirs
+    check_decay(start(), CONFIG["decay"], CONFIG["no_decay"], our_name)

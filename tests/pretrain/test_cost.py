@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
 from engine.extensions import source_files
-from pretrain.loop.cost import cost_of, counted
+from engine.flops import counted
+from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import exports_in
 
 METHODS = list(source_files("methods"))

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, close, close_norm, close_states, fill, progress, recording
+from recorded import (
+    EXACT,
+    check_decay,
+    close,
+    close_gradients,
+    close_norms,
+    close_states,
+    fill,
+    progress,
+    recording,
+)
 from recordings import under
 
 from pretrain.loop.updates import Updates
@@ -81,11 +91,7 @@ def test_forward_pass():
 def test_full_gradients():
     updates = start()
     updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
-    recorded = student("grad0.")
-    for name, parameter in updates.method.named_parameters():
-        if parameter.requires_grad:
-            close(parameter.grad, recorded.pop(name), NORM, f"gradient of {name}")
-    assert not recorded
+    close_gradients(updates.method, student("grad0."), NORM)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -98,12 +104,7 @@ def test_recorded_updates(dtype):
         close(updates.method.momentum(now), DATA[f"ema_decay{step}"], LOSS, f"the teacher's decay {step}")
         logs = updates.run([views(step, dtype)], now)
         close(logs["loss"], DATA[f"loss{step}"], LOSS, f"loss {step}")
-        close(logs["grad_norm"], DATA[f"gradnorm{step}.total_before_clip"], NORM, f"gradient norm {step}")
-        clipped = max(1.0, logs["grad_norm"] / CONFIG["clip"]) if CONFIG["clip"] else 1.0
-        for official, norm in under(DATA, f"gradnorm{step}.").items():
-            if official != "total_before_clip":
-                gradient = updates.method.get_parameter(our_name(official)).grad * clipped
-                close_norm(gradient, norm, NORM, f"{official}, step {step}")
+        close_norms(updates, DATA, NORM, step, our_name)
     ends = student("model_end.") | teacher("ema_end.")
     assert ends.keys() == updates.method.state_dict().keys()
     close_states(updates.method.state_dict(), ends, END)
@@ -117,7 +118,4 @@ def test_schedule():
 
 
 def test_decayed_parameters():
-    groups = start().method.groups()
-    ours = {name: group.weight_decay is None for group in groups for name in group.parameters}
-    theirs = {our_name(name): True for name in CONFIG["decay"]} | {our_name(n): False for n in CONFIG["no_decay"]}
-    assert ours == theirs
+    check_decay(start(), CONFIG["decay"], CONFIG["no_decay"], our_name)

@@ -5,7 +5,11 @@ import random
 import pytest
 import torch
 from recordings import facts, matches, tensors
+from torch.utils.data import default_collate
 
+from engine.extensions import load_extension
+from imagesets.sets import open_set
+from pretrain.loop.trainer import build
 from pretrain.parts import mask_shapes
 from pretrain.parts.mask_shapes import BlockMask, MaskNoise, blocks
 from pretrain.parts.masking import mask_at
@@ -42,12 +46,27 @@ def test_no_rectangle_hides_more_than_asked(monkeypatch):
         (((4, 4), 0, 2), "num_mask_patches=0"),
         (((4, 4), 8, 5), "min_mask_patches_per_block=5: must be above 0 and at most half of 3 x 3 patches"),
         (((4, 4), 8, 0), "min_mask_patches_per_block=0"),
+        (((14, 14), 12, 16), "min_mask_patches_per_block=16: must be no more than num_mask_patches=12"),
+        (((14, 14), 75, 16, 4), "max_mask_patches_per_block=4: must be no less than min_mask_patches_per_block=16"),
     ],
 )
 def test_block_masks_that_cannot_be(sizes, message):
     with pytest.raises(ValueError, match=message) as error:
         BlockMask(*sizes)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["beit", "data2vec", "maskfeat"])
+def test_a_batch_of_empty_masks_is_refused(name):
+    """One image without a mask is not, and counts for nothing."""
+    module = load_extension("methods", name)
+    method = build(module, module.RECIPES["smoke"], 0)
+    views = default_collate([method.views()(open_set("digits:", "train").image(at)) for at in range(2)])
+    one = {**views, "mask": views["mask"].clone().index_fill_(0, torch.tensor([1]), False)}
+    alone = {key: value[:1] for key, value in one.items()}
+    assert one["mask"].any() and method(one).loss.item() == pytest.approx(method(alone).loss.item(), rel=1e-5)
+    with pytest.raises(ValueError, match="none of the 2 images of this forward pass hides a patch"):
+        method({**views, "mask": torch.zeros_like(views["mask"])})
 
 
 def hidden_by(noise: MaskNoise) -> torch.Tensor:

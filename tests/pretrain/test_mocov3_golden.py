@@ -145,6 +145,7 @@ def test_schedules():
 
 def test_lars():
     names = [found[1] for found in matches(r"lars/(p\d+)_before", DATA)]
+    assert names
     parameters = {name: torch.nn.Parameter(DATA[f"lars/{name}_before"].clone()) for name in names}
     optimizer = Lars(list(parameters.values()), **LARS)
     for step in range(count(DATA, f"lars/{names[0]}_after{{}}")):

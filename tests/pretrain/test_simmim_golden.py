@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded import EXACT, close, close_norm, close_states, fill, progress, recording
+from recorded import (
+    EXACT,
+    check_decay,
+    close,
+    close_gradients,
+    close_norms,
+    close_states,
+    fill,
+    progress,
+    recording,
+)
 from recordings import matches, under
 
 from pretrain.loop.updates import Updates
@@ -43,12 +53,6 @@ def state(prefix: str) -> dict[str, torch.Tensor]:
     """The recorded parameters under `prefix` by our names."""
     found = {name: t for name, t in under(DATA, prefix).items() if "relative_position_index" not in name}
     return {our_name(name): ours(name, tensor) for name, tensor in found.items()}
-
-
-def norms(step: int) -> dict[str, torch.Tensor]:
-    """The norms of the recorded gradients, before clipping, by our names."""
-    found = under(DATA, f"gradnorm{step}.")
-    return {our_name(name): norm for name, norm in found.items() if name != "total_before_clip"}
 
 
 def recipe() -> Recipe:
@@ -94,10 +98,7 @@ def test_forward_pass():
 def test_full_gradients():
     updates = start()
     updates.back_from(views(0), progress(0, CONFIG, CONFIG["steps"]))
-    recorded = state("grad0.")
-    for name, parameter in updates.method.named_parameters():
-        close(parameter.grad, recorded.pop(name), NORM, f"gradient of {name}")
-    assert not recorded
+    close_gradients(updates.method, state("grad0."), NORM)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -109,18 +110,12 @@ def test_recorded_updates(dtype):
         close(updates.rates(now)[0], DATA[f"lr{step}"], EXACT, f"learning rate {step}")
         logs = updates.run([views(step, dtype)], now)
         close(logs["loss"], DATA[f"loss{step}"], LOSS, f"loss {step}")
-        close(logs["grad_norm"], DATA[f"gradnorm{step}.total_before_clip"], NORM, f"gradient norm {step}")
-        clipped = max(1.0, logs["grad_norm"] / CONFIG["clip"]) if CONFIG["clip"] else 1.0
-        for name, norm in norms(step).items():
-            close_norm(updates.method.get_parameter(name).grad * clipped, norm, NORM, f"{name}, step {step}")
+        close_norms(updates, DATA, NORM, step, our_name)
     close_states(updates.method.state_dict(), state("model_end."), END)
 
 
 def test_decayed_parameters():
-    groups = start().method.groups()
-    ours = {name: group.weight_decay is None for group in groups for name in group.parameters}
-    theirs = {our_name(name): True for name in CONFIG["has_decay"]} | {our_name(n): False for n in CONFIG["no_decay"]}
-    assert ours == theirs
+    check_decay(start(), CONFIG["has_decay"], CONFIG["no_decay"], our_name)
 
 
 def test_schedule():

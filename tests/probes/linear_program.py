@@ -21,7 +21,7 @@ from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
 from engine.training.interruptions import Stopped
-from probes.linear import sweep
+from probes.linear import company, sweep
 from probes.linear.heads import Heads
 from probes.tasks.linear import PROTOCOLS
 
@@ -47,13 +47,13 @@ def killed_once(folder: Path, protocol: str) -> None:
     before = saved_at(folder)
     child = os.fork()
     if not child:
-        evaluate_epoch = sweep.Sweep.evaluate_epoch
+        counted = sweep.Sweep.counted
 
         def slowly(self):
             time.sleep(0.02)
-            evaluate_epoch(self)
+            return counted(self)
 
-        sweep.Sweep.evaluate_epoch = slowly
+        sweep.Sweep.counted = slowly
         evaluated(folder, protocol)
         os._exit(0)
     while saved_at(folder) == before:
@@ -90,7 +90,7 @@ def waiting(folder: Path) -> list[int]:
 
 
 if __name__ == "__main__":
-    sweep.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
+    company.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
     place, name = Path(sys.argv[1]), sys.argv[2]
     if sys.argv[3:] == ["stop"]:
         with start_world("cpu"):  # one connection for both runs

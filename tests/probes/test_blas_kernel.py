@@ -155,7 +155,7 @@ from probes.knn.neighbours import search, unit_rows
 blas_kernel.own_choice = lambda: "Prescott"
 random = np.random.default_rng(0)
 gallery, queries = (unit_rows(random.standard_normal((count, 384))) for count in (3000, 100))
-similarities, indices = search(gallery, queries, 50)
+_, similarities, indices = search(gallery, queries, 50)
 product = queries.astype(np.float64) @ gallery.T.astype(np.float64)
 print(blas_kernel.in_use(), end=", ")
 print((np.argsort(-product, axis=1, kind="stable")[:, :50] == indices).all(), end=", ")

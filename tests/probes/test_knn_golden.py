@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from recordings import facts, tensors
 
-from probes.knn.neighbours import search, unit_rows, vote
+from probes.knn.neighbours import search, unit_rows
+from probes.knn.votes import vote
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}
 RECORDED = facts("knn/results.json")
@@ -23,7 +24,7 @@ def votes(backend: str, rows: str = ""):
     ks = sorted({entry["k"] for entry in entries if entry["k"] <= len(chosen)})
     temperatures = sorted({entry["T"] for entry in entries})
     gallery, queries = unit_rows(DATA["train_features"][chosen]), unit_rows(DATA["test_features"])
-    similarities, indices = search(gallery, queries, max(ks), backend)
+    _, similarities, indices = search(gallery, queries, max(ks), backend)
     labels = DATA["train_labels"][chosen]
     return vote(similarities, labels[indices], DATA["test_labels"], ks, temperatures), labels[indices]
 

@@ -1,7 +1,9 @@
 """Training on augmented images: the crops, their independence of workers, and what the heads are given."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from probes.features.readouts import kinds_of
 from probes.holdout import held_out
-from probes.linear.augmented import AugmentedBatches, TrainTransform, chunked
+from probes.linear import pieces
+from probes.linear.augmented import AugmentedStream, TrainTransform
 from probes.linear.batches import EpochPlan
 from probes.tasks.linear import Linear
 
@@ -48,36 +51,58 @@ def test_pixels_are_torchvisions_of_the_same_window(interpolation):
     assert 3 < flipped < 17
 
 
-def batches_of(export, images, rows, workers=1, skip_bad=False, seed=0):
-    return AugmentedBatches(
+class Listener:
+    """A follower that keeps what it is given."""
+
+    readouts = MappingProxyType({name: kinds_of(name, norm=True) for name in ("avg", "cls2")})
+    kinds = tuple(dict.fromkeys(kind for kinds in readouts.values() for kind in kinds))
+
+    def __init__(self, rows, size=20, iteration=0, drop_last=False):
+        self.rows, self.iteration = rows, iteration
+        self.plan = EpochPlan(rows=len(rows), asked=size, drop_last=drop_last, seed=0)
+        self.skipped, self.followed, self.forwards, self.batches = {}, 0, 0, []
+
+    def step(self, number, features, labels):
+        self.batches.append((features, labels))
+
+
+def stream_of(export, images, workers=1, seed=0, skip_bad=False):
+    return AugmentedStream(
         image_set=images,
-        rows=rows,
         backbone=Backbone(export),
-        readouts={name: kinds_of(name, norm=True) for name in ("avg", "cls2")},
-        plan=EpochPlan(rows=len(rows), asked=20, drop_last=False, seed=seed),
         interpolation="bilinear",
         rule="torchvision",
+        seed=seed,
         chunk=7,
         skip_bad=skip_bad,
         workers=workers,
     )
 
 
-def seen(batches, epoch=0):
-    found = []
-    batches.run(epoch, lambda number, *batch: found.append(batch))
-    return found
+def followed(export, *listeners, epoch=0, images=None, **settings):
+    """The listeners after an epoch of one stream."""
+    stream = stream_of(export, images or open_set("digits:", "train"), **settings)
+    stream.run(epoch, listeners, lambda: None)
+    return listeners
+
+
+def equal(one, other, rtol=0.0, atol=0.0):
+    """Whether two listeners were given the same batches."""
+    for (features, labels), (others, others_labels) in zip(one.batches, other.batches, strict=True):
+        assert torch.equal(labels, others_labels)
+        for name, value in features.items():
+            torch.testing.assert_close(value, others[name], rtol=rtol, atol=atol)
 
 
 def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     images = open_set("digits:", "train")
     rows = np.arange(0, 100, 2)
-    batches = batches_of(export, images, rows)
-    found = seen(batches, epoch=3)
-    order = rows[batches.plan.order(3)]
+    (listener,) = followed(export, Listener(rows), epoch=3)
+    everything = np.random.RandomState([0, 3]).permutation(len(images))
+    order = everything[np.isin(everything, rows)]
     assert sorted(order) == list(rows) and list(order) != list(rows)
-    assert [len(labels) for _, labels in found] == [20, 20, 10]
-    assert torch.cat([labels for _, labels in found]).tolist() == images.labels[order].tolist()
+    assert [len(labels) for _, labels in listener.batches] == [20, 20, 10]
+    assert torch.cat([labels for _, labels in listener.batches]).tolist() == images.labels[order].tolist()
     transform = TrainTransform(
         size=16, interpolation="bilinear", rule="torchvision", seed=0, epoch=3, names=np.arange(len(images))
     )
@@ -85,31 +110,69 @@ def test_heads_are_given_every_image_once_in_the_order_of_the_epoch(export):
     backbone = Backbone(export)
     layers = backbone.views(backbone.prepare(pixels), [(-1, True), (-2, True)])
     last, before = layers[-1, True], layers[-2, True]
-    torch.testing.assert_close(torch.cat([features["avg"] for features, _ in found]), last.avg, rtol=1e-4, atol=1e-5)
-    expected = torch.cat([before.cls, last.cls], dim=1)
-    torch.testing.assert_close(torch.cat([features["cls2"] for features, _ in found]), expected, rtol=1e-4, atol=1e-5)
+    found = {name: torch.cat([features[name] for features, _ in listener.batches]) for name in Listener.readouts}
+    torch.testing.assert_close(found["avg"], last.avg, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["cls2"], torch.cat([before.cls, last.cls], dim=1), rtol=1e-4, atol=1e-5)
 
 
 def test_workers_change_no_bit(export):
-    images, rows = open_set("digits:", "train"), np.arange(60)
-    one, three = (seen(batches_of(export, images, rows, workers)) for workers in (1, 3))
-    for (features, labels), (other, others_labels) in zip(one, three, strict=True):
-        assert torch.equal(labels, others_labels)
-        assert all(torch.equal(value, other[name]) for name, value in features.items())
+    (one,), (three,) = (followed(export, Listener(np.arange(60)), workers=workers) for workers in (1, 3))
+    equal(one, three)
+
+
+def test_company_changes_nothing_but_roundings_and_every_image_is_computed_once(export):
+    """Other images held out, other batches, incomplete ones left out."""
+
+    def listeners():
+        return [Listener(np.arange(100)), Listener(np.arange(3, 90), 32, drop_last=True), Listener(np.arange(0, 99, 4))]
+
+    together = followed(export, *listeners(), workers=2)
+    assert [each.followed for each in together] == [100, 100, 100]
+    assert [each.forwards for each in together] == [34, 33, 33]
+    for one, other in zip(listeners(), together, strict=True):
+        (alone,) = followed(export, one)
+        assert alone.forwards == len(alone.rows) - 23 * (alone.plan.drop_last)
+        equal(alone, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_epoch_goes_on_with_the_same_bits(export):
+    """A follower behind the others is given its own batches, and chunks that all have had are not computed again."""
+    rows = np.arange(100)
+    whole, _ = followed(export, Listener(rows), Listener(rows, 50))
+    rest, over = followed(export, Listener(rows, iteration=3), Listener(rows, 50, iteration=2))
+    whole.batches, behind = whole.batches[3:], 100 - 60 + 60 % 7
+    equal(whole, rest)
+    assert over.batches == [] and rest.followed == behind
+    (done,) = followed(export, Listener(rows, iteration=5))
+    assert done.batches == [] and done.followed == 0
+
+
+def test_slow_heads_hold_the_cores_back(export, monkeypatch):
+    """The features that wait for the heads are bounded, and none is lost."""
+    monkeypatch.setattr(pieces, "AHEAD", 2)
+    rows, waiting = np.arange(200), []
+    taken = pieces.Pieces.take
+
+    def take(self, done):
+        taken(self, done)
+        waiting.append(len(self._waiting))
+
+    monkeypatch.setattr(pieces.Pieces, "take", take)
+    slow, (quick,) = Listener(rows), followed(export, Listener(rows))
+    monkeypatch.setattr(slow, "step", lambda *batch: (time.sleep(0.02), Listener.step(slow, *batch)))
+    followed(export, slow, workers=3)
+    equal(quick, slow)
+    assert max(waiting) <= 2 + 3
 
 
 def test_epochs_and_seeds_differ(export):
-    images, rows = open_set("digits:", "train"), np.arange(20)
+    rows = np.arange(20)
     values = {
-        (seed, epoch): float(seen(batches_of(export, images, rows, seed=seed), epoch)[0][0]["avg"][0, 0])
+        (seed, epoch): float(followed(export, Listener(rows), epoch=epoch, seed=seed)[0].batches[0][0]["avg"][0, 0])
         for seed in (0, 1)
         for epoch in (0, 1)
     }
     assert len(set(values.values())) == 4
-
-
-def test_chunks_do_not_cross_batches():
-    assert chunked(10, 6, 4) == [[range(0, 4), range(4, 6)], [range(6, 10)]]
 
 
 def write_folder(root):

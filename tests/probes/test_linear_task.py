@@ -13,7 +13,7 @@ from toy_exports import export_of_size, workspace
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined, kinds_of
-from probes.linear import sweep
+from probes.linear import company
 from probes.linear.sweep import Sweep
 from probes.splits import open_splits
 from probes.tasks.linear import Linear
@@ -110,16 +110,16 @@ def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
 
 def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatch, capsys):
     """The second one waits, says so, and goes on from what the first one saved last."""
-    epochs, evaluate_epoch, began = [], Sweep.evaluate_epoch, threading.Event()
+    epochs, counted, began = [], Sweep.counted, threading.Event()
 
     def slowly(self):
         epochs.append((threading.get_ident(), self.epoch))
         began.set()
         time.sleep(0.02)
-        evaluate_epoch(self)
+        return counted(self)
 
-    monkeypatch.setattr(Sweep, "evaluate_epoch", slowly)
-    monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(Sweep, "counted", slowly)
+    monkeypatch.setattr(company, "SAVE_EVERY", 0.0)
     space = workspace(tmp_path, "digits:", limit=100)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(SMALL.run, export, space)

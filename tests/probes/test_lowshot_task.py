@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
-from engine.distributed import World
 from imagesets.sets import open_set
-from probes.lowshot.fitting import preprocessed
-from probes.lowshot.shots import PUBLISHED, part_of, places, subset_rows, subsets, union
+from probes.lowshot.prepared import preprocessed
+from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
@@ -107,15 +106,14 @@ def test_draws_are_nested_balanced_and_differ_between_splits_and_seeds():
 
 def test_rows_are_found_whatever_was_extracted():
     train = open_set("digits:", "train")
-    parts = subsets(train, (2, 5), (0.02,), 3, seed=0)
-    gathered = union(train, parts)
-    assert len(set(paths(gathered))) == len(gathered) < sum(len(part.images) for part in parts)
-    for images in (train, gathered):
-        kept = np.arange(1, len(images))  # image 0 was unreadable
-        found = places(images, kept)
-        for part in parts:
-            wanted = [path for path in paths(part.images) if path != images.path(0)]
-            assert [images.path(kept[row]) for row in subset_rows(part, found)] == wanted
+    parts = [*subsets(train, (2, 5), (0.02,), 3, seed=0), Subset(name="100percent", split=0, images=train)]
+    indices = indices_of(train, parts)
+    assert [paths(train.subset(place, "")) for place in indices] == [paths(part.images) for part in parts]
+    union = np.unique(np.concatenate(indices[:-1]))
+    assert len(union) < sum(map(len, indices[:-1]))
+    for read in (np.arange(1, len(train)), union[1:]):  # the first image was unreadable
+        for place in indices[:-1]:
+            assert read[rows_among(place, read)].tolist() == [image for image in place if image in read]
 
 
 def test_large_sets_are_extracted_in_part_with_the_same_numbers(export, tmp_path, monkeypatch):
@@ -194,23 +192,6 @@ def test_held_out_training_images_choose(export, tmp_path):
     assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
     with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images leaves a class none"):
         replace(task, shots=(1,), fractions=()).run(export, space)
-
-
-def test_shares_of_the_subsets_cover_them(export, tmp_path):
-    """What two processes fit together is what one fits."""
-    space = workspace(tmp_path, "digits:", limit=200)
-    parts = list(range(5))
-    seen = []
-
-    class Told:
-        def fit(self, name, rows):
-            seen.append(name)
-            return []
-
-    made = subsets(open_set(space.data, "train"), (1,), (), 5, 0)
-    for rank in range(2):
-        SMALL.fit_share(Told(), made, parts, World(rank=rank, size=2))
-    assert sorted(seen) == [f"1shot of split {split}" for split in range(5)]
 
 
 def test_features_without_direction_are_zero_and_said(export, tmp_path):

@@ -6,11 +6,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from meeting import together
 
-from probes.knn import neighbours
-from probes.knn.neighbours import search, unit_rows, vote
+from engine.distributed import World
+from probes.knn import neighbours, votes
+from probes.knn.neighbours import search, tiles_of, unit_rows
+from probes.knn.votes import vote
 
 BACKENDS = ("faiss", "torch")
+by_torch = neighbours._torch
 
 
 def points(count, width=16, seed=0):
@@ -27,7 +31,7 @@ def sorted_product(gallery, queries, k):
 @pytest.mark.parametrize(("count", "queries", "k"), [(500, 90, 200), (300, 7, 1), (64, 33, 64)])
 def test_search_is_exact(backend, count, queries, k):
     gallery, asked = points(count), points(queries, seed=1)
-    similarities, indices = search(gallery, asked, k, backend)
+    _, similarities, indices = search(gallery, asked, k, backend)
     expected, places = sorted_product(gallery, asked, k)
     np.testing.assert_array_equal(indices, places)
     np.testing.assert_allclose(similarities, expected, atol=1e-6)
@@ -40,30 +44,98 @@ def test_our_faiss_search_is_that_of_its_flat_index():
     index = faiss.IndexFlatIP(gallery.shape[1])
     index.add(gallery)
     similarities, indices = index.search(asked, 50)
-    ours = search(gallery, asked, 50)
+    ours = search(gallery, asked, 50)[1:]
     np.testing.assert_array_equal(ours[0], similarities)
     np.testing.assert_array_equal(ours[1], indices)
+
+
+@pytest.mark.parametrize(
+    ("device", "k", "places"), [("cpu", 5, []), ("cuda", 5, [3]), ("cuda:1", 5, [1]), ("cuda", 7, [])]
+)
+def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, monkeypatch):
+    """Not on all, which other processes use; not at all with `--device cpu`, nor for more than it finds there."""
+    faiss = pytest.importorskip("faiss")
+    gallery, asked, used = points(100), points(9, seed=1), []
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 4, raising=False)
+    monkeypatch.setattr(neighbours, "gpu_memory", lambda: "memory")
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_gpu", lambda memory, number, index: (used.append(number), index)[1], raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(neighbours, "GPU_NEIGHBOURS", 6)
+    monkeypatch.setattr(neighbours, "_torch", lambda gallery, k, device: by_torch(gallery, k, "cpu"))
+    found = search(gallery, asked, k, device=device)
+    np.testing.assert_array_equal(found.indices, sorted_product(gallery, asked, k)[1])
+    assert used == places
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equal_neighbours_come_in_the_order_of_the_gallery(backend):
     gallery = np.repeat(points(10), 4, axis=0)
-    indices = search(gallery, gallery, 8, backend)[1]
+    indices = search(gallery, gallery, 8, backend).indices
     for row in indices:
         assert list(row) == [*range(row[0], row[0] + 4), *range(row[4], row[4] + 4)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_parts_of_gallery_and_queries_merge_to_the_whole(backend, monkeypatch):
+def test_tiles_merge_to_the_whole(backend, monkeypatch):
     gallery, asked = points(503), points(41, seed=2)
     whole = search(gallery, asked, 60, backend)
-    monkeypatch.setattr(neighbours, "GALLERY", 37)  # fewer rows than k in every part
+    monkeypatch.setattr(neighbours, "TOGETHER", 17)
+    monkeypatch.setattr(neighbours, "GALLERY", 37)  # fewer rows than k in every tile
     monkeypatch.setattr(neighbours, "QUERIES", 23)
     done = []
     parts = search(gallery, asked, 60, backend, advance=done.append)
-    np.testing.assert_array_equal(parts[1], whole[1])
-    np.testing.assert_allclose(parts[0], whole[0], atol=1e-6)
-    assert done == [23, 18]
+    np.testing.assert_array_equal(parts.indices, whole.indices)
+    np.testing.assert_allclose(parts.similarities, whole.similarities, atol=1e-6)
+    assert sum(done) == 14 * 2
+
+
+def test_faiss_in_blocks_of_its_own_size_has_the_bits_of_one_search(monkeypatch):
+    """FAISS multiplies 1024 rows at once, so its products do not change where a block ends after a multiple of them."""
+    gallery, asked = points(5000, width=48), points(300, width=48, seed=1)
+    whole = search(gallery, asked, 120)
+    monkeypatch.setattr(neighbours, "GALLERY", 2048)
+    parts = search(gallery, asked, 120)
+    np.testing.assert_array_equal(parts.similarities, whole.similarities)
+    np.testing.assert_array_equal(parts.indices, whole.indices)
+    assert 1 << 18 == 256 * 1024  # the real block
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 40])
+def test_processes_share_the_tiles_and_find_what_one_finds(size, monkeypatch):
+    monkeypatch.setattr(neighbours, "GALLERY", 50)
+    monkeypatch.setattr(neighbours, "QUERIES", 23)
+    gallery, asked = np.repeat(points(130), 4, axis=0), points(100, seed=2)  # each row four times: ties everywhere
+    whole = search(gallery, asked, 61)
+    parts = together(size, lambda world: search(gallery, asked, 61, world=world))
+    assert sorted(np.concatenate([part.places for part in parts])) == list(range(100))
+    for part in parts:
+        np.testing.assert_array_equal(part.similarities, whole.similarities[part.places])
+        np.testing.assert_array_equal(part.indices, whole.indices[part.places])
+
+
+@pytest.mark.parametrize(("gallery", "queries", "size"), [(1_281_167, 50_000, 8), (1000, 100, 3), (600_000, 9000, 2)])
+def test_every_tile_has_one_process_and_all_have_as_many(gallery, queries, size):
+    shares = [tiles_of(gallery, queries, World(rank=rank, size=size)) for rank in range(size)]
+    tiles = [(rows.start, number) for share in shares for rows, numbers in share for number in numbers]
+    blocks, across = -(-gallery // (1 << 18)), -(-queries // 2048)
+    assert tiles == [(block << 18, number) for block in range(blocks) for number in range(across)]
+    counts = [sum(len(numbers) for _, numbers in share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+    assert all(rows.stop <= gallery for share in shares for rows, _ in share)
+
+
+def test_an_error_in_one_process_is_raised_in_all():
+    gallery = np.ones((30, 4), np.float32)
+    gallery[21, 1] = np.nan
+
+    def work(world):
+        with pytest.raises(ValueError, match="row 21 "):
+            search(gallery, points(9, 4), 3, prepare=unit_rows, world=world)
+        return True
+
+    assert together(2, work) == [True, True]
 
 
 @pytest.mark.parametrize("k", [0, 11])
@@ -78,7 +150,7 @@ def test_without_faiss_the_message_says_what_to_install(monkeypatch):
         search(points(10), points(2), 3)
     text = str(caught.value)
     assert "ssl-vit-bench[cpu]" in text and "ssl-vit-bench[gpu]" in text and "\n" not in text
-    assert search(points(10), points(2), 3, "torch")[1].shape == (2, 3)
+    assert search(points(10), points(2), 3, "torch").indices.shape == (2, 3)
 
 
 def test_normalised_is_torchs_normalize(monkeypatch):
@@ -108,7 +180,7 @@ def scores(similarities, labels, k, temperature):
 
 @pytest.mark.parametrize("voters", [7, 512])
 def test_votes_are_the_formula(voters, monkeypatch):
-    monkeypatch.setattr(neighbours, "VOTERS", voters)
+    monkeypatch.setattr(votes, "VOTERS", voters)
     random = np.random.default_rng(4)
     similarities = -np.sort(-random.uniform(0, 1, (50, 40)), axis=1).astype(np.float32)
     near, labels = random.integers(0, 12, (50, 40)), random.integers(0, 12, 50)

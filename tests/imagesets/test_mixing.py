@@ -1,4 +1,4 @@
-"""Mixup, CutMix and label smoothing against timm's, and the numbers that images bring along for them."""
+"""Mixup, CutMix and label smoothing against timm's, with the boxes of the sources' timm, and the numbers drawn."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from timm.data import Mixup
 from timm.data.mixup import mixup_target
 
 from engine.seeding import AUGMENT, seeded
-from pretrain.parts.mixing import drawn_mix, mixed, smoothed
+from imagesets.mixing import drawn_mix, mixed, smoothed
 
 CLASSES, SMOOTHING = 7, 0.1
 GENERATOR = torch.Generator().manual_seed(0)
@@ -17,12 +17,19 @@ LABELS = torch.tensor([0, 3, 3, 6])
 
 
 def by_timm(images: torch.Tensor, draws: list[float], monkeypatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """timm's Mixup with these draws in place of its own."""
+    """timm's Mixup with these draws in place of its own, and the boxes of its release 0.3.2."""
     share, boxed, row, column = draws
+
+    def box(shape: torch.Size, share: float, count: int | None = None) -> tuple[int, ...]:
+        found = []
+        for side, centre in zip(shape[-2:], (int(row * shape[-2]), int(column * shape[-1])), strict=True):
+            cut = int(side * np.sqrt(1 - share))
+            found += [np.clip(centre - cut // 2, 0, side), np.clip(centre + cut // 2, 0, side)]
+        return tuple(found)
+
     mix = Mixup(0.8, 1.0, label_smoothing=SMOOTHING, num_classes=CLASSES)
     monkeypatch.setattr(mix, "_params_per_batch", lambda: (share, bool(boxed)))
-    centres = iter([int(row * images.shape[2]), int(column * images.shape[3])])
-    monkeypatch.setattr(np.random, "randint", lambda *bounds, size=None: next(centres))
+    monkeypatch.setattr("timm.data.mixup.rand_bbox", box)
     return mix(images.clone(), LABELS)
 
 
@@ -41,10 +48,20 @@ def by_timm(images: torch.Tensor, draws: list[float], monkeypatch) -> tuple[torc
 )
 def test_mixing_is_timms(size, draws, monkeypatch):
     images = torch.randn(4, 3, *size, generator=GENERATOR)
-    others = [[0.5, 0.5, 0.5, 0.5]] * 3  # of the other images, which do not count
-    ours = mixed(images, smoothed(LABELS, CLASSES, SMOOTHING), torch.tensor([draws, *others]))
+    ours = mixed(images, smoothed(LABELS, CLASSES, SMOOTHING), torch.tensor(draws))
     for found, expected in zip(ours, by_timm(images, draws, monkeypatch), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "side"), [(0.9, 4), (0.84, 6), (0.8, 6), (0.75, 8)])
+def test_a_box_with_odd_sides_lacks_a_row_and_a_column(share, side):
+    """int(16 sqrt(1 - share)) is 5, 6, 7 and 8: timm 0.3.2's boxes reach half of it, rounded down, either way."""
+    images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 3, 16, 16)
+    found, targets = mixed(images, smoothed(LABELS, CLASSES, 0.0), torch.tensor([share, 1.0, 0.5, 0.5]))
+    box = (found[0, 0] != 0).nonzero()
+    assert len(box) == side**2
+    assert box.min() == 8 - side // 2 and box.max() == 7 + side // 2
+    assert targets[0, 0] == 1 - side**2 / 256
 
 
 def test_smoothing_is_timms():

@@ -1,8 +1,9 @@
-"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) as timm 1.0's Mixup computes them for a whole forward pass; in
-that of DeiT's time (0.3.2, data/mixup.py, rand_bbox) boxes with an odd number of rows or columns had one less.
+"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019), as timm's Mixup computed them for a whole batch when the
+sources were written: DeiT, MAE, BEiT and what followed them, with timm 0.3.2 to 0.4.12.
 
-Every image brings numbers drawn in its loader; those of the first one decide for all, so that a forward pass draws
-nothing. Images are mixed with those of the reversed batch. B images, K classes.
+There (data/mixup.py, rand_bbox) a box reaches as far beyond its centre as before it, so that one with an odd number of
+rows or columns has one less. timm 1.0 no longer leaves it out, which is why its Mixup is not used here.
+Images are mixed with those of the reversed batch. B images, K classes.
 """
 
 import random
@@ -23,11 +24,11 @@ def drawn_mix(mixup: float, cutmix: float) -> Tensor:
 
 
 def mixed(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, 3, H, W), (B, K) probabilities, (B, 4) of `drawn_mix` -> images and targets, mixed with the reversed batch's.
+    """(B, 3, H, W), (B, K) probabilities, (4,) of `drawn_mix` -> images and targets, mixed with the reversed batch's.
 
     The targets' share is the area that is left, where a box was cut off by the border (timm's correct_lam).
     """
-    share, boxed, row, column = draws[0]
+    share, boxed, row, column = draws
     height, width = images.shape[-2:]
     down, across = (_within(centre, side, share) for centre, side in ((row, height), (column, width)))
     outside = 1.0 - down[:, None] * across[None, :]  # (H, W)
@@ -38,10 +39,10 @@ def mixed(images: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tenso
 
 
 def _within(centre: Tensor, side: int, share: Tensor) -> Tensor:
-    """(side,) 1 for the rows (columns) of the box with an area of 1 - share around `centre`, else 0."""
-    length, middle = (side * (1.0 - share).sqrt()).floor(), (side * centre).floor()
+    """(side,) 1 for the rows (columns) of the box with an area of about 1 - share around `centre`, else 0."""
+    half, middle = ((side * (1.0 - share).sqrt()).floor() / 2).floor(), (side * centre).floor()
     places = torch.arange(side, device=centre.device)
-    inside = (places >= middle - (length / 2).floor()) & (places < middle + ((length + 1) / 2).floor())
+    inside = (places >= middle - half) & (places < middle + half)
     return inside.to(share.dtype)
 
 

@@ -1,0 +1,76 @@
+"""Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
+
+import argparse
+
+EPILOG = """examples:
+  bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
+  bench plan --checkpoint a.pth --suite full --data imagenet ade20k cityscapes coco --assume h100 --gpus 8 --out results
+  bench plan --checkpoint a.pth --suite frozen --data in1k=imagenet:/data --out results --json > jobs.json
+
+The first plan measures this machine for about a minute and keeps that in OUT/cache/calibration; later runs and plans
+with the same architecture, device, precision and images use it. `bench run` then shows plan beside truth.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench run`, and those of the plan."""
+    from bench.commands import run as evaluation
+
+    evaluation.add_arguments(parser)
+    parser.epilog = EPILOG
+    group = parser.add_argument_group("of the plan")
+    group.add_argument("--json", action="store_true", help="print a JSON list for schedulers, an entry for each job")
+    group.add_argument(
+        "--script", action="store_true", help="print a shell script, a command for each job, cheapest first"
+    )
+    group.add_argument("--assume", metavar="MACHINE",
+        help="h100 or a100, times --gpus and --nodes, in place of this machine: nothing is measured, and --data may be "
+        "imagenet, ade20k, cityscapes or coco alone")  # fmt: skip
+    group.add_argument("--fresh", action="store_true", help="measure again what was kept")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0, or 1 where a job would fail."""
+    from bench.cli.devices import chosen_device
+    from bench.cluster.words import words_of
+    from bench.commands.run import evaluation_request
+    from bench.planning.calibration import free_memory
+    from bench.planning.machines import machine
+    from bench.run.planner import as_json, entries, foreseen, report, script_lines
+    from engine.printing import say
+
+    if arguments.json and arguments.script:
+        raise ValueError("--json or --script: give one of them")
+    device = "cpu" if arguments.assume else chosen_device(arguments.device)
+    gpus = arguments.cluster_gpus or (1 if arguments.assume or device.startswith("cuda") else 0)
+    gpus *= arguments.cluster_nodes or 1
+    assumed = None
+    if arguments.assume:
+        precision = "bfloat16" if arguments.precision == "float32" else arguments.precision
+        assumed = machine(arguments.assume, gpus, arguments.workers, precision)
+    request = evaluation_request(arguments, device)
+    found, lines = foreseen(request, assumed, arguments.fresh)
+
+    def command(checkpoint, job) -> list[str]:
+        replaced = {
+            "checkpoint": [checkpoint.reference],
+            "name": [checkpoint.used.name],
+            "statistics": None,
+            "suite": job.chosen.name,
+            "data": [f"{job.data.name}={job.data.url}"],
+            "set": [text for text in arguments.set if _is_of(text, job.chosen)],
+        }
+        return ["bench", *words_of("run", arguments, replaced)]
+
+    made = entries(found, command, gpus)
+    if arguments.json:
+        say(*as_json(made).split("\n"))
+    elif arguments.script:
+        say(*script_lines(made))
+    else:
+        say(*report(found, lines, assumed.memory if assumed else free_memory(device), gpus))
+    return 1 if any(entry["problem"] for entry in made) else 0
+
+
+def _is_of(text: str, chosen) -> bool:
+    return text.partition("=")[0].rpartition(".")[0] in (chosen.key, chosen.name)

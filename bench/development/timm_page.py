@@ -1,0 +1,76 @@
+"""docs/timm.md, written from timm's list of pretrained models: which ViTs are imported, and why others are not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torch
+
+from checkpoints.spec import ViTSpec
+from checkpoints.timm_models import pretrained_names, spec_of
+
+PAGE = Path("docs/timm.md")
+INTRODUCTION = """# timm's Vision Transformers
+
+`bench run --checkpoint timm:ARCHITECTURE.WEIGHTS` takes every name of the second table with any of its weights. The
+test `tests/checkpoints/test_timm_names.py` builds each of them small, draws all its parameters, saves, imports and
+exports it. Features of the import, of the export read by plain timm, and timm's own agree to 1e-6 of the largest value.
+Classifiers and attention-pooling heads are dropped by name; "pooled" is the representation that timm evaluates without
+them. Where patches leave pixels of an image out (378 of 384), the import crops these pixels.
+
+The tables hold every name of `timm.list_pretrained()` in these files of timm: {family}.
+They are {names} names of {architectures} architectures; {imported} names are imported. timm's other transformers are
+hierarchical (Swin, MViT, Hiera), of other blocks (CaiT, XCiT, VOLO, CrossViT), or parts of language models that take
+any number of patches (Qwen, Gemma, DeepSeek); `bench import` says so of each.
+
+`bench dev timm` writes this page from timm {version}: do not edit it by hand.
+"""
+
+
+def timm_page() -> str:
+    """The whole page; builds each architecture without memory for its weights, a minute in all."""
+    names = pretrained_names()
+    found = {architecture: outcome(architecture) for architecture in names}
+    refused = {name: answer for name, answer in found.items() if isinstance(answer, str)}
+    imported = {name: answer for name, answer in found.items() if isinstance(answer, ViTSpec)}
+    introduction = INTRODUCTION.format(
+        family=", ".join(f"`{module}.py`" for module in sorted({_file(name) for name in names})),
+        names=sum(map(len, names.values())),
+        architectures=len(names),
+        imported=sum(len(names[name]) for name in imported),
+        version=timm.__version__,
+    )
+    tables = [
+        *_table("Refused", "reason", {n: (names[n], reason) for n, reason in refused.items()}),
+        *_table(
+            "Imported", "what it is", {name: (names[name], description_of(spec)) for name, spec in imported.items()}
+        ),
+    ]
+    return "\n".join([introduction, *tables])
+
+
+def outcome(architecture: str) -> ViTSpec | str:
+    """What timm's model of that name is, or why it is not imported."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    try:
+        return spec_of(model, architecture)
+    except ValueError as error:
+        return str(error).removeprefix(architecture).removeprefix(" cannot be imported:").strip()
+
+
+def description_of(spec: ViTSpec) -> str:
+    """One line: size, image, and the representation that timm evaluates."""
+    return f"{spec.label}, {spec.size_text}, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
+
+
+def _file(architecture: str) -> str:
+    return timm.model_entrypoint(architecture).__module__.rpartition(".")[2]
+
+
+def _table(title: str, column: str, rows: dict[str, tuple[list[str], str]]) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield from (f"| timm's architecture | weights | {column} |", "|---|---|---|")
+    for name, (tags, text) in rows.items():
+        yield f"| `{name}` | {', '.join(f'`{tag}`' for tag in tags)} | {text} |"
+    yield ""

@@ -1,0 +1,267 @@
+"""What a report shows, as plain values: made of result files alone, so that the same results give the same page."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from bench.leaderboard.tables import number, row_names, troubles
+from bench.results.board import Board, Cell, Row, best, group_of
+from bench.results.record import CheckpointUsed, Result
+from bench.results.units import number_text
+from bench.statistics.matching import Measured
+from bench.statistics.significance import Key, key_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownNumber:
+    """One number of a table. place: where its interval and itself lie on its column's axis, from 0 to 1."""
+
+    text: str
+    value: float | None = None  # None: there is no number
+    place: tuple[float, float, float] | None = None  # low end, value, high end
+    first: bool = False  # the best of its column, or level with it
+    results: tuple[int, ...] = ()  # the result files that it is made of, by their place in Report.results
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownRow:
+    """One checkpoint in a table."""
+
+    name: str
+    kind: str  # "measured", "floor" or "published"
+    rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none
+    numbers: tuple[ShownNumber, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownTable:
+    """One group of the board: an image set under a protocol."""
+
+    anchor: str
+    group: str
+    data: str
+    protocol: str
+    source: str
+    settings: Mapping[str, object]
+    metrics: tuple[str, ...]
+    axis: tuple[str, str] | None  # what the ends of the first column's axis mean
+    rows: tuple[ShownRow, ...]
+    caveats: tuple[str, ...]
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportContents:
+    """A whole page."""
+
+    tables: tuple[ShownTable, ...]
+    checkpoints: tuple[Mapping[str, object], ...]
+    results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
+    troubles: tuple[str, ...]
+    verdict: str
+    newest: str  # date of the newest result
+
+
+def contents(board: Board, measured: Sequence[Measured], level: Mapping[Key, frozenset[Key]]) -> ReportContents:
+    """What a board and the results that it is made of look like. level: who shares the first place of a column."""
+    good = [each.result for each in measured if each.result.status == "ok"]
+    places: dict[tuple[str, Key], list[int]] = {}
+    for at, result in enumerate(good):
+        places.setdefault((group_of(result), key_of(result.checkpoint)), []).append(at)
+    tables = tuple(_table(board, group, good, places, level) for group in board.groups)
+    return ReportContents(
+        tables=tables,
+        checkpoints=tuple(_facts(row, name) for row, name in zip(board.rows, _names(board), strict=True)),
+        results=tuple(provenance(result) for result in good),
+        troubles=tuple(troubles(board)),
+        verdict=overall(tables),
+        newest=max((result.date for result in good), default=""),
+    )
+
+
+def _names(board: Board) -> list[str]:
+    names = row_names(board)
+    return [names[row.checkpoint] for row in board.rows]
+
+
+def _facts(row: Row, name: str) -> dict[str, object]:
+    used, cost = row.checkpoint, asdict(row.checkpoint.training_cost)
+    return {
+        "name": name,
+        "kind": row_kind(row),
+        "method": used.method,
+        "recipe": used.recipe,
+        "branch": used.branch,
+        "architecture": used.architecture,
+        "parameters": used.parameters,
+        "digest": used.digest,
+        "source": used.source,
+        "cost": {key: value for key, value in cost.items() if value},
+    }
+
+
+def row_kind(row: Row) -> str:
+    """ "published", "floor" or "measured"."""
+    return "published" if row.published else "floor" if row.checkpoint.is_floor else "measured"
+
+
+def _table(
+    board: Board,
+    group: str,
+    results: Sequence[Result],
+    places: Mapping[tuple[str, Key], list[int]],
+    level: Mapping[Key, frozenset[Key]],
+) -> ShownTable:
+    metrics, names = board.groups[group], row_names(board)
+    rows = [row for row in board.rows if any(key[0] == group for key in row.cells)]
+    main, axis = metrics[0], axis_of([row.cells.get((group, metrics[0])) for row in rows])
+    ranked = ranks(rows, (group, main), level.get((group, main), frozenset()))
+    shown = []
+    for row in sorted(rows, key=lambda row: _order(row.cells.get((group, main)))):
+        made_of = tuple(places.get((group, key_of(row.checkpoint)), ()))
+        numbers = [
+            ShownNumber(
+                text=number(row.cells.get((group, metric)), with_interval=metric == main),
+                value=cell.mean if (cell := row.cells.get((group, metric))) else None,
+                place=placed(cell, axis) if cell and metric == main else None,
+                first=bool(cell) and not row.published and _is_first(board, row, (group, metric), level),
+                results=made_of,
+            )
+            for metric in metrics
+        ]
+        rank = ranked.get(row.checkpoint, "")
+        shown.append(ShownRow(name=names[row.checkpoint], kind=row_kind(row), rank=rank, numbers=tuple(numbers)))
+    one = next(result for result in results if group_of(result) == group)
+    return ShownTable(
+        anchor=f"table-{list(board.groups).index(group)}",
+        group=group,
+        data=one.data.name,
+        protocol=one.protocol.name,
+        source=one.protocol.source,
+        settings=dict(one.settings),
+        metrics=tuple(metrics),
+        axis=tuple(number_text(end, _unit(rows, (group, main))) for end in axis) if axis else None,  # type: ignore[arg-type]
+        rows=tuple(shown),
+        caveats=tuple(board.caveats[group]),
+        verdict=verdict(shown, one, level.get((group, main))),
+    )
+
+
+def _unit(rows: Iterable[Row], column: Key) -> str:
+    return next((row.cells[column].unit for row in rows if column in row.cells), "%")
+
+
+def _order(cell: Cell | None) -> tuple[bool, float]:
+    # The best first, whichever end that is; rows without a number last.
+    if cell is None:
+        return True, 0.0
+    return False, cell.mean if cell.higher_is_better is False else -cell.mean
+
+
+def axis_of(cells: Iterable[Cell | None]) -> tuple[float, float] | None:
+    """The ends of an axis that holds all numbers and intervals of a column, with a little room; None for less than two
+    different numbers."""
+    there = [cell for cell in cells if cell]
+    ends = [end for cell in there for end in (cell.interval or (cell.mean, cell.mean))]
+    if not ends or min(ends) == max(ends):
+        return None
+    room = (max(ends) - min(ends)) / 20
+    low, high = min(ends) - room, max(ends) + room
+    unit = there[0].unit
+    return (max(low, 0.0), min(high, 100.0)) if unit == "%" else (low, high)
+
+
+def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, float] | None:
+    """Low end, value and high end of a number on an axis, from 0 to 1."""
+    if axis is None:
+        return None
+    low, high = cell.interval or (cell.mean, cell.mean)
+    first, second, third = ((value - axis[0]) / (axis[1] - axis[0]) for value in (low, cell.mean, high))
+    return first, second, third
+
+
+def _is_first(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> bool:
+    return key_of(row.checkpoint) in level.get(column, ()) or row.cells[column].mean == best(board, *column)
+
+
+def ranks(rows: Sequence[Row], column: Key, level: frozenset[Key]) -> dict[CheckpointUsed, str]:
+    """Rank of each checkpoint that competes in a column: those level with the best share the first, then by number.
+
+    Floors compete too: a network that raw pixels beat should look so. Published numbers do not.
+    """
+    cells = {row.checkpoint: row.cells[column] for row in rows if column in row.cells and not row.published}
+    ordered = sorted(cells, key=lambda used: _order(cells[used]))
+    top = sum(key_of(used) in level for used in ordered)
+    found = {used: f"1-{top}" for used in ordered if key_of(used) in level} if top > 1 else {}
+    for used in ordered:
+        if used not in found:
+            better = [other for other in ordered if _order(cells[other]) < _order(cells[used])]
+            found[used] = str(1 + max(len(better), top if top > 1 else 0))
+    return found
+
+
+def verdict(rows: Sequence[ShownRow], result: Result, level: frozenset[Key] | None) -> str:
+    """One sentence on who leads, and what that rests on."""
+    competing = [row for row in rows if row.kind != "published" and row.numbers[0].value is not None]
+    leaders = [row.name for row in competing if row.numbers[0].first] or [competing[0].name]
+    images = result.data.images.get("val")
+    over = f"on {images if result.limit is None or images is None else min(images, result.limit)} validation images"
+    if len(competing) == 1:
+        return f"{leaders[0]} alone was measured, {over}."
+    if level is None:
+        return f"{leaders[0]} has the best number {over}; there is no paired test of this metric."
+    if len(leaders) == 1:
+        return f"{leaders[0]} leads {over}: better than every other by a paired test on the same images (5 %, Holm)."
+    if len(leaders) == len(competing):
+        return f"No difference between the {len(leaders)} is significant {over}."
+    named = ", ".join(leaders[:-1]) + f" and {leaders[-1]}"
+    return f"{named} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
+
+
+def overall(tables: Sequence[ShownTable]) -> str:
+    """One sentence on the whole board."""
+    wins: dict[str, int] = {}
+    contested = 0
+    for table in tables:
+        competing = [row for row in table.rows if row.kind != "published" and row.numbers[0].value is not None]
+        if len(competing) < 2:
+            continue
+        contested += 1
+        for row in competing:
+            if row.numbers[0].first:
+                wins[row.name] = wins.get(row.name, 0) + 1
+    if not wins:
+        return "Nothing was measured under one protocol for two checkpoints yet, so there is nothing to compare."
+    most = max(wins.values())
+    names = sorted(name for name, count in wins.items() if count == most)
+    who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{who} {verb} best, or level with the best, in {most} of {contested} tables with two checkpoints or more. "
+        "Level: a paired test on the same validation images does not tell them apart."
+    )
+
+
+def provenance(result: Result) -> dict[str, object]:
+    """What a number rests on, for people: a result without its metrics and without long lists."""
+    used, data = result.checkpoint, result.data
+    warnings = result.facts.get("warnings", ())
+    return {
+        "checkpoint": f"{used.name}, {used.architecture}, {used.parameters:,} parameters",
+        "checkpoint digest": used.digest,
+        "from": used.source,
+        "trained by": " ".join(filter(None, (used.method, used.recipe, used.branch))),
+        "protocol": f"{result.protocol.name}, version {result.protocol.version}",
+        "source of the protocol": result.protocol.source,
+        "changed settings": ", ".join(f"{key}={value}" for key, value in result.protocol.changes.items()) or "none",
+        "images": f"{data.name}={data.url}",
+        "number of images": ", ".join(f"{count} {split}" for split, count in data.images.items()),
+        "fingerprints": ", ".join(f"{split} {digest[:16]}" for split, digest in data.fingerprints.items()),
+        "limit": result.limit or "none",
+        "intervals": result.interval_method or "none",
+        "seed": result.seed,
+        "precision, decoder": f"{result.precision}, {result.decode}",
+        "measured": f"{result.date}, {result.seconds:.1f} s on {result.processes} x {result.device}",
+        "machine": ", ".join(f"{key} {value}" for key, value in result.hardware.items() if value not in ([], "", None)),
+        "versions": ", ".join(f"{name} {version}" for name, version in result.versions.items()),
+        "warnings": "; ".join(map(str, warnings)) if isinstance(warnings, list | tuple) and warnings else "none",
+    }

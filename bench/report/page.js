@@ -1,0 +1,77 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const theme = document.getElementById("theme");
+  const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const tellTheme = () => {
+    theme.textContent = isDark() ? "Light" : "Dark";
+    theme.setAttribute("aria-pressed", String(isDark()));
+  };
+  theme.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    tellTheme();
+  });
+  tellTheme();
+
+  // Sorting: by what cells hold, numbers as numbers; cells without one stay last either way.
+  const keyOf = (cell) => {
+    if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
+    const text = cell.textContent.trim();
+    return text === "" ? null : /^\d/.test(text) ? parseFloat(text) : text.toLowerCase();
+  };
+  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+  for (const table of document.querySelectorAll("table")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = head.querySelector("button");
+      if (!button) return;
+      button.addEventListener("click", () => {
+        const numbers = head.classList.contains("number");
+        const before = head.getAttribute("aria-sort");
+        const rising = before ? before === "descending" : !numbers;
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", rising ? "ascending" : "descending");
+        const body = table.tBodies[0];
+        const keyed = [...body.rows].map((row) => [keyOf(row.cells[column]), row]);
+        keyed.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : rising ? compare(a, b) : compare(b, a)));
+        body.append(...keyed.map(([, row]) => row));
+      });
+    });
+  }
+
+  const filter = document.getElementById("filter");
+  const shown = document.getElementById("shown");
+  const named = [...document.querySelectorAll("[data-name]")];
+  filter.addEventListener("input", () => {
+    const word = filter.value.toLowerCase();
+    const names = new Set();
+    for (const element of named) {
+      element.hidden = !element.dataset.name.toLowerCase().includes(word);
+      if (!element.hidden) names.add(element.dataset.name);
+    }
+    shown.textContent = word ? `${names.size} shown` : "";
+  });
+
+  const results = JSON.parse(document.getElementById("results").textContent);
+  const dialog = document.getElementById("provenance");
+  const body = document.getElementById("provenance-body");
+  const listed = (result) => {
+    const list = document.createElement("dl");
+    for (const [name, value] of Object.entries(result)) {
+      const line = document.createElement("div");
+      for (const [tag, text] of [["dt", name], ["dd", value]]) {
+        const part = document.createElement(tag);
+        part.textContent = text;
+        line.append(part);
+      }
+      list.append(line);
+    }
+    return list;
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-results]");
+    if (!button) return;
+    body.replaceChildren(...button.dataset.results.split(" ").map((at) => listed(results[Number(at)])));
+    dialog.showModal();
+  });
+})();

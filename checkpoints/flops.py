@@ -1,0 +1,63 @@
+"""Floating-point operations of a network on one image, counted on tensors without memory ("meta"); and its memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import prod
+
+import torch
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine.flops import counted
+
+
+@cache
+def forward_flops(spec: ViTSpec, image_size: int | None = None) -> int:
+    """Of a forward pass of one image; image_size: its side in pixels, by default the network's own."""
+    return _on_meta(spec, image_size, lambda vit, images: vit(images))
+
+
+@cache
+def training_flops(spec: ViTSpec, image_size: int | None = None) -> int:
+    """Of a forward and a backward pass of one image, in which all weights are trained."""
+
+    def both(vit: ViT, images: torch.Tensor) -> None:
+        found = vit(images)[0]
+        if found.requires_grad:  # raw pixels have no weights
+            found.sum().backward()
+
+    return _on_meta(spec, image_size, both)
+
+
+def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.Tensor], object]) -> int:
+    sized = spec if image_size is None else replace(spec, image_size=image_size)
+    height, width = (patches * spec.patch_size for patches in sized.grid)
+    with torch.device("meta"):
+        vit = ViT(sized, initialise=False)
+        images = torch.zeros(1, 3, height, width)
+        return counted(lambda: work(vit, images))[1]
+
+
+def parameters(spec: ViTSpec) -> int:
+    """Weights of the network."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in ViT(spec, initialise=False).parameters())
+
+
+def training_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
+    """Memory of a training with `images` at once: weights, gradients, both moments of AdamW, and what is kept of every
+    block in float32: 34 L D numbers of two bytes in Korthikanti et al. 2022 (Eq. 2), here of four; the attention's
+    weights, L x L, are not kept by the fused kernel."""
+    return 16.0 * parameters(spec) + images * spec.depth * 2 * 34 * tokens_of(spec, image_size) * spec.width
+
+
+def frozen_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
+    """Memory of a forward pass of `images` at once in float32: weights, and ten activations of one block, whose MLP is
+    four times as wide; no block's are kept."""
+    return 4 * (parameters(spec) + 10.0 * images * tokens_of(spec, image_size) * spec.width)
+
+
+def tokens_of(spec: ViTSpec, image_size: int | None = None) -> int:
+    """Tokens of an image."""
+    return (prod(spec.grid) if image_size is None else (image_size // spec.patch_size) ** 2) + spec.prefix

@@ -1,0 +1,72 @@
+"""A few steps of a dense training under the very Runner that will do it, timed; and a few evaluated images."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from mmengine.dataset import pseudo_collate
+from torch import nn
+
+from downstream.loop.hooks import KeepEvaluations, KeepState, LibraryMetric, SeedIterations, SetRates, StopOnNonsense
+from downstream.loop.running import RunnerConfig, runner_of
+from downstream.loop.stream import Stream
+from engine.distributed import World
+from engine.training.schedules import TrainProgress
+from engine.work import Kind
+
+SECONDS = 3.0  # of the timed steps, about
+STEPS = 20  # of them, at most
+EVALUATED = 3  # images, the first of which is slower and does not count
+NEVER = 10**9
+
+
+@dataclass(kw_only=True)
+class Rehearsal:
+    """A training whose steps can be timed."""
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    train_images: Any  # of the mm libraries
+    val_images: Any
+    metric: LibraryMetric
+    config: RunnerConfig  # whose batch is one micro-batch
+
+    def units(self) -> dict[Kind, float]:
+        """Seconds until a training begins, of an image forward and back, of a saved state, of an evaluated image."""
+        self.run(1)
+        first, _ = self.run(1)
+        steps = int(min(STEPS, max(1, SECONDS / first)))
+        whole, saved = self.run(1 + steps)
+        step = max(whole - first, 0.0) / steps
+        found: dict[Kind, float] = {"start": max(first - step, 0.0), "training": step / self.config.batch}
+        return found | {"states": saved, "evaluation": self.evaluated()}
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds of so many steps, the Runner's beginning among them, and of a saved state."""
+        config = replace(self.config, start=TrainProgress(step=0, steps_per_epoch=steps, epochs=1))
+        for group in self.optimiser.param_groups:
+            group.setdefault("base_lr", group["lr"])
+        world = World()
+        evaluations = KeepEvaluations(config.folder, self.metric, NEVER, "")
+        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopOnNonsense()]
+        started = time.perf_counter()
+        stream = Stream(self.train_images, config.seed)
+        runner = runner_of(self.model, self.optimiser, stream, self.val_images, hooks, evaluations, config, world)
+        runner.train()
+        trained = time.perf_counter()
+        KeepState(config.folder / "rehearsed", 1, 1, "", world).save(runner)
+        return trained - started, time.perf_counter() - trained
+
+    def evaluated(self) -> float:
+        """Of one image, read and scored."""
+        self.model.eval()
+        seconds = []
+        for index in range(EVALUATED):
+            started = time.perf_counter()
+            batch = pseudo_collate([self.val_images[index % len(self.val_images)]])
+            with torch.no_grad():
+                found = [sample.to_dict() for sample in self.model.val_step(batch)]
+            self.metric.process(batch, found)  # type: ignore[attr-defined]
+            seconds.append(time.perf_counter() - started)
+        return sum(seconds[1:]) / (EVALUATED - 1)

@@ -1,0 +1,68 @@
+"""What a task will do, counted, so that a plan can say what it takes: `Work`, made of `Part`s of a kind each.
+
+A count says nothing of any machine. What one unit of a kind takes is measured there, or follows from its floating-point
+operations (bench/planning/).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal[
+    "libraries",  # imported, once in a process
+    "states",  # of a training, saved
+    "start",  # models and libraries made ready: once for each training
+    "features",  # images read, cropped at the centre and sent through the frozen network
+    "crops",  # images read, cropped at random and sent through the frozen network
+    "training",  # images read, augmented and sent through the network and back
+    "updates",  # steps of the optimiser
+    "evaluation",  # images read and sent through the network of a training
+    "head steps",  # steps of all heads of a sweep, on a batch of features
+    "head images",  # images that all heads of a sweep classify
+    "comparisons",  # pairs of a query and an image of the gallery
+    "fits",  # logistic regressions
+    "fit rows",  # images of logistic regressions
+    "closing",  # resamples of the validation images
+]
+# Units are images that go through a network; the others are none.
+IMAGES: tuple[Kind, ...] = ("features", "crops", "training", "evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Work of one kind: `count` units that take equally long."""
+
+    kind: Kind
+    count: float
+    flops: float = 0.0  # floating-point operations of one unit, 2 for a multiply-add; 0: hardly any, or not counted
+    of: str = ""  # which images: parts of a run that agree on what they read are done once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """All parts of a task."""
+
+    parts: tuple[Part, ...] = ()  # none: the task does not say
+    memory: float = 0.0  # bytes of tensors and features at its peak, on the device
+    disk: float = 0.0  # bytes that stay in the cache
+
+    @property
+    def images(self) -> float:
+        """Images through a network, however often."""
+        return sum(part.count for part in self.parts if part.kind in IMAGES)
+
+    @property
+    def flops(self) -> float:
+        return sum(part.count * part.flops for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What the work of a task depends on beside its settings."""
+
+    spec: Any  # the export's ViTSpec
+    images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
+    classes: int  # of the image set
+    flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts
+    batch_size: int | None = None  # images in a forward pass, where the user asks for a number
+    on_cpu: bool = True  # or on a GPU

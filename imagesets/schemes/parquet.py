@@ -1,0 +1,191 @@
+"""parquet:PATH, Parquet tables of encoded images and labels, as Hugging Face's datasets writes them.
+
+PATH is a folder of *.parquet, or a pattern in quotes; the files of a split have its name in theirs: train, and val,
+validation or test. An image is a column of bytes, or of {bytes, path}; its label a column of numbers, with the names of
+the classes in the table's metadata, or of texts. Without a column of labels the images are for pretraining alone.
+
+Tables are read in place. A row group is decompressed for one image of it, and kept for the next: files of small row
+groups (datasets writes 100 rows) serve training in random order, others an evaluation in order.
+"""
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from imagesets.names import PackedNames
+from imagesets.sets import ImageSet, Split
+from imagesets.stored import StoredImages, indexed, numbered_classes, split_files, stored_set
+
+PLACE = "PATH"
+SPLITS = ("train", "val")
+VERSION = 1  # of an index; raise it when the same tables would be read otherwise
+KEPT = 2  # row groups that a thread keeps decompressed
+IMAGES = ("image", "img", "jpg", "png")  # names of the column, the usual one first
+LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
+
+
+class OpenTables(threading.local):
+    """What one thread has open, as readers of Parquet are not safe for several: tables and decompressed row groups."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Any] = {}
+        self.groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetStore:
+    """Bytes of tables. An image's place is its row in `groups` (N, 3): file, row group, row in it."""
+
+    files: tuple[str, ...]
+    column: str
+    groups: np.ndarray
+    opened: OpenTables = field(default_factory=OpenTables)
+
+    def read(self, place: int) -> bytes:
+        file, group, row = (int(number) for number in self.groups[place])
+        kept, key = self.opened.groups, (self.files[file], group)
+        if key not in kept:
+            kept[key] = self._decompressed(*key)
+            while len(kept) > KEPT:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        data = kept[key][row].as_py()
+        if data is None:
+            raise ValueError("the table holds no bytes for it")
+        return data
+
+    def _decompressed(self, path: str, group: int) -> Any:
+        from pyarrow.parquet import ParquetFile
+
+        if path not in self.opened.tables:
+            self.opened.tables[path] = ParquetFile(path, memory_map=True)
+        table = self.opened.tables[path].read_row_group(group, columns=[self.column], use_threads=False)
+        return bytes_column(table.column(0).combine_chunks())
+
+    def __reduce__(self) -> tuple:
+        return ParquetStore, (self.files, self.column, self.groups)
+
+
+def open_split(place: str, split: Split) -> ImageSet:
+    """Open one split. ValueError for missing files or columns, labels that are no class, a library that is missing."""
+    url = f"parquet:{place}"
+    files = split_files(url, place, split, ".parquet")
+    schema = _schema(url, files[0])
+    column, label = _column(schema, IMAGES, url), next((name for name in LABELS if name in schema.names), None)
+    index = indexed(files, VERSION, lambda: _index_of(url, files, column, label))
+    found = PackedNames(blob=index["names"].tobytes(), ends=index["ends"])
+    images = StoredImages(
+        store=ParquetStore(tuple(files), column, index["groups"]),
+        where=place,
+        names=found,
+        sizes=index["sizes"],
+        places=np.arange(len(found)),
+    )
+    classes, labels = _classes(url, place, split, schema, label, index) if label else ((), None)
+    notes = [f"{len(files)} tables, images in column {column}", *([f"labels in column {label}"] if label else [])]
+    return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
+
+
+def bytes_column(array: Any) -> Any:
+    """An Arrow array of bytes, from one of bytes or of {bytes, path}."""
+    import pyarrow as pa
+
+    return array.field("bytes") if pa.types.is_struct(array.type) else array
+
+
+def class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """Names of classes in the metadata that Hugging Face's datasets writes; none where there are none."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[column]["names"]
+        return tuple(names) if all(isinstance(name, str) for name in names) else ()
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def _classes(
+    url: str, place: str, split: Split, schema: Any, label: str, index: dict[str, np.ndarray]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the classes, and the labels (N,)."""
+    if names := class_names(schema.metadata, label):
+        return names, index["labels"]
+    other: Split = "val" if split == "train" else "train"
+    try:
+        columns = [_labels(path, label) for path in split_files(url, place, other, ".parquet")]
+    except ValueError:  # one split alone
+        columns = []
+    if "texts" not in index:
+        return numbered_classes(np.concatenate([index["labels"], *columns])), index["labels"]
+    texts = PackedNames(blob=index["texts"].tobytes(), ends=index["text_ends"])
+    own = list(texts)
+    names = tuple(sorted({*own, *(str(text) for column in columns for text in column)}))
+    numbers = {name: number for number, name in enumerate(names)}
+    return names, np.array([numbers[own[number]] for number in index["labels"]], np.int64)
+
+
+def _labels(path: str, label: str) -> np.ndarray:
+    from pyarrow.parquet import read_table
+
+    return read_table(path, columns=[label]).column(0).to_numpy()
+
+
+def _schema(url: str, path: str) -> Any:
+    try:
+        from pyarrow.parquet import read_schema
+    except ImportError:
+        raise ValueError(f"{url}: reading it needs pyarrow; pip install 'ssl-vit-bench[tables]'") from None
+    try:
+        return read_schema(path)
+    except Exception as error:  # pyarrow's own kinds
+        raise ValueError(f"{url}: {path} is no Parquet table ({' '.join(str(error).split())})") from error
+
+
+def _column(schema: Any, names: tuple[str, ...], url: str) -> str:
+    found = next((name for name in names if name in schema.names), None)
+    if found is None:
+        raise ValueError(f"{url}: no column of images ({', '.join(names)}) among {', '.join(schema.names)}; rename it")
+    return found
+
+
+def _index_of(url: str, files: list[str], column: str, label: str | None) -> dict[str, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow.parquet import ParquetFile
+
+    names: list[str] = []
+    sizes, labels, groups = [], [], []
+    texts: dict[str, int] = {}
+    for number, path in enumerate(files):
+        with ParquetFile(path, memory_map=True) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=[column, *([label] if label else [])])
+                images = table.column(column).combine_chunks()
+                lengths = pc.fill_null(pc.binary_length(bytes_column(images)), 0)
+                paths = images.field("path").to_pylist() if pa.types.is_struct(images.type) else [None] * len(images)
+                first = len(names)
+                names += [os.path.basename(each) if each else f"{first + row:08d}" for row, each in enumerate(paths)]
+                sizes.append(lengths.to_numpy().astype(np.int64))
+                rows = np.arange(len(images))
+                groups.append(np.stack([np.full_like(rows, number), np.full_like(rows, group), rows], axis=1))
+                if label:
+                    values = table.column(label).to_pylist()
+                    if None in values:
+                        raise ValueError(f"{url}: {path}: an image without a label in column {label}")
+                    labels += [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
+    packed = PackedNames.pack(names)
+    found = {
+        "names": np.frombuffer(packed.blob, np.uint8),
+        "ends": packed.ends,
+        "sizes": np.concatenate([np.empty(0, np.int64), *sizes]),
+        "groups": np.concatenate([np.empty((0, 3), np.int64), *groups]),
+        "labels": np.array(labels, np.int64),
+    }
+    if texts:
+        words = PackedNames.pack(texts)
+        found |= {"texts": np.frombuffer(words.blob, np.uint8), "text_ends": words.ends}
+    return found

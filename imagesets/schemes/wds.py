@@ -1,0 +1,115 @@
+"""wds:PATH, webdataset shards: tar files in which KEY.jpg (or .png, ...) stands beside KEY.cls or KEY.json.
+
+PATH is a folder of *.tar, or a pattern in quotes, such as "/data/in1k-*.tar". The shards of a split have its name in
+theirs: train, and val, validation or test. KEY.cls holds the number of the class, KEY.json has it as "label". A file
+classes.txt beside the shards names the classes, a line each; without it their numbers are their names.
+
+Shards are read in place, by random access: their headers once, which is kept in the user's cache. Compressed archives
+are refused.
+"""
+
+import json
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from imagesets.names import PackedNames
+from imagesets.sets import ImageSet, Split
+from imagesets.stored import StoredImages, indexed, numbered_classes, split_files, stored_set
+from imagesets.walk import EXTENSIONS
+
+PLACE = "PATH"
+SPLITS = ("train", "val")
+VERSION = 1  # of an index; raise it when the same shards would be read otherwise
+MAX_LABEL = 4096  # bytes of a .cls or .json file
+
+
+@dataclass(frozen=True, eq=False)
+class TarStore:
+    """Bytes of shards. An image's place is its row in `shards` and `offsets` (N,), `sizes` (N,)."""
+
+    files: tuple[str, ...]
+    shards: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    def read(self, place: int) -> bytes:
+        path, size = self.files[self.shards[place]], int(self.sizes[place])
+        with open(path, "rb", buffering=0) as file:  # anew: threads and processes share nothing
+            file.seek(self.offsets[place])
+            data = file.read(size)
+        if len(data) < size:
+            raise ValueError(f"{path} ends after {len(data)} of its {size} bytes; copy the shard again")
+        return data
+
+
+def open_split(place: str, split: Split) -> ImageSet:
+    """Open one split. ValueError for missing shards, images without a label, labels that are no class."""
+    url = f"wds:{place}"
+    files = split_files(url, place, split, ".tar")
+    index = indexed(files, VERSION, lambda: index_of(url, files))
+    listed = Path(files[0]).parent / "classes.txt"
+    labels = index["labels"]
+    named = listed.is_file()
+    classes = tuple(listed.read_text(encoding="utf-8").split("\n")) if named else numbered_classes(labels)
+    classes = tuple(name.strip() for name in classes if name.strip())
+    images = StoredImages(
+        store=TarStore(tuple(files), index["shards"], index["offsets"], index["sizes"]),
+        where=place,
+        names=PackedNames(blob=index["names"].tobytes(), ends=index["ends"]),
+        sizes=index["sizes"],
+        places=np.arange(len(labels)),
+    )
+    notes = [f"{len(files)} shards", f"classes of {listed}" if named else "no classes.txt: classes are numbers"]
+    return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
+
+
+def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
+    """Names, labels and places of all images in shards, from their headers. ValueError names a shard that is none."""
+    rows: list[tuple[str, int, int, int, int]] = []  # name, label, shard, offset, size
+    for shard, path in enumerate(files):
+        try:
+            rows += _rows(shard, path)
+        except (tarfile.TarError, OSError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"{url}: {path}: {why}; is it an uncompressed tar file?") from error
+    names = PackedNames.pack(row[0] for row in rows)
+    numbers = np.array([row[1:] for row in rows], np.int64).reshape(-1, 4)
+    return {
+        "names": np.frombuffer(names.blob, np.uint8),
+        "ends": names.ends,
+        "labels": numbers[:, 0],
+        "shards": numbers[:, 1],
+        "offsets": numbers[:, 2],
+        "sizes": numbers[:, 3],
+    }
+
+
+def _rows(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
+    pictures: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, int] = {}
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            # webdataset's rule: a key ends at the first dot of the last part of its path.
+            folder, name = os.path.split(member.name)
+            key, _, ending = name.partition(".")
+            key = os.path.join(folder, key)
+            if f".{ending.lower()}" in EXTENSIONS:
+                pictures[key] = (name, member.offset_data, member.size)
+            elif ending in ("cls", "json") and member.size <= MAX_LABEL:
+                labels[key] = _label(archive.extractfile(member).read(), ending, member.name)  # type: ignore[union-attr]
+    if lacking := [key for key in pictures if key not in labels]:
+        raise ValueError(f"{len(lacking)} of {len(pictures)} images have no label, such as {lacking[0]}.cls")
+    return [(name, labels[key], shard, offset, size) for key, (name, offset, size) in pictures.items()]
+
+
+def _label(data: bytes, ending: str, name: str) -> int:
+    try:
+        return int(data) if ending == "cls" else int(json.loads(data)["label"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{name} holds no number of a class") from error

@@ -1,0 +1,157 @@
+"""Images inside larger files, such as Parquet tables and tar shards, as the set that a folder of them would be.
+
+Classes, order, names and sizes are those of PATH/SPLIT/CLASS/IMAGE, so that a set has one fingerprint, the same subsets
+and the same features in all its forms. N images.
+"""
+
+import glob
+import io
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from engine.files import digest, write_atomic
+from imagesets.decoding import UnreadableImage, decode_rgb
+from imagesets.listing import short_list
+from imagesets.listing_cache import folder
+from imagesets.names import PackedNames
+from imagesets.sets import ImageSet, Split
+
+# Words in the names of files and folders that mean a split, the proper one first.
+SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
+
+
+class ImageStore(Protocol):
+    """Where the bytes are. It is pickled into loader processes, without what it has open."""
+
+    def read(self, place: int) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredImages:
+    """`names` (N) as in a folder of class folders, `sizes` (N,) int64 in bytes, `places` (N,) by which `store` reads.
+
+    where: what stands before a name in messages.
+    """
+
+    store: ImageStore
+    where: str
+    names: PackedNames
+    sizes: np.ndarray
+    places: np.ndarray
+
+    def path(self, index: int) -> str:
+        return f"{self.where}:{self.names[index]}"
+
+    def encoded(self, index: int) -> bytes:
+        try:
+            return self.store.read(int(self.places[index]))
+        except (OSError, ValueError) as error:
+            raise UnreadableImage(self.path(index), " ".join(str(error).split())) from error
+
+    def image(self, index: int) -> Image.Image:
+        return decode_rgb(self.encoded(index), self.path(index))
+
+    def take(self, indices: np.ndarray) -> "StoredImages":
+        indices = np.asarray(indices, np.int64)
+        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], places=self.places[indices])
+
+    def facts(self) -> tuple[bytes, ...]:
+        return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
+
+
+def stored_set(
+    *,
+    url: str,
+    split: Split,
+    classes: Sequence[str],
+    labels: np.ndarray | None,
+    images: StoredImages,
+    notes: Sequence[str],
+) -> ImageSet:
+    """The set, its images in the order that they would have in folders: by class, then by name.
+
+    images.names hold file names alone. Without labels the order stays, and there is no split val. ValueError for labels
+    that are no class, for classes without an image, and for two images of one class and name.
+    """
+    if not len(images.names):
+        raise ValueError(f"{url}: the {split} split holds no image")
+    if labels is None:
+        if split == "val":
+            raise ValueError(f"{url}: these images have no labels, so they can be pretrained on but not evaluated on")
+        notes, labels = [*notes, "no labels: for pretraining alone"], np.full(len(images.names), -1)
+        return ImageSet(url=url, split=split, classes=(), labels=labels, images=images, notes=tuple(notes))
+    low, high = labels.min(), labels.max()
+    if not 0 <= low <= high < len(classes):
+        raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
+    names = [f"{classes[label]}/{name}" for label, name in zip(labels, images.names, strict=True)]
+    order = np.array(sorted(range(len(names)), key=lambda at: (labels[at], names[at])), np.int64)
+    names = [names[at] for at in order]
+    if twice := next((one for one, other in pairwise(names) if one == other), None):
+        raise ValueError(f"{url}: two images of {split} are called {twice!r}; give them names of their own")
+    if empty := [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]:
+        raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
+    ordered = replace(images.take(order), names=PackedNames.pack(names))
+    return ImageSet(
+        url=url, split=split, classes=tuple(classes), labels=labels[order], images=ordered, notes=tuple(notes)
+    )
+
+
+def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
+    """Sorted paths of a split's files: below a folder, or those that a pattern names, with a word for the split.
+
+    ValueError where there are none.
+    """
+    if not place:
+        raise ValueError(f"{url}: no path after the colon; write {url}/path/to/folder")
+    pattern = os.path.join(place, "**", f"*{suffix}") if os.path.isdir(place) else place
+    found = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
+    if not found:
+        raise ValueError(f"{url}: no file *{suffix} there; give the folder that holds them, or a pattern in quotes")
+    root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in found])
+    for word in SPLIT_WORDS[split]:
+        own = [path for path in found if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
+        if own:
+            return own
+    words = " or ".join(SPLIT_WORDS[split])
+    raise ValueError(
+        f"{url}: none of its {len(found)} files *{suffix} has {words} in its name, {os.path.basename(found[0])} first; "
+        f"name those of the split {split} so, {SPLIT_WORDS[split][0]}-0000{suffix}"
+    )
+
+
+def indexed(files: Sequence[str], version: int, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What `make` finds in large files, kept in the user's cache while they are the same by path, size and time.
+
+    Arrays of numbers and bytes alone. A damaged file in the cache is made again.
+    """
+    stamps = [[os.path.realpath(path), *_stamp(path)] for path in files]
+    path = Path(folder()).parent / "indexes" / f"{digest([version, stamps])[:32]}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception:  # not there, or damaged: NumPy and zipfile raise nearly anything
+        found = dict(make())
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **found)  # type: ignore[arg-type]  # one could be a flag
+    with suppress(OSError):  # no space or no permission: it is made again next time
+        write_atomic(path, buffer.getvalue())
+    return found
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
+    """Names of classes that have none: their numbers, from 0 to the largest label."""
+    return tuple(str(number) for number in range(int(labels.max(initial=-1)) + 1))

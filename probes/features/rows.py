@@ -1,0 +1,98 @@
+"""Features that stay in their file: rows are read when they are asked for, and their pages are given back afterwards.
+
+A file of features may be larger than memory. Whoever goes through all of it reads a few rows at a time and calls
+`release_pages` behind them, so that they do not count as this process's memory; the kernel keeps what it has room for.
+N rows of the file, n of them chosen, D width.
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from probes.slices import row_slices
+
+READ = 16384  # rows that are read at once: 48 MiB of a ViT-B's features
+TAKEN = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
+PAGE = mmap.PAGESIZE
+Picked = int | slice | np.ndarray  # what picks one row or several
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """Some rows of an array, as an array (n, D) of these rows alone would give them; nothing is copied before.
+
+    array: (N, D). chosen: (n,) rows of it. numpy.asarray makes a copy of them all.
+    """
+
+    array: np.ndarray
+    chosen: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.chosen), self.array.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, rows: Picked) -> np.ndarray:
+        return self.array[self.chosen[rows]]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+Rows = np.ndarray | ChosenRows  # (n, D) float32
+
+
+def release_pages(features: Rows) -> None:
+    """Give a mapped file's pages back to the page cache; they do not count as this process's memory then."""
+    if (mapped := _mapped(features)) is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def taken(features: Rows, rows: np.ndarray) -> np.ndarray:
+    """A copy (B, D) of some rows (B,). While it is made, no more than TAKEN rows' pages are held beside it.
+
+    The kernel maps 128 KiB around a row that is touched: of rows far apart, many times the rows themselves.
+    """
+    found = np.empty((len(rows), features.shape[1]), features.dtype)
+    for part in row_slices(len(rows), TAKEN):
+        found[part] = features[rows[part]]
+        release_pages(features)
+    return found
+
+
+def read_ahead(features: Rows, rows: np.ndarray) -> None:
+    """Ask the kernel to read some rows (B,) of a mapped file, ascending, while this process does something else."""
+    mapped = _mapped(features)
+    if mapped is None or not hasattr(mmap, "MADV_WILLNEED") or not len(rows):
+        return
+    places = features.chosen[rows] if isinstance(features, ChosenRows) else rows
+    width = features.shape[1] * features.dtype.itemsize
+    first, last = places * width // PAGE, ((places + 1) * width - 1) // PAGE
+    apart = np.flatnonzero(first[1:] > last[:-1] + 1)  # where a page lies between one row and the next
+    starts, ends = first[np.append(0, apart + 1)], last[np.append(apart, len(last) - 1)]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        mapped.madvise(mmap.MADV_WILLNEED, start * PAGE, min((end + 1) * PAGE, len(mapped)) - start * PAGE)
+
+
+def are_equal(features: Rows) -> bool:
+    """Whether all rows are the same."""
+    first = features[0]
+    for rows in row_slices(len(features), READ):
+        same = bool((features[rows] == first).all())
+        release_pages(features)
+        if not same:
+            return False
+    return True
+
+
+def _mapped(features: Rows) -> mmap.mmap | None:
+    array = features.array if isinstance(features, ChosenRows) else features
+    mapped = getattr(array, "_mmap", None)
+    return mapped if isinstance(mapped, mmap.mmap) else None

@@ -1,0 +1,226 @@
+"""A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from engine.files import digest
+from engine.tasks import Outcome, Workspace
+from engine.training.schedules import PacedCosine
+from imagesets.sets import ImageSet
+from probes.features.extract import BATCH, FeatureSet, extract
+from probes.features.rows import are_equal
+from probes.features.stand_ins import noted
+from probes.holdout import check_labels, held_out
+from probes.linear.augmented import AugmentedStream
+from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.company import Company, divided, from_cache
+from probes.linear.settings import LinearSettings
+from probes.linear.sweep import Sweep, SweepConfig
+from probes.scores import accuracy, cost
+from probes.splits import open_splits
+
+# Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
+# without those held out is that of all images.
+VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A task on one export and image set: the features that it selects by and is reported on, its training, and its
+    outcome."""
+
+    task: LinearSettings  # with readouts that the network has
+    read: Mapping[str, str]  # readout asked for -> the one read
+    export: ViTExport
+    space: Workspace
+    train: ImageSet
+    val: ImageSet
+    held: np.ndarray  # (n,) images held out
+    gallery: FeatureSet  # of the training images, with augmentation of those held out alone
+    queries: FeatureSet  # of the validation images
+
+    @classmethod
+    def of(cls, task: LinearSettings, export: ViTExport, space: Workspace) -> "Probe":
+        """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
+        suited, read = task.suited(export.spec)
+        train, val = open_splits(space)
+        held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
+        transform = suited.transform(export, space)
+        queries = extract(export, val, suited.kinds, space, transform)
+        # With augmentation, plain features are needed for the held-out images alone.
+        images = train.subset(held, f"held-out-{task.holdout:g}-seed{space.seed}") if task.augment else train
+        gallery = extract(export, images, suited.kinds, space, transform) if len(images) else queries
+        check_labels(train.labels if task.augment else gallery.labels, queries.labels, train)
+        return cls(
+            task=suited, read=read, export=export, space=space, train=train, val=val, held=held, gallery=gallery,
+            queries=queries,
+        )  # fmt: skip
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Everything that the bits of a training depend on."""
+        return {
+            "version": VERSION,
+            "export": self.export.digest,
+            "settings": asdict(self.task),
+            "train": self.train.fingerprint,
+            "plain": self.gallery.facts,
+            "val": self.queries.facts,
+            "skip_bad": self.space.skip_bad,
+            "seed": self.space.seed,
+            "device": torch.device(self.space.device).type,
+        }
+
+    @property
+    def folder(self) -> Path:
+        """Of the training's states."""
+        return self.space.cache / "linear" / digest(self.key)[:32]
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Images of the training set (n,) to train on; without augmentation, rows of their features."""
+        if self.task.augment:
+            return np.setdiff1d(np.arange(len(self.train)), self.held)
+        return np.flatnonzero(~np.isin(self.gallery.indices, self.held))
+
+    @property
+    def plan(self) -> EpochPlan:
+        task = self.task
+        return EpochPlan(rows=len(self.rows), asked=task.batch, drop_last=task.drop_last, seed=self.space.seed)
+
+    @property
+    def costs(self) -> list[int]:
+        """Of a step of each head, in proportion."""
+        widths = self.task.widths(self.export.spec.width).values()
+        return [width * len(self.train.classes) for width in widths for _ in self.task.rates]
+
+    def table(self, features: FeatureSet, readouts: Collection[str]) -> Table:
+        kinds = {name: each for name, each in self.task.kinds_by_readout.items() if name in readouts}
+        return Table(arrays=features.arrays, labels=features.labels, readouts=kinds, device=self.space.device)
+
+    @cached_property
+    def evaluated(self) -> tuple[FeatureSet, np.ndarray]:
+        """The features that head and epoch are selected by, and their rows."""
+        if self.task.select == "val":
+            return self.queries, np.arange(len(self.queries))
+        everything = np.arange(len(self.gallery))
+        plain = np.isin(self.gallery.indices, self.held)
+        return self.gallery, everything if self.task.augment else np.flatnonzero(plain)
+
+    def sweep(self, own: range) -> Sweep:
+        """The training; this process has its heads `own`."""
+        task, (features, rows) = self.task, self.evaluated
+        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
+        table = self.table(features, heads.readouts)
+        return Sweep(
+            heads=heads,
+            plan=self.plan,
+            rows=self.rows,
+            kinds=task.kinds,
+            readouts=table.readouts,
+            count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(rows)),
+            config=SweepConfig(
+                epochs=task.epochs,
+                schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
+                folder=self.folder,
+            ),
+        )
+
+    def stream(self) -> AugmentedStream:
+        """Of the training images."""
+        task, space = self.task, self.space
+        return AugmentedStream(
+            image_set=self.train,
+            backbone=Backbone(self.export, space.device, space.precision, space.compiled),
+            interpolation=task.train_interpolation,
+            rule=task.crop_rule,
+            seed=space.seed,
+            chunk=self.chunk,
+            skip_bad=space.skip_bad,
+            workers=space.workers,
+            world=space.world,
+        )
+
+    @property
+    def chunk(self) -> int:
+        """Images of a forward pass."""
+        return self.space.batch_size or BATCH[torch.device(self.space.device).type]
+
+    def trained_on(self, sweep: Sweep) -> Mapping[str, Any]:
+        """The facts of the training images; with augmentation, in the form of `FeatureSet.facts`."""
+        if not self.task.augment:
+            return self.gallery.facts
+        train = self.train
+        skipped = {train.path(index): sweep.skipped[index] for index in sorted(sweep.skipped)}
+        skipped |= self.gallery.facts["skipped"] if self.task.select == "holdout" else {}
+        return {
+            "url": train.url,
+            "split": train.split,
+            "fingerprint": train.fingerprint,
+            "images": len(train),
+            "skipped": skipped,
+            "transform": self.task.augmentation,
+            "precision": self.space.precision,
+            "batch_size": self.chunk,
+            **({"compiled": True} if self.space.compiled else {}),
+        }
+
+    def warnings(self) -> list[str]:
+        """Why to doubt the numbers, a line each."""
+        found, train, plan = [], self.train, self.plan
+        if plan.size < plan.asked:
+            found.append(
+                f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
+            )
+        absent = np.setdiff1d(np.arange(len(train.classes)), self.queries.labels)
+        if len(absent):
+            first = train.classes[absent[0]]
+            found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
+        gallery = self.gallery
+        if constant := [kind.name for kind in self.task.kinds if are_equal(gallery[kind])]:
+            found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
+        return found
+
+    def outcome(self, sweep: Sweep, spent: bool = True) -> Outcome:
+        """Accuracies on the validation images of a finished training, and what they rest on. spent: with its cost,
+        which one result alone has where several tasks asked for the same training."""
+        metrics, queries, by_val = {}, self.queries, self.task.select == "val"
+        hits = sweep.chosen(self.table(queries, sweep.heads.readouts), self.space.world)
+        for name, ranked in hits.items():
+            for metric, right in ((name, ranked.first), (name.replace("top1", "top5"), ranked.five)):
+                metrics[metric] = accuracy(right, queries.indices, len(self.val), chosen_on_val=by_val)
+        facts = {
+            "train": self.trained_on(sweep),
+            "val": queries.facts,
+            "selection": self.task.select,
+            **sweep.record(len(self.evaluated[1])),
+            "warnings": self.warnings(),
+        }
+        found = cost(self.gallery, queries)
+        if self.task.augment:  # the sum over results is what was computed; beside it what was shared
+            found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
+        return noted(Outcome(metrics=metrics, facts=facts, cost=found), self.read, self.export.spec)
+
+
+def company_of(probes: Sequence[Probe]) -> Company:
+    """Their trainings, together: on one stream of augmented images, or one on cached features."""
+    first = probes[0]
+    world, train = first.space.world, first.train
+    sweeps = [
+        probe.sweep(own) for probe, own in zip(probes, divided([each.costs for each in probes], world), strict=True)
+    ]
+    if first.task.augment:
+        epochs = first.stream().run
+    else:
+        table = first.table(first.gallery, sweeps[0].heads.readouts)
+        epochs = from_cache(CachedBatches(table=table, rows=first.rows, plan=first.plan))
+    what = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
+    return Company(sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world)

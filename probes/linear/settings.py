@@ -1,0 +1,107 @@
+"""Settings of a linear probe, and what follows from them alone."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, Self
+
+from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
+from engine import checks
+from engine.tasks import SelectOn, Workspace
+from engine.training.schedules import Pace
+from imagesets.random_crops import CropRule
+from imagesets.transforms import EvalTransform
+from probes.features.extract import transform_of
+from probes.features.kinds import FeatureKind
+from probes.features.readouts import kinds_of
+from probes.features.stand_ins import readout_of
+from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSettings:
+    """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
+
+    lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
+    # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
+    # avg@N, the mean of the patches of the Nth block.
+    readouts: tuple[str, ...] = ("cls1",)
+    weight_decays: tuple[float, ...] = (0.0,)  # of the heads
+    norm: bool = True  # read behind the network's final norm
+    optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, or MSN's own SGD
+    momentum: float = 0.9  # of the optimizer
+    entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
+    eps: float = 1e-5  # of that norm
+    augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
+    crop_rule: CropRule = "torchvision"  # whose random crop it is
+    train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
+    batch: int = 1024  # images in a step; all training images where they are fewer
+    epochs: int = 100  # passes over the training images
+    warmup_epochs: int = 0  # over which the rate rises from 0
+    pace: Pace = "epoch"  # how often the rate moves on along its half cosine
+    drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
+    select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
+    holdout: float = 0.1  # share of the training images that is held out for this
+    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.distinct(self, "lrs", "readouts", "weight_decays")
+        checks.positive(self, "lrs", "eps")
+        checks.amounts(self, "weight_decays")
+        checks.below_one(self, "momentum")
+        checks.counts(self, "batch", least=2)
+        checks.counts(self, "epochs")
+        checks.counts(self, "warmup_epochs", least=0)
+        checks.below(self, "warmup_epochs", "epochs")
+        checks.proper_shares(self, "holdout")
+        checks.factors(self, "crop")
+        if (self.entry == "layer_norm") != (self.optimizer == "msn"):
+            raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
+        for readout in self.readouts:
+            kinds_of(readout, self.norm)
+
+    @property
+    def kinds(self) -> tuple[FeatureKind, ...]:
+        """Everything that a head reads, each once."""
+        return tuple(dict.fromkeys(kind for readout in self.readouts for kind in kinds_of(readout, self.norm)))
+
+    @property
+    def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
+        return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """(weight decay, learning rate) of the heads of each readout."""
+        return list(product(self.weight_decays, self.lrs))
+
+    def widths(self, width: int) -> dict[str, int]:
+        """Readout -> its width."""
+        return {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Heads:
+        """All heads of the grid, readout by readout, then weight decay by weight decay; own: those of this process."""
+        grid = [
+            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
+            for readout in self.readouts
+            for weight_decay, lr in self.rates
+        ]
+        recipe = HeadSettings(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
+        return Heads(
+            grid, self.widths(width), classes, recipe, batch=batch, seed=space.seed, device=space.device, own=own
+        )
+
+    def suited(self, spec: ViTSpec) -> tuple[Self, dict[str, str]]:
+        """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
+        read = {readout: readout_of(readout, spec) for readout in self.readouts}
+        return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
+
+    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+        """How images are prepared for evaluation, and for training without augmentation."""
+        return transform_of(export, space, self.crop, self.interpolation)
+
+    @property
+    def augmentation(self) -> str:
+        """What is done to the training images; "" where that is nothing."""
+        return f"{self.crop_rule}-crop-{self.train_interpolation}-flip_exact" if self.augment else ""

@@ -1,0 +1,196 @@
+"""`bench plan`: what jobs take, counted once where they share it, beside truth after the run; assumed machines."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.planning.machines import MACHINES, machine
+from bench.planning.rates import Calibration, seconds_of_work
+from bench.planning.sharing import Shares, shared_keys
+from bench.results.record import read_result
+from checkpoints.flops import forward_flops, training_flops
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine.flops import counted
+from engine.tasks import Workspace
+from engine.work import Part, Scale, Work
+from probes.tasks import knn, linear
+
+SPEC = ViTSpec(
+    architecture="vit_tiny_patch16_224", image_size=32, patch_size=8, width=24, depth=3, heads=3, mlp_hidden=96
+)
+SCALE = Scale(spec=SPEC, images={"train": 1000, "val": 200}, classes=10)
+KNN = knn.PROTOCOLS["knn@dino"].task
+FORWARD = Part(kind="features", count=1000, flops=forward_flops(SPEC), of="train")
+
+
+def calibration(**settings) -> Calibration:
+    plain = {"date": "", "took": 0.0, "machine": {}, "device": "cpu", "precision": "float32", "architecture": ""}
+    return Calibration(**plain | settings)
+
+
+def parts_of(work: Work) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in work.parts:
+        found[part.kind] = found.get(part.kind, 0) + part.count
+    return found
+
+
+def test_operations_without_memory_are_those_of_the_network():
+    vit, images = ViT(SPEC), torch.zeros(2, 3, 32, 32)
+    assert counted(lambda: vit(images))[1] == 2 * forward_flops(SPEC)
+    both = counted(lambda: vit(images)[0].sum().backward())[1]
+    # On a CPU the gradient of the fused attention computes its weights anew.
+    assert training_flops(SPEC) <= both / 2 < 1.02 * training_flops(SPEC)
+    # 17 tokens: four products of the attention's and two of the MLP's layers, and the two with the tokens.
+    tokens, width = 17, 24
+    block = 2 * tokens * (4 * width**2 + 2 * width * 96) + 4 * tokens**2 * width
+    assert forward_flops(SPEC) == 3 * block + 2 * 16 * width * 3 * 8**2
+
+
+def test_another_size_has_other_operations():
+    assert forward_flops(SPEC, 64) > 4 * forward_flops(SPEC)
+
+
+def test_knn_counts_a_pass_and_all_pairs():
+    work = KNN.work(SCALE)
+    assert parts_of(work) == {"features": 1200, "comparisons": 1000 * 200, "libraries": 1}
+    assert work.images == 1200 and work.disk == 4 * 24 * 1200
+    assert work.flops == 1200 * forward_flops(SPEC) + 2 * 24 * 1000 * 200
+
+
+def test_an_augmented_sweep_counts_every_epoch_and_head():
+    task = linear.PROTOCOLS["linear_sgd@ibot_base"].task
+    parts = {part.kind: part for part in task.work(SCALE).parts}
+    assert parts["crops"].count == 100 * 900 and parts["head steps"].count == 100
+    assert parts["head steps"].flops == 45 * 4 * 900 * 48 * 10  # rates, two products, images, class token and mean
+    assert parts["head images"].count == 100 * 100 + 200
+    cached = parts_of(replace(task, augment=False).work(SCALE))
+    assert cached["features"] == 1200 and "crops" not in cached
+
+
+def test_what_tasks_share_is_counted_once(exports, tmp_path):
+    from checkpoints.resolve import load
+
+    export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
+    shares, left = Shares(), []
+    for task in (KNN, replace(KNN, k=(5,)), replace(KNN, fraction=0.1), replace(KNN, interpolation="bilinear")):
+        work = task.work(SCALE)
+        left.append(parts_of(shares.left(work, shared_keys(task, work.parts, export, space)))["features"])
+    assert left == [1200, 0, 100, 1200]
+
+
+def test_a_shared_stream_costs_what_the_longest_takes():
+    shares, keys = Shares(), {"augmented": "augmented by a stream"}
+
+    def crops(count: float) -> float:
+        return parts_of(shares.left(Work(parts=(Part(kind="crops", count=count, of="augmented"),)), keys))["crops"]
+
+    assert [crops(90), crops(100), crops(50)] == [90, 10, 0]
+
+
+def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
+    from checkpoints.resolve import load
+
+    export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
+    shares, left = Shares(), []
+    for name in ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae"):
+        work = linear.PROTOCOLS[name].task.work(SCALE)
+        left.append(parts_of(shares.left(work, shared_keys(linear.PROTOCOLS[name].task, work.parts, export, space))))
+    assert [each["crops"] for each in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
+
+
+def test_seconds_are_measured_ones_first_and_else_follow_from_operations():
+    found = calibration(units={"features": 0.5}, of_task={"a": {"features": 0.25}}, flops={"training": 1e9})
+    trained = Part(kind="training", count=10, flops=2e8)
+    assert [found.seconds(FORWARD, name) for name in "ab"] == [250, 500]
+    assert found.seconds(trained, "a") == 2.0 and found.seconds(Part(kind="updates", count=3), "a") == 0
+    assert seconds_of_work(Work(parts=(FORWARD, trained)), found, "a") == 252
+
+
+def test_an_assumed_machine_reads_or_computes_whichever_is_slower():
+    one, eight = (machine("h100", gpus, None, "bfloat16") for gpus in (1, 8))
+    reading = Part(kind="features", count=2400, flops=1)
+    computing = Part(kind="features", count=1, flops=989e12)
+    assert one.seconds(reading, "") == 1.0 and one.seconds(computing, "") == pytest.approx(2.5)
+    assert eight.seconds(computing, "") == pytest.approx(2.5 / 7.2)
+    assert replace(one, loaders=16).seconds(reading, "") == 0.5
+    assert one.seconds(Part(kind="start", count=2), "") == 60
+    with pytest.raises(ValueError, match="known are h100, a100"):
+        machine("tpu", 1, None, "bfloat16")
+    assert all("assumed" in line for each in MACHINES.values() for line in each.lines())
+
+
+@pytest.fixture
+def plan(bench, exports, tmp_path):
+    """`code, out, err = plan("--suite", ...)` of the first export on a hundred digits."""
+
+    def call(*words: object, command: str = "plan") -> tuple[int, str, str]:
+        data = ("--data", "digits=digits:", "--limit", "100")
+        return bench(command, "--checkpoint", exports[0], "--out", tmp_path / "out", *data, *words)
+
+    return call
+
+
+def test_a_plan_is_kept_and_stands_beside_the_truth(plan, tmp_path):
+    suite = ("--suite", "knn@dino,lowshot@bench")
+    before = plan(*suite, command="run")[1]
+    assert "planned" not in before
+    code, said, _ = plan(*suite, "--rerun")
+    assert code == 0 and "  knn@dino on digits: " in said and "200 images in 1.0 passes" in said
+    assert "  lowshot@bench on digits: " in said and "; 0 images in 0.0 passes" in said
+    assert "2 of 2 jobs one after another: " in said and "at once: 1 job, which uses all" in said
+    (kept,) = (tmp_path / "out/cache/calibration").glob("*.json")
+    date = kept.stat().st_mtime_ns
+    plan(*suite, "--rerun")
+    assert kept.stat().st_mtime_ns == date  # nothing was measured again
+    code, said, _ = plan(*suite, "--rerun", command="run")
+    assert code == 0 and said.count(", planned ") == 2 and "\nplanned " in said and "2 jobs" in said
+    for path in (tmp_path / "out/results").rglob("*.json"):
+        found = read_result(path)
+        assert found.planned_seconds and found.plan_ratio
+        assert found.plan_ratio == pytest.approx(found.seconds / found.planned_seconds, rel=0.05, abs=0.02)
+
+
+def test_a_plan_for_schedulers_and_for_a_shell(plan, tmp_path):
+    words = ("--suite", "knn@dino,linear@dino_cached", "--set", "knn.k=5", "--assume", "h100", "--gpus", 2)
+    code, said, _ = plan(*words, "--json")
+    made = json.loads(said)
+    by_name = {entry["protocol"]: entry for entry in made}
+    assert code == 0 and by_name.keys() == {"knn@dino", "linear@dino_cached"}
+    first, second = (by_name[name]["command"] for name in ("knn@dino", "linear@dino_cached"))
+    assert first[:2] == ["bench", "run"] and "--suite=knn@dino" in first and "knn.k=5" in first
+    assert "knn.k=5" not in second and "--limit=100" in first and made[0]["gpus"] == 2
+    assert made[0]["seconds"] <= made[1]["seconds"]  # cheap ones first
+    assert all(entry["seconds"] > 0 and entry["flops"] > 0 for entry in made)
+    code, said, _ = plan(*words, "--script")
+    commands = [line for line in said.splitlines() if line.startswith("bench run ")]
+    assert code == 0 and said.startswith("#!/usr/bin/env bash\n") and len(commands) == 2
+    assert not list((tmp_path / "out").rglob("calibration"))  # nothing was measured
+
+
+def test_known_images_need_no_files_on_an_assumed_machine(bench, exports, tmp_path):
+    words = ("plan", "--checkpoint", exports[0], "--suite", "knn@dino,linear@dino", "--out", tmp_path)
+    code, said, _ = bench(*words, "--data", "imagenet", "--assume", "h100")
+    assert code == 0 and "1331167 images in 1.0 passes" in said and "assumed, not measured: 1 x NVIDIA H100" in said
+    code, _, err = bench(*words, "--data", "imagenet")
+    assert code == 2 and "its images are to be measured: give NAME=URL, or --assume" in err
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_task_that_counts_nothing_has_no_time(plan):
+    code, said, _ = plan("--suite", "toy@one", "--assume", "h100")
+    assert code == 0 and "toy@one on digits: no time known: the task does not say what it does" in said
+
+
+def test_what_would_fail_is_said(plan):
+    code, said, _ = plan("--suite", "finetune@mae", "--assume", "h100")
+    assert code == 1 and "finetune@mae on digits: would fail: 100 images do not fill a batch of 1024" in said
+
+
+def test_a_dry_run_counts_and_leaves_the_time_to_a_plan(plan):
+    code, said, _ = plan("--suite", "knn@dino", "--dry-run", command="run")
+    assert code == 0 and "200 images in 1.0 passes" in said and "no time known" in said
+    assert "how long this takes here: bench plan" in said

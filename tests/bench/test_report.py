@@ -1,0 +1,336 @@
+"""The page of `bench report`: who leads and who shares a rank, nothing from outside runs, and it works in a browser."""
+
+import html.parser
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.report.contents import contents, overall, provenance
+from bench.report.figures import log_of, training_figure
+from bench.report.images import image_view
+from bench.report.page import figures_of, page_of, report_page
+from bench.results.board import board_of
+from bench.results.record import (
+    CheckpointUsed,
+    DataUsed,
+    MetricRecord,
+    ProtocolUsed,
+    Result,
+    result_path,
+    result_stem,
+    write_result,
+)
+from bench.statistics.matching import Measured
+from checkpoints.training_cost import TrainingCost
+from engine.tasks import Workspace
+from imagesets.sets import open_set
+
+EVIL = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "$x_1$ & 'quotes', commas",
+    "{{ 7 * 7 }}{% raw %}",
+    "l\u00ednea \u202e\x1b[31m\n\x00 \udcff \U0001f600",
+    "_hidden",
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def used(name: str, number: int = 0, **others) -> CheckpointUsed:
+    return CheckpointUsed(name=name, digest=f"{number:064x}", architecture="ViT-S/16", parameters=22_000_000, **others)
+
+
+def result(checkpoint: CheckpointUsed, top1: float, **others) -> Result:
+    fields = dict(
+        status="ok",
+        task="knn",
+        protocol=ProtocolUsed(name="knn@dino", version=1, source="eval_knn.py"),
+        metrics={
+            "top1": MetricRecord(value=top1, interval=(top1 - 2, top1 + 2), array="top1"),
+            "seconds": MetricRecord(value=100 - top1, unit="s", higher_is_better=False),
+        },
+        checkpoint=checkpoint,
+        data=DataUsed(name="digits", url="digits:", images={"train": 1297, "val": 500}),
+        seed=0,
+        date="2026-01-02T03:04:05+00:00",
+    )
+    return Result(**fields | others)
+
+
+def report_of(results, level=None):
+    return contents(board_of(results), [Measured(path=Path("x"), result=each) for each in results], level or {})
+
+
+def page(results, level=None) -> str:
+    found = report_of(results, level)
+    return page_of(found, figures_of(found), {})
+
+
+def level_of(*checkpoints: CheckpointUsed) -> dict:
+    return {("digits/knn@dino", "top1"): frozenset((each.name, each.digest) for each in checkpoints)}
+
+
+def test_checkpoints_that_are_level_share_a_rank():
+    a, b, c, floor = used("a", 1), used("b", 2), used("c", 3), used("raw", 4, method="pixels")
+    results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(floor, 70.0)]
+    (table,) = report_of(results, level_of(a, b)).tables
+    assert [(row.name, row.rank, row.kind) for row in table.rows] == [
+        ("a", "1-2", "measured"),
+        ("b", "1-2", "measured"),
+        ("raw (floor)", "3", "floor"),
+        ("c", "4", "measured"),
+    ]
+    assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
+    assert table.verdict == (
+        "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
+    )
+    (table,) = report_of(results, level_of(a)).tables
+    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and table.verdict.startswith("a leads on 500")
+    (table,) = report_of(results[:1]).tables
+    assert table.verdict == "c alone was measured, on 500 validation images."
+
+
+def test_a_lower_number_leads_where_lower_is_better():
+    quick, slow = used("quick", 1), used("slow", 2)
+    seconds = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
+    results = [
+        result(slow, 1.0, metrics={"seconds": replace(seconds["seconds"], value=9.0)}),
+        result(quick, 1.0, metrics=seconds),
+    ]
+    (table,) = report_of(results).tables
+    assert [(row.name, row.rank) for row in table.rows] == [("quick", "1"), ("slow", "2")]
+    assert "there is no paired test" in table.verdict
+
+
+def test_the_whole_board_in_one_sentence():
+    a, b = used("a", 1), used("b", 2)
+    other = DataUsed(name="cifar10", url="cifar10:x")
+    results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
+    found = report_of(results, level_of(a))
+    assert found.verdict.startswith("a and b are best, or level with the best, in 1 of 2 tables")
+    assert "nothing to compare" in overall(report_of(results[:1]).tables)
+
+
+def test_numbers_lie_where_they_belong_on_their_axis():
+    (table,) = report_of([result(used("a", 1), 80.0), result(used("b", 2), 99.9)]).tables
+    for row in table.rows:
+        low, value, high = row.numbers[0].place
+        assert 0 <= low < value < high
+    assert table.axis == ("76.81", "100.00")
+
+
+class Elements(html.parser.HTMLParser):
+    """Names of the elements of a page, and every attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        self.attributes += attrs
+
+
+def evil_results() -> list[Result]:
+    found = []
+    for number, text in enumerate(EVIL):
+        checkpoint = used(text, number, source=text, recipe=text, training_cost=TrainingCost(hours=number + 1.0))
+        found.append(
+            result(
+                checkpoint,
+                50.0 + number,
+                protocol=ProtocolUsed(name="knn@dino", version=1, source=text),
+                settings={text: text},
+                facts={"warnings": [text]},
+            )
+        )
+    return [*found, result(used("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
+
+
+def test_nothing_in_a_result_becomes_markup_or_script():
+    harmless, hostile = Elements(), Elements()
+    hostile.feed(page(evil_results()))
+    plain = [
+        replace(each, checkpoint=replace(each.checkpoint, name=f"n{at}")) for at, each in enumerate(evil_results())
+    ]
+    harmless.feed(page(plain))
+    assert hostile.names.count("script") == harmless.names.count("script") == 2
+    assert not {"img", "iframe", "object"} & set(hostile.names)
+    assert {name for name, _ in hostile.attributes if name.startswith("on")} == {"onsubmit"}
+    text = page(evil_results())
+    assert all(sign not in text for sign in ("\x1b", "\x00", "\u202e", "\udcff"))
+    json.loads(re.search(r'id="results">(.*?)</script>', text, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 60])
+def test_the_same_results_give_the_same_bytes(count):
+    results = [result(used(f"c{number}", number), 40.0 + number / 2) for number in range(count)]
+    first = page(results)
+    assert first == page(list(results)) and first.encode() and "</html>" in first
+    assert ("There are no results yet" in first) == (count == 0)
+
+
+def test_missing_metrics_leave_empty_cells():
+    whole, part = result(used("a", 1), 80.0), result(used("b", 2), 70.0)
+    part = replace(part, metrics={"top1": part.metrics["top1"]})
+    (table,) = report_of([whole, part]).tables
+    assert [row.numbers[1].text for row in table.rows] == ["20.0 s", ""]
+    assert table.rows[1].numbers[1].value is None
+
+
+def test_provenance_names_everything_that_a_number_rests_on():
+    found = provenance(result(used("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
+    assert found["from"] == "/runs/a" and found["limit"] == 100 and found["seed"] == 3
+    assert found["protocol"] == "knn@dino, version 1" and "digits=digits:" in found["images"]
+
+
+def test_curves_are_read_from_a_log_with_a_torn_last_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"epoch": 0.5, "loss": 2.0, "note": "x"}\n{"epoch": 1.0, "loss": 1.0}\n{"epoch": 1.5, "lo')
+    assert log_of(path) == [{"epoch": 0.5, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}]
+    assert log_of(tmp_path / "none.jsonl") == []
+    figure = training_figure({"$a_1$": log_of(path), "_b": log_of(path)})
+    assert (
+        "$a_1$" in figure and "_b" in figure and figure == training_figure({"$a_1$": log_of(path), "_b": log_of(path)})
+    )
+
+
+def saved(folder: Path, found: Result, arrays: dict[str, np.ndarray]) -> Measured:
+    space = Workspace(cache=folder, data="", seed=found.seed, limit=found.limit)
+    path = result_path(folder, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
+    write_result(path, found, arrays)
+    return Measured(path=path, result=found)
+
+
+@pytest.fixture
+def board(tmp_path):
+    """Results of two checkpoints on the digits: the first is right but for two images, the second on none."""
+    images = open_set("digits:", "val")
+    data = DataUsed(name="digits", url="digits:", fingerprints={"val": images.fingerprint}, images={"val": len(images)})
+    right = np.ones(len(images), bool)
+    right[[7, 300]] = False
+    for number, correct in ((1, right), (2, np.zeros(len(images), bool))):
+        value = 100 * float(correct.mean())
+        found = result(used(f"c{number}", number), value, data=data)
+        saved(tmp_path, found, {"top1": correct})
+    return tmp_path
+
+
+def test_the_hardest_images_and_classes(board):
+    from bench.statistics.matching import read_measured
+
+    measured, _ = read_measured(board)
+    images = open_set("digits:", "val")
+    named = {each.result.checkpoint.name: each for each in measured}
+    view = image_view(named, "top1", lambda url: images)
+    assert [image.path for image in view.hardest[:2]] == [images.path(7), images.path(300)]
+    assert [image.right for image in view.hardest] == [0, 0, *[1] * 10] and {image.of for image in view.hardest} == {2}
+    assert len(view.classes) == view.all_classes == 10 and view.classes[0].accuracies[1] == 0
+    wrong = {images.labels[7], images.labels[300]}
+    assert {each.name for each in view.classes if each.accuracies[0] < 100} == {
+        images.classes[label] for label in wrong
+    }
+    assert image_view(named, "top1", lambda url: images.limited(100)) is None, "other images than those measured"
+    assert image_view(named, "seconds", lambda url: images) is None
+
+
+def test_a_folder_of_results_becomes_one_file(board, bench):
+    assert bench("report", "--out", board)[0] == 0
+    text = (board / "report.html").read_text()
+    assert 'src="data:image/jpeg;base64,' in text and "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", text)
+    assert bench("report", "--out", board, "--no-pictures", "--to", board / "b.html")[0] == 0
+    assert "data:image" not in (board / "b.html").read_text().replace("img-src data:", "")
+
+
+DRIVER = """
+<script>
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+addEventListener("securitypolicyviolation", (event) => errors.push(event.violatedDirective));
+</script>
+"""
+STEPS = """
+<script>
+(async () => {
+  const found = {};
+  const rows = () => [...document.querySelector("table").tBodies[0].rows];
+  const names = () => rows().filter((row) => !row.hidden).map((row) => row.dataset.name);
+  const heads = [...document.querySelectorAll("table thead button")];
+  const press = (text) => heads.find((button) => button.textContent === text).click();
+  found.before = names();
+  press("top1"); found.falling = names();
+  press("top1"); found.rising = names();
+  press("checkpoint"); found.named = names();
+  found.sort = document.querySelector("th[aria-sort]").getAttribute("aria-sort");
+  const filter = document.getElementById("filter");
+  filter.value = "c1"; filter.dispatchEvent(new Event("input")); found.filtered = names();
+  filter.value = ""; filter.dispatchEvent(new Event("input"));
+  document.querySelector("button[data-results]").click();
+  found.open = document.getElementById("provenance").open;
+  found.provenance = document.getElementById("provenance-body").textContent;
+  document.getElementById("provenance").close();
+  const ground = () => getComputedStyle(document.body).backgroundColor;
+  found.light = ground(); document.getElementById("theme").click(); found.dark = ground();
+  found.wide = document.documentElement.scrollWidth > innerWidth;
+  found.requests = performance.getEntriesByType("resource").filter((entry) => !entry.name.startsWith("data:")).length;
+  if (window.axe) {
+    const serious = [];
+    for (const scheme of ["light", "dark"]) {
+      document.documentElement.dataset.theme = scheme;
+      const answer = await axe.run(document, { resultTypes: ["violations"] });
+      const bad = answer.violations.filter((each) => ["serious", "critical"].includes(each.impact));
+      serious.push(...bad.map((each) => `${scheme}: ${each.id} ${each.nodes[0].html}`));
+    }
+    found.axe = serious;
+  }
+  found.errors = errors;
+  const answer = document.createElement("pre");
+  answer.id = "answer"; answer.textContent = JSON.stringify(found);
+  document.body.append(answer);
+})();
+</script>
+"""
+
+
+def in_browser(path: Path, text: str, width: int = 1280) -> dict:
+    """What the steps above find on a page, in a browser without a window."""
+    spec = importlib.util.find_spec("axe_core_python")
+    axe = (Path(spec.origin).parent / "axe.min.js").read_text() if spec else ""
+    head, body = text.split("<body>", 1)
+    path.write_text(head + "<body>" + DRIVER + body.replace("</body>", f"<script>{axe}</script>{STEPS}</body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
+    run = subprocess.run(
+        [*command, "--virtual-time-budget=20000", path.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    answer = re.search(r'<pre id="answer">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert answer, run.stderr[-2000:]
+    return json.loads(answer[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 500])
+def test_in_a_browser(board, tmp_path, width):
+    found = in_browser(tmp_path / "page.html", report_page(board), width)
+    assert found["before"] == found["falling"] == ["c1", "c2"] and found["rising"] == ["c2", "c1"]
+    assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
+    assert found["open"] and "knn@dino, version 1" in found["provenance"]
+    assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
+    assert not found["wide"] and found["requests"] == 0 and found["errors"] == []
+    assert found.get("axe", []) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
+def test_hostile_names_in_a_browser(tmp_path):
+    found = in_browser(tmp_path / "page.html", page(evil_results()))
+    assert found["errors"] == [] and found["requests"] == 0

@@ -1,0 +1,46 @@
+"""The suites: `full` is one of each kind, `paper:NAME` what `bench reproduce` measures a paper's own networks by."""
+
+import pytest
+
+from bench.published.values import LOG, published_values
+from bench.run.suites import catalogue, choose_protocols
+
+# Paper -> its method, the size of network and the images that most of its tables are about.
+PAPERS = {
+    "extrema": ("ExtreMA", "ViT-B/16", "ImageNet-1k"),
+    "lut": ("LUT", "ViT-B/16", "ImageNet-1k"),
+    "moca": ("MOCA", "ViT-B/16", "ImageNet-1k"),
+    "mst": ("MST", "ViT-S/16", "ImageNet-1k"),
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_suite_of_a_paper_is_what_its_tables_are_measured_by(paper):
+    of_paper = [value for value in published_values() if value.table.startswith(f"{paper}:")]
+    of_network = [each for each in of_paper if (each.model, each.architecture, each.images) == PAPERS[paper]]
+    assert set(catalogue().suites[f"paper:{paper}"]) == {each.protocol for each in of_network} - {LOG}
+
+
+def test_every_paper_has_a_suite():
+    papers = {value.table.partition(":")[0] for value in published_values()}
+    assert {f"paper:{paper}" for paper in papers} == {name for name in catalogue().suites if ":" in name}
+
+
+def test_full_has_one_protocol_of_each_probe_and_decoder_of_each_dense_task():
+    chosen = choose_protocols("full", catalogue())
+    kinds = [(each.key, getattr(each.task, "head", getattr(each.task, "decoder", ""))) for each in chosen]
+    assert len(set(kinds)) == len(kinds)
+    assert {each.key for each in chosen} == {each.key for each in catalogue().protocols.values()} - {"toy", "dear"}
+    assert {each.task.augment for each in chosen if each.key == "linear"} == {True}
+
+
+def test_suites_with_a_colon_go_beside_other_words():
+    chosen = {each.name for each in choose_protocols("paper:mst,finetune@mae", catalogue())}
+    assert chosen == {"knn@mst", "linear@dino_paper", "linear_sgd@mst_paper", "finetune@mae"}
+
+
+def test_everything_holds_what_full_holds_but_for_the_head_without_a_projector():
+    suites = catalogue().suites
+    assert set(suites["full"]) - set(suites["everything"]) == {"semi@extrema_cls_1percent"}
+    with pytest.raises(ValueError, match="paper:moca"):
+        choose_protocols("paper:mocca", catalogue())

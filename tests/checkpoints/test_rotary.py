@@ -1,0 +1,129 @@
+"""Rotary positions: subsets of patches, other grids, attention maps, and images that are not square."""
+
+from argparse import ArgumentTypeError
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.cli.arguments import image_size
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+
+PLAIN = ViTSpec(
+    architecture="vit_base_patch16_224", image_size=32, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=48
+)
+AXIAL = replace(PLAIN, architecture="eva02_base_patch14_224", rotary="axial", rotary_grid=3, key_bias=False)
+SPECS = {
+    "plain": PLAIN,
+    "no key bias": replace(PLAIN, architecture="eva_giant_patch14_224", key_bias=False),
+    "axial": AXIAL,
+    "axial, all norms": replace(
+        AXIAL, split_qkv=True, query_norm=True, attention_norm=True, mlp="gated", mlp_norm=True, first_norm=True
+    ),
+    "norms after": replace(AXIAL, mlp="gated_packed", norm_after=True),
+    "centred": replace(
+        AXIAL, rotary="centred", rotary_base=100.0, rotary_grid=0, rotary_pairs="halves", position="none",
+        class_position=False, registers=2, rotary_rounding="bfloat16", layer_scale=True,
+    ),
+    "mixed": replace(AXIAL, rotary="mixed", rotary_base=10.0, rotary_grid=0, rotary_first="column", key_bias=True),
+    "fewer heads of keys": replace(
+        AXIAL, architecture="vit_base_patch16_sapiens2", depth=12, width=96, heads=12, key_bias=True, split_qkv=True
+    ),
+}  # fmt: skip
+
+
+def drawn(spec: ViTSpec) -> ViT:
+    torch.manual_seed(0)
+    vit = ViT(spec)
+    for name, parameter in vit.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float(name.endswith("weight") and parameter.ndim == 1), std=0.2)
+    return vit.eval()
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_keeping_patches_out_of_order_only_reorders_them(key):
+    vit, images = drawn(SPECS[key]), torch.randn(2, 3, 24, 40)
+    patches, order = vit.place(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
+    whole, kept = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
+    prefix = vit.spec.prefix
+    index = order.unsqueeze(-1).expand(-1, -1, vit.spec.width)
+    assert torch.allclose(kept[:, prefix:], whole[:, prefix:].gather(1, index), atol=1e-5)
+    assert torch.allclose(kept[:, :prefix], whole[:, :prefix], atol=1e-5)
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_attention_maps_are_those_that_the_blocks_apply(key):
+    vit, images, seen = drawn(SPECS[key]), torch.randn(2, 3, 24, 40), []
+    attention = vit.trunk.blocks[1].attn
+    attention.fused_attn = False
+    attention.attn_drop.register_forward_hook(lambda module, taken, given: seen.append(given))
+    vit(images)
+    assert torch.allclose(vit.attention(images, layer=1), seen[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["axial", "centred", "mixed"])
+def test_positions_are_seen(key):
+    """Without a table, the same patch elsewhere has other features by rotation alone."""
+    spec = replace(SPECS[key], position="none", class_position=False)
+    vit, image = drawn(spec), torch.randn(1, 3, 32, 32)
+    moved = image.roll(8, dims=-1)
+    before, after = (vit(picture)[0][:, spec.prefix :].unflatten(1, (4, 4)) for picture in (image, moved))
+    assert (before.roll(1, dims=2) - after).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("key", SPECS)
+def test_an_image_that_is_not_square(key, tmp_path):
+    spec = replace(SPECS[key], image_size=(24, 40), position_resize="bicubic_antialias")
+    export = ViTExport.from_vit(drawn(spec), Preparation())
+    export.save(tmp_path / "export")
+    again = load(tmp_path / "export")
+    assert (again.spec, again.digest, again.verify()) == (export.spec, export.digest, [])
+    assert (again.spec.size, again.spec.grid) == ((24, 40), (3, 5))
+    features = Backbone(again).views(torch.randn(1, 3, 24, 40), [(-1, True)])[-1, True]
+    assert features.patches.shape[1:3] == (3, 5)
+    tall = again.at_size((48, 24))
+    assert tall.spec.grid == (6, 3) and tall.facts["resized_from"] == (24, 40)
+    images = torch.randn(1, 3, 48, 24, dtype=torch.float64)
+    difference = (tall.build().double()(images)[0] - again.build().double()(images)[0]).abs().max()
+    assert difference < 1e-5
+
+
+def test_the_command_line_takes_height_and_width():
+    assert (image_size("224"), image_size("384x512")) == (224, (384, 512))
+    for wrong in ("0", "384x", "x", "1x2x3", "-4", "4x0"):
+        with pytest.raises(ArgumentTypeError, match="expected pixels, as 224 or 384x512"):
+            image_size(wrong)
+
+
+def test_what_needs_a_square_says_so():
+    spec = replace(PLAIN, image_size=(24, 40))
+    with pytest.raises(ValueError, match=r"for images of 24 x 40 px .* --image-size 40"):
+        _ = spec.side
+    assert replace(spec, image_size=[32, 32]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_base": 100.0}, "rotary_base=100.0: only for rotary positions or keys without a bias"),
+        ({"mlp": "gated"}, "mlp='gated': only for"),
+        ({"rotary": "axial", "heads": 16}, "heads=16: rotary positions need a multiple of 4 channels a head"),
+        ({"rotary": "spiral"}, "rotary='spiral': choose one of none, axial, centred, mixed"),
+        ({"image_size": (24, 41)}, r"image_size=\(24, 41\) is not a multiple of patch_size=8"),
+        ({"image_size": (24, 40, 8)}, "must be one number, or height and width"),
+    ],
+)
+def test_a_spec_says_what_is_wrong_with_its_rotary_fields(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **changes)
+
+
+def test_older_digests_hold():
+    """The fields of rotary networks are in no plain network's JSON, which its digest is made of."""
+    assert not {"rotary", "mlp", "key_bias"} & PLAIN.to_json().keys()
+    assert ViTSpec(**AXIAL.to_json()) == AXIAL
+    assert AXIAL.to_json()["rotary_grid"] == 3

@@ -1,0 +1,107 @@
+"""Every pretrained ViT-family name of timm: imported with timm's own features, or refused as docs/timm.md says.
+
+Networks are timm's by name, small (32 channels, 2 blocks, 4 x 4 patches) and with random values in every parameter.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+
+from bench.development.timm_page import description_of, outcome
+from checkpoints.export import ViTExport
+from checkpoints.resolve import load
+from checkpoints.timm_models import pretrained_names
+
+NAMES = pretrained_names()
+PAGE = (Path(__file__).parents[2] / "docs/timm.md").read_text()
+ROWS = {name: (tags, said) for name, tags, said in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", PAGE, re.M)}
+QUICK = (
+    "eva02_base_patch14_224",  # SwiGLU with a norm inside, axial positions scaled to another grid
+    "eva02_enormous_patch14_clip_224",  # norms after attention and MLP
+    "vit_pe_core_base_patch16_224",  # both kinds of positions, an offset, a norm before the blocks, a pooling head
+    "vit_small_patch16_rope_mixed_ape_224",
+    "vit_huge_plus_patch16_dinov3_qkvb",
+    "vit_base_patch16_sapiens2",  # not square, fewer heads of keys, RMS norms, norms of queries and keys
+    "vit_mediumd_patch16_rope_reg1_gap_256",  # registers and no class token
+    "deit_tiny_distilled_patch16_224",
+    "aimv2_large_patch14_224",
+    "beit3_base_patch16_224",
+    "vit_so400m_patch14_siglip_384",  # patches of 14 px leave 6 of 384 px out
+)
+SIDES = {"vit_so400m_patch14_siglip_384": 58}
+
+
+def small(architecture: str) -> dict:
+    """timm's arguments for a small network of the same kind."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture)
+    patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
+    size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
+    sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
+    if "sapiens2" in architecture:  # each of its blocks has its own number of key heads
+        return sizes | dict(embed_dim=8 * model.blocks[0].attn.num_heads)
+    return sizes | dict(embed_dim=32, depth=2, num_heads=4)
+
+
+def randomise(model: torch.nn.Module) -> torch.nn.Module:
+    """Every parameter drawn; those that scale, around one."""
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        scales = (name.endswith("weight") and parameter.ndim == 1) or "gamma" in name
+        torch.nn.init.normal_(parameter, mean=float(scales), std=0.2)
+    return model.eval()
+
+
+def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Of timm's network: all tokens after the last block, and the patches after the first with the final norm."""
+    yield model.forward_features(images)
+    yield model.forward_intermediates(images, indices=[0], norm=True, intermediates_only=True, output_fmt="NLC")[0]
+
+
+def agree(architecture: str, folder) -> None:
+    """Save timm's network, import it, export it, and read the export here and by plain timm."""
+    arguments = small(architecture)
+    model = randomise(timm.create_model(architecture, **arguments))
+    save_for_hf(model, folder / "timm", model_args=arguments, safe_serialization=True)
+    load(f"timm:local-dir:{folder / 'timm'}").save(folder / "export")
+    export = ViTExport.load(folder / "export")
+    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    read = images[..., : export.spec.size[0], : export.spec.size[1]]
+    again = timm.create_model(f"local-dir:{folder / 'export'}", pretrained=True).eval()
+    assert again.num_classes == 0 and not hasattr(again.head, "weight")
+    with torch.no_grad():
+        expected = list(features(model, images))
+        first, last = export.build()(read, layers=(0, -1))
+        ours = [last, first[:, export.spec.prefix :]]
+        reread = list(features(again, read))
+    for official, found, by_timm in zip(expected, ours, reread, strict=True):
+        assert official.std() > 0.1
+        assert (found - official).abs().max() < 1e-6 * official.abs().max()
+        assert (by_timm - official).abs().max() < 1e-6 * official.abs().max()
+
+
+@pytest.mark.parametrize("architecture", QUICK)
+def test_a_selection_of_names(architecture, tmp_path):
+    agree(architecture, tmp_path)
+
+
+def test_the_page_holds_every_name():
+    """When this fails, run `bench dev timm`."""
+    assert {name: [tag.strip("`") for tag in tags.split(", ")] for name, (tags, _) in ROWS.items()} == NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", NAMES)
+def test_every_name(architecture, tmp_path):
+    said = ROWS[architecture][1]
+    answer = outcome(architecture)
+    if isinstance(answer, str):
+        assert answer == said
+    else:
+        assert description_of(answer) == said
+        agree(architecture, tmp_path)

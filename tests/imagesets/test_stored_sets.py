@@ -1,0 +1,227 @@
+"""Sets inside larger files: parquet:, wds: and hf: give the fingerprint, subsets, pixels and errors of a folder."""
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from imagesets.decoding import UnreadableImage
+from imagesets.sets import open_set
+
+CLASSES = ("ant", "bee", "cat")
+SPLITS = {"train": 4, "val": 2}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def folder(tree, tmp_path) -> Path:
+    """Three classes, four and two images each."""
+    names = [
+        f"{split}/{name}/{name}-{n}.jpg" for split, count in SPLITS.items() for name in CLASSES for n in range(count)
+    ]
+    return tree(tmp_path / "folder", *names)
+
+
+def rows(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
+    """Name, label and bytes of each image, shuffled."""
+    paths = sorted((folder / split).glob("*/*.jpg"))
+    order = np.random.RandomState(0).permutation(len(paths))
+    return [(paths[at].name, CLASSES.index(paths[at].parent.name), paths[at].read_bytes()) for at in order]
+
+
+def as_parquet(folder: Path, root: Path, names: bool = True, texts: bool = False, group: int = 3) -> Path:
+    root.mkdir()
+    for split, word in (("train", "train"), ("val", "validation")):
+        found = rows(folder, split)
+        images = pa.array([{"bytes": data, "path": f"somewhere/{name}"} for name, _, data in found])
+        labels = pa.array([CLASSES[label] if texts else label for _, label, _ in found])
+        table = pa.table({"image": images, "label": labels})
+        feature = {
+            "info": {
+                "features": {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(CLASSES)}}
+            }
+        }
+        if names:
+            table = table.replace_schema_metadata({b"huggingface": json.dumps(feature).encode()})
+        half = len(found) // 2
+        for number, part in enumerate((table[:half], table[half:])):
+            pq.write_table(part, root / f"{word}-{number:05d}-of-00002.parquet", row_group_size=group)
+    return root
+
+
+def as_shards(folder: Path, root: Path, names: bool = True, kind: str = "cls") -> Path:
+    root.mkdir()
+    for split in SPLITS:
+        found = rows(folder, split)
+        for number in range(2):
+            with tarfile.open(root / f"set-{split}-{number:04d}.tar", "w") as archive:
+                for name, label, data in found[number::2]:
+                    key = name.removesuffix(".jpg")
+                    text = str(label) if kind == "cls" else json.dumps({"label": label, "caption": "x"})
+                    for part, content in ((f"{key}.{kind}", text.encode()), (name, data)):
+                        entry = tarfile.TarInfo(f"deep/{part}")
+                        entry.size = len(content)
+                        archive.addfile(entry, io.BytesIO(content))
+    if names:
+        (root / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    return root
+
+
+def as_arrow(folder: Path, root: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    parts = {}
+    for split, word in (("train", "train"), ("val", "validation")):
+        found = rows(folder, split)
+        columns = {
+            "image": [{"bytes": data, "path": name} for name, _, data in found],
+            "label": [row[1] for row in found],
+        }
+        parts[word] = datasets.Dataset.from_dict(columns, features=features)
+    datasets.disable_progress_bars()
+    datasets.DatasetDict(parts).save_to_disk(root)
+    return root
+
+
+FORMS = {"parquet": as_parquet, "wds": as_shards, "hf": as_arrow}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_set_is_the_same_in_all_forms(form, split, folder, tmp_path):
+    root = FORMS[form](folder, tmp_path / form)
+    wanted, found = open_set(f"folder:{folder}", split), open_set(f"{form}:{root}", split)
+    for _ in range(2):
+        assert found.fingerprint == wanted.fingerprint and found.classes == wanted.classes == CLASSES
+        assert np.array_equal(found.labels, wanted.labels) and len(found) == 3 * SPLITS[split]
+        for index in (5, 0, 3):
+            assert found.encoded(index) == wanted.encoded(index)
+            assert np.array_equal(np.asarray(found.image(index)), np.asarray(wanted.image(index)))
+            assert found.path(index).endswith(wanted.images.names[index])
+        some = [each.limited(4) for each in (found, wanted)]
+        assert some[0].fingerprint == some[1].fingerprint and some[0].encoded(3) == some[1].encoded(3)
+        found = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
+
+
+def test_parquet_files_that_load_dataset_reads(folder, tmp_path):
+    pytest.importorskip("datasets")
+    root = as_parquet(folder, tmp_path / "tables")
+    assert open_set(f"hf:{root}", "val").fingerprint == open_set(f"folder:{folder}", "val").fingerprint
+
+
+def test_labels_as_texts_and_as_bare_numbers(folder, tmp_path):
+    texts = open_set(f"parquet:{as_parquet(folder, tmp_path / 'texts', names=False, texts=True)}", "val")
+    assert texts.fingerprint == open_set(f"folder:{folder}", "val").fingerprint
+    bare = open_set(f"parquet:{as_parquet(folder, tmp_path / 'bare', names=False)}", "val")
+    assert bare.classes == ("0", "1", "2") and np.array_equal(bare.labels, texts.labels)
+    shards = open_set(f"wds:{as_shards(folder, tmp_path / 'json', names=False, kind='json')}", "train")
+    assert shards.classes == ("0", "1", "2") and "classes are numbers" in shards.notes[1]
+
+
+def test_images_without_labels_are_for_pretraining_alone(folder, tmp_path):
+    root = tmp_path / "bare"
+    root.mkdir()
+    for split in SPLITS:
+        pq.write_table(pa.table({"image": [data for _, _, data in rows(folder, split)]}), root / f"{split}.parquet")
+    found = open_set(f"parquet:{root}", "train")
+    assert found.classes == () and set(found.labels) == {-1} and found.image(3).mode == "RGB"
+    assert "no labels" in refused(f"parquet:{root}", "val")
+
+
+def refused(url: str, split: str = "train") -> str:
+    with pytest.raises(ValueError) as caught:
+        open_set(url, split)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_read_is_one_line(folder, tmp_path):
+    root = as_shards(folder, tmp_path / "shards")
+    assert "no file *.parquet there" in refused(f"parquet:{root}")
+    assert "no path after the colon" in refused("wds:")
+    (root / "set-train-0000.tar").write_bytes(b"\x1f\x8b no archive")
+    assert "set-train-0000.tar:" in (said := refused(f"wds:{root}")) and "uncompressed tar file" in said
+    for path in root.glob("set-val-*"):
+        path.rename(root / path.name.replace("val", "other"))
+    assert "files *.tar has val or validation or valid or test in its name" in refused(f"wds:{root}", "val")
+    tables = as_parquet(folder, tmp_path / "tables")
+    pq.write_table(pa.table({"picture": [b""], "label": [0]}), tables / "train-00000-of-00002.parquet")
+    assert "no column of images (image, img, jpg, png) among picture, label" in refused(f"parquet:{tables}")
+    (tables / "train-00000-of-00002.parquet").write_bytes(b"nothing")
+    assert "train-00000-of-00002.parquet is no Parquet table" in refused(f"parquet:{tables}")
+    (tmp_path / "empty").mkdir()
+    assert "datasets cannot load it" in refused(f"hf:{tmp_path / 'empty'}")
+
+
+def test_wrong_labels_are_one_line(folder, tmp_path):
+    root = as_shards(folder, tmp_path / "shards")
+    (root / "classes.txt").write_text("ant\nbee\n")
+    assert "labels from 0 to 2, and 2 classes" in refused(f"wds:{root}")
+    (root / "classes.txt").write_text("ant\nbee\ncat\ndog\n")
+    assert "no image of class 'dog' in train" in refused(f"wds:{root}")
+    with tarfile.open(root / "set-train-0001.tar", "a") as archive:
+        entry = tarfile.TarInfo("deep/lonely.jpg")
+        archive.addfile(entry, io.BytesIO())
+    assert "1 of 7 images have no label, such as deep/lonely.cls" in refused(f"wds:{root}")
+
+
+@pytest.mark.parametrize("form", ["parquet", "wds"])
+def test_a_broken_image_names_itself(form, folder, tmp_path):
+    broken = folder / "train" / "bee" / "bee-1.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    root = FORMS[form](folder, tmp_path / form)
+    found = open_set(f"{form}:{root}", "train")
+    at = found.images.names.take(np.arange(len(found)))
+    index = list(at).index("bee/bee-1.jpg")
+    with pytest.raises(UnreadableImage, match=r"bee/bee-1\.jpg: cannot be read as an image"):
+        found.image(index)
+
+
+def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, monkeypatch):
+    root = as_shards(folder, tmp_path / "shards")
+    opened, original = [], tarfile.open
+    monkeypatch.setattr(
+        tarfile, "open", lambda *values, **options: (opened.append(values[0]), original(*values, **options))[1]
+    )
+    first = open_set(f"wds:{root}", "train")
+    assert len(opened) == 2 and open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 2
+    path = root / "set-train-0000.tar"
+    os.utime(path, ns=(1, 1))
+    open_set(f"wds:{root}", "train")
+    assert len(opened) == 4
+    for kept in (tmp_path / "cache").rglob("*.npz"):
+        kept.write_bytes(b"damaged")
+    assert open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 6
+
+
+def test_a_shard_cut_short_is_one_line(folder, tmp_path):
+    root = as_shards(folder, tmp_path / "shards")
+    found = open_set(f"wds:{root}", "val")
+    for path in root.glob("set-val-*.tar"):
+        with open(path, "r+b") as file:
+            file.truncate(600)
+    with pytest.raises(UnreadableImage, match="copy the shard again"):
+        for index in range(len(found)):
+            found.image(index)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_read_at_once(form, folder, tmp_path):
+    found = open_set(f"{form}:{FORMS[form](folder, tmp_path / form)}", "train")
+    wanted = [found.encoded(index) for index in range(len(found))]
+    order = np.random.RandomState(1).randint(len(found), size=2000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(found.encoded, order)) == [wanted[index] for index in order]

@@ -1,0 +1,46 @@
+"""Several processes for tests, each a thread of this one: they exchange values through memory."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from engine.distributed import World
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """Where the threads wait for each other."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.values = threading.Barrier(size), [None] * size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(World):
+    """One of the threads, with the exchanges of a World."""
+
+    meeting: Meeting = field(repr=False, compare=False)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        self.meeting.values[self.rank] = value
+        self.meeting.barrier.wait(60)
+        values = list(self.meeting.values)
+        self.meeting.barrier.wait(60)
+        return values
+
+    def from_rank0(self, value: Any) -> Any:
+        return self.gather_objects(value)[0]
+
+    def add_up(self, value: Any) -> None:
+        value.copy_(sum(self.gather_objects(value.clone())))
+
+
+def together(size: int, work: Callable[[World], Result]) -> list[Result]:
+    """`work(world)` in as many threads as there are to be processes; their results in the order of ranks."""
+    meeting = Meeting(size)
+    members = [Member(rank=rank, size=size, meeting=meeting) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, members))

@@ -1,0 +1,41 @@
+"""Tests of recorded outputs do not pass where nothing is recorded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from recordings import ROOT, matches
+
+TESTS = Path(__file__).parent
+NO_CASES = """
+import pytest
+
+@pytest.mark.parametrize("case", [])
+def test_recorded(case):
+    pass
+
+@pytest.mark.skip(reason="ours")
+def test_skipped():
+    pass
+"""
+
+
+def run(folder: Path, *asked: str, **environment: str) -> tuple[int, str]:
+    """pytest on `folder` with this project's conftest: exit code and output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *asked]
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    return found.returncode, found.stdout + found.stderr
+
+
+def test_a_test_without_cases_fails(tmp_path):
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "test_none.py").write_text(NO_CASES)
+    code, output = run(tmp_path, str(tmp_path), GOLDEN_ROOT="/nowhere")
+    assert code == 1 and "there is no case to test; if its cases are recorded, look in /nowhere" in output
+    assert "1 skipped, 1 error" in output
+
+
+def test_cases_are_found_by_their_whole_names():
+    assert [found[1] for found in matches(r"case_(\w+)", ["case_a", "no_case_a", "case_b.c"])] == ["a"]
+    assert ROOT.is_dir()
