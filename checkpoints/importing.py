@@ -46,7 +46,7 @@ class ImportOptions:
 
     branch: str | None = None
     heads: int | None = None
-    image_size: int | None = None  # resize the position tables to this many pixels
+    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
     statistics: Literal["imagenet", "half", "clip"] | None = None
     architecture: str | None = None  # timm's name of the model, for a file of its weights
 

@@ -166,9 +166,9 @@ class ViTSpec:
             return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
         extras = " with relative positions" if self.relative_position != "none" else ""
+        extras += " with rotary positions" if self.rotary != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
         extras += f" and {self.registers} registers" if self.registers else ""
-        extras += " and rotary positions" if self.rotary != "none" else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
