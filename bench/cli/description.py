@@ -14,7 +14,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
     yield from _rows(
         network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
         f"{millions(export.parameters)}",
-        image=f"{spec.image_size} px, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
+        image=f"{spec.size_text}, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
         tokens=_tokens(export),
         positions=_positions(export),
         norm=f"LayerNorm eps {spec.norm_eps:g}, final norm on {spec.final_norm}",

@@ -61,8 +61,7 @@ def outcome(architecture: str) -> ViTSpec | str:
 
 def description_of(spec: ViTSpec) -> str:
     """One line: size, image, and the representation that timm evaluates."""
-    size = " x ".join(map(str, dict.fromkeys(spec.size)))
-    return f"{spec.label}, {size} px, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
+    return f"{spec.label}, {spec.size_text}, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
 
 
 def _file(architecture: str) -> str:

@@ -1,10 +1,12 @@
 """Rotary positions: subsets of patches, other grids, attention maps, and images that are not square."""
 
+from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
 import torch
 
+from bench.cli.arguments import image_size
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -88,6 +90,13 @@ def test_an_image_that_is_not_square(key, tmp_path):
     images = torch.randn(1, 3, 48, 24, dtype=torch.float64)
     difference = (tall.build().double()(images)[0] - again.build().double()(images)[0]).abs().max()
     assert difference < 1e-5
+
+
+def test_the_command_line_takes_height_and_width():
+    assert (image_size("224"), image_size("384x512")) == (224, (384, 512))
+    for wrong in ("0", "384x", "x", "1x2x3", "-4", "4x0"):
+        with pytest.raises(ArgumentTypeError, match="expected pixels, as 224 or 384x512"):
+            image_size(wrong)
 
 
 def test_what_needs_a_square_says_so():
