@@ -5,7 +5,8 @@ read anew for every evaluation: two products with each row, as a step of the fit
 Products are float32 as far as it leads, then float64; all sums over blocks are exact. Under several processes each one
 has a run of blocks, rank 0 descends, and the others compute their blocks' sums for the weights that it sends.
 
-Blocks are of fixed size, and what they sum up to is added as integers (`Whole`), so that neither the number of
+Blocks are of fixed size, and what they sum up to is added as integers (`Whole`): where products round alike, as they do
+on one kind of processor with as many threads, neither the number of
 processes nor their order changes a bit.
 
 Memory of a process: 8 D C (2 HISTORY + 8) bytes for the weights, gradients and history of a descent, 12 D BLOCK_ROWS
