@@ -12,7 +12,7 @@ import timm
 import torch
 from timm.models import save_for_hf
 
-from bench.development.timm_page import description_of, outcome
+from bench.development.timm_page import description_of, outcome, outline
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.timm_models import pretrained_names
@@ -38,8 +38,7 @@ SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 def small(architecture: str) -> dict:
     """timm's arguments for a small network of the same kind."""
-    with torch.device("meta"):
-        model = timm.create_model(architecture)
+    model = outline(architecture)
     patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
     size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
     sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
