@@ -146,7 +146,7 @@ class Task:
         """Evaluate. ValueError for what a user can cause."""
         raise NotImplementedError
 
-    def stream(self) -> str:
+    def stream(self, export: Any, space: Workspace) -> str:
         """Name of what `run` computes for as long as it trains and other tasks of its kind can use too, such as
         features of augmented images. `together` runs the tasks of one name. "": nothing."""
         return ""

@@ -55,7 +55,8 @@ class Tally:
 
     equal: int = 0
     kills: int = 0
-    named: int = 0  # kills of one of two processes that one line told
+    connected: int = 0  # kills of one of two processes that knew each other already: they had printed something
+    named: int = 0  # of these, kills that one line told
     slowest: float = 0.0  # seconds until the other one had ended
     different: list[int] = field(default_factory=list)  # trials
 
@@ -109,12 +110,16 @@ def is_worker(pid: int) -> bool:
         return False
 
 
-def killed(case: Case, out: Path, printed: Path, moment: float, draws: random.Random) -> float | None:
-    """Kill one process of a command after so many seconds; the seconds until all have ended. None: it was over."""
+def killed(case: Case, out: Path, printed: Path, moment: float, draws: random.Random) -> tuple[bool, float] | None:
+    """Kill one process of a command after so many seconds. None: it was over.
+
+    Whether it had printed anything, and the seconds until all processes had ended.
+    """
     process = started(case, out, printed)
     end = time.monotonic() + moment
     while time.monotonic() < end and process.poll() is None:
         time.sleep(0.005)
+    before = printed.stat().st_size
     there = workers_of(process) if process.poll() is None else []
     if len(there) < case.processes:  # over, or not all begun
         process.send_signal(signal.SIGTERM)
@@ -123,7 +128,7 @@ def killed(case: Case, out: Path, printed: Path, moment: float, draws: random.Ra
     os.kill(draws.choice(there), signal.SIGKILL)
     begun = time.monotonic()
     process.wait(LIMIT)
-    return time.monotonic() - begun
+    return before > 0, time.monotonic() - begun
 
 
 def trials(case: Case, count: int, folder: Path, draws: random.Random) -> Tally:
@@ -138,9 +143,11 @@ def trials(case: Case, count: int, folder: Path, draws: random.Random) -> Tally:
         ended = killed(case, out, printed, draws.uniform(0.3, seconds), draws)
         if ended is None:
             continue
+        begun, seconds_to_end = ended
         tally.kills += 1
-        tally.named += len(NAMED.findall(printed.read_text())) == 1
-        tally.slowest = max(tally.slowest, ended)
+        tally.connected += begun
+        tally.named += begun and len(NAMED.findall(printed.read_text())) == 1
+        tally.slowest = max(tally.slowest, seconds_to_end)
         finished(case, out, printed)
         tally.equal += case.left(out) == expected
         tally.different += [tally.kills - 1] if case.left(out) != expected else []
@@ -159,14 +166,13 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     draws = random.Random(options.seed)
     chosen = cases(make_export(folder / "export", seed=0), options.cases, options.processes)
-    print(
-        "| case | processes | kills | equal results | named in one line | slowest end, s |\n|---|---:|---:|---:|---:|---:|"
-    )
+    print("| case | processes | kills | equal results | named in one line | slowest end, s |")
+    print("|---|---:|---:|---:|---:|---:|")
     good = True
     for number, case in enumerate(chosen):
         count = options.kills // len(chosen) + (number < options.kills % len(chosen))
         tally = trials(case, count, folder, draws)
-        named = f"{tally.named} of {tally.kills}" if case.processes == 2 else ""
+        named = f"{tally.named} of {tally.connected}" if case.processes == 2 else ""
         cells = [case.name, case.processes, tally.kills, tally.equal, named, f"{tally.slowest:.1f}"]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if tally.different:

@@ -65,10 +65,14 @@ def _shared(job: Job, export: ViTExport, space: Workspace) -> set[Hashable]:
     task = job.chosen.task
     try:
         transforms = task.features(export, space)
-        stream = getattr(task, "stream", lambda *_: "")(export, space)
+        stream = task.stream()
     except Exception:  # the task will fail on its own, in its own job
         return {job.chosen.name}
-    return {job.chosen.name, *(("features", name) for name in transforms), *([("stream", stream)] if stream else [])}
+    return {
+        job.chosen.name,
+        *(("features", name) for name in transforms),
+        *([(job.chosen.key, stream)] if stream else []),
+    }
 
 
 def _cost(jobs: Sequence[Job]) -> float:

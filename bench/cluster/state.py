@@ -143,7 +143,10 @@ def failure_of(out: Path, task: TaskRecord, going: Going) -> str:
     log = Path(going.log)
     job = log.name.rsplit("_", 2)[0]  # JOB_PROCESS_log.out
     said = [line for path in sorted(log.parent.glob(f"{job}_*_log.out")) for line in _errors_in(path)]
-    return said[-1] if said else f"exit code {going.code}"
+    if said:
+        return said[-1]
+    code = going.code or 0
+    return f"killed by signal {-code}; {GO_ON}" if code < 0 else f"exit code {code}"
 
 
 def _errors_in(path: Path) -> list[str]:

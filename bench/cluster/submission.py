@@ -9,8 +9,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     with _folder_of(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
-            with _no_job_of_ours():
+            with _no_job_of_ours(), redirect_stderr(StringIO()):  # submitit prints what it raises
                 jobs = executor.submit_array([_task(folder, task) for task in tasks])
         except (RuntimeError, ValueError, OSError) as error:  # what sbatch said is its last line
             said = str(error).strip().splitlines() or [type(error).__name__]

@@ -112,7 +112,7 @@ class Running:
             os.waitid(os.P_PID, self.command.pid, os.WEXITED | os.WNOWAIT)
         time.sleep(LEAVE_TO_OTHERS)
         code = self.command.wait()
-        if code < 0 and self.asked is None:
+        if code < 0 and self.asked is None and self.environment.num_tasks == 1:  # otherwise another process says so
             why = ", as happens for lack of memory" if code == -signal.SIGKILL else ""
             say(f"bench: error: the process was killed by signal {-code}{why}; run the same command again to go on")
         return code

@@ -34,7 +34,7 @@ def shared_keys(task: Task, parts: Iterable[Part], export: Any, space: Workspace
     stream; both are empty for tasks that read their images themselves.
     """
     transforms = ",".join(task.features(export, space))
-    stream = task.stream()
+    stream = task.stream(export, space)
     inside = f" of {getattr(space, 'data', '')}"
     source = {
         "features": transforms and transforms + inside,

@@ -1,23 +1,16 @@
-"""How one job of a run ended: its result file, and the line about it."""
+"""Jobs that are tried: those on one stream together, each with its outcome or error as soon as it ends."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 
-from bench.cli.messages import in_one_line, traceback_of
-from bench.published.check import MeasuredNumbers
-from bench.results.environment import hardware, versions
-from bench.results.record import Result, images_seen, record
-from bench.results.units import number_text
-from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.outcomes import recorded
+from bench.cli.messages import in_one_line
+from bench.run.outcomes import checked
 from bench.run.plan import Job
 from checkpoints.export import ViTExport
-from engine.printing import text_of
+from engine.distributed import World
 from engine.tasks import Outcome, Workspace
-
-MAIN_METRICS = 3  # metrics that a line of output shows
+from engine.training.interruptions import Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,65 +28,69 @@ class Attempt:
         return self.seconds / self.planned if self.planned and not self.error else None
 
 
-def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
-    """Write the result file, or that of a failure; returns its path."""
-    outcome = attempt.outcome
-    found = recorded(outcome, images_seen(job.data, space.limit))
-    result = Result(
-        status="failed" if attempt.error else "ok",
-        message=in_one_line(attempt.error) if attempt.error else "",
-        task=job.chosen.key,
-        protocol=job.protocol,
-        metrics=found.metrics,
-        interval_method=found.interval_method,
-        checkpoint=checkpoint.used,
-        data=job.data,
-        seed=space.seed,
-        random=outcome.random,
-        limit=space.limit,
-        precision=space.precision,
-        decode=space.decode,
-        skip_bad=space.skip_bad,
-        settings=job.settings,
-        facts=dict(outcome.facts),
-        arrays=tuple(outcome.arrays),
-        device=space.device,
-        processes=space.world.size,
-        seconds=round(attempt.seconds, 3),
-        planned_seconds=None if attempt.planned is None else round(attempt.planned, 3),
-        plan_ratio=None if attempt.ratio is None else round(attempt.ratio, 3),
-        cost=dict(outcome.cost),
-        images_per_second=_rate(outcome.cost),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions(),
-        hardware=hardware(),
-    )
-    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
-    return record(job.path, result, found.arrays, log)
+def in_groups(jobs: Sequence[Job], export: ViTExport | None, space: Workspace) -> list[list[Job]]:
+    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
+
+    A job that failed before is not put together with new ones, which it might stop.
+    """
+    groups: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
+        key = (job.data.url, job.chosen.key, stream, job.state) if stream else job.path
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
 
 
-def numbers_of(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
-    """What is compared with published numbers."""
-    return MeasuredNumbers(
-        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
-        protocol=job.protocol,
-        data=job.data,
-        numbers=attempt.outcome.numbers,
-        limit=space.limit,
-    )
+def attempts(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
+    """Run jobs of one stream together, or a single one: each as soon as it ends.
+
+    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
+    """
+    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
+    task = jobs[0].chosen.task
+    ended = task.together([job.chosen.task for job in jobs], export, space)
+    while left:
+        started = time.perf_counter()
+        over, found = _next_ended(ended, list(left))
+        share = (time.perf_counter() - started) / len(left)
+        seconds = {place: seconds[place] + share for place in left}
+        for place in over:
+            yield left.pop(place), _attempt(found, seconds[place])
 
 
-def _rate(cost: Mapping[str, float]) -> float | None:
-    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
-    return round(forwards / seconds, 1) if forwards and seconds else None
+def _next_ended(
+    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
+) -> tuple[Sequence[int], Outcome | Exception]:
+    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
+    try:
+        place, found = next(ended)
+    except Stopped:  # not a failure: the same command resumes it
+        raise
+    except Exception as error:  # whatever else a task raises becomes a failed result of all
+        return left, error
+    return [place], found
 
 
-def ending_of_attempt(attempt: Attempt) -> str:
-    """`top1 76.1, top5 92.8, 12.3 s, planned 10.1 s (x 1.22)`"""
-    if attempt.error is not None:
-        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
-    metrics = list(attempt.outcome.metrics.items())
-    shown = ", ".join(f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS])
-    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    plan_text = f", planned {attempt.planned:.1f} s (x {attempt.ratio:.2f})" if attempt.ratio else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s{plan_text}"
+def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
+    if isinstance(found, Exception):
+        return Attempt(seconds=seconds, error=found)
+    try:
+        return Attempt(seconds=seconds, outcome=checked(found))
+    except Exception as error:
+        return Attempt(seconds=seconds, error=error)
+
+
+def agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
+    """The attempt as all processes record it: failed if it failed in any.
+
+    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
+    at different places could never agree again, so the run ends here with RuntimeError.
+    """
+    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
+    found = world.gather_objects(mine)
+    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
+        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
+    messages = [message for *_, message in found if message]
+    if attempt.error is None and messages:
+        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
+    return attempt

@@ -66,13 +66,13 @@ def forecasts(
         speed = speeds.get(job.data.name)
         timed = seconds_of_work(left, speed, job.chosen.name) if speed and left.parts else None
         found.append(Forecast(job=job, images=images, work=left, seconds=timed))
-    return sorted(_in_company(found), key=lambda each: jobs.index(each.job))
+    return sorted(_in_company(found, export, space), key=lambda each: jobs.index(each.job))
 
 
-def _in_company(found: Sequence[Forecast]) -> list[Forecast]:
+def _in_company(found: Sequence[Forecast], export: ViTExport, space: Workspace) -> list[Forecast]:
     """Jobs on one stream run together, and their time is divided equally among them, as in results."""
     streams: dict[Any, list[float]] = {}
-    keys = [(each.job.data.url, each.job.chosen.key, each.job.chosen.task.stream()) for each in found]
+    keys = [(each.job.data.url, each.job.chosen.key, each.job.chosen.task.stream(export, space)) for each in found]
     for key, each in zip(keys, found, strict=True):
         if key[-1] and each.job.state != "done" and each.seconds is not None:
             streams.setdefault(key, []).append(each.seconds)

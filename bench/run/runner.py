@@ -4,8 +4,7 @@ Existing results are skipped, and jobs that failed before are tried again after 
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
-import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -21,11 +20,11 @@ from bench.results.record import (
     DataUsed,
     failure_beside,
 )
-from bench.run.attempts import Attempt, ending_of_attempt, numbers_of, record_attempt
+from bench.run.attempts import agreed, attempts, in_groups
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
+from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.outcomes import checked
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.export import ViTExport
@@ -35,8 +34,7 @@ from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
 from engine.printing import say
-from engine.tasks import Outcome, SelectOn, Workspace
-from engine.training.interruptions import Stopped
+from engine.tasks import SelectOn, Workspace
 
 # Name and digest -> export, in the process that loaded it, until its tasks are done.
 Exports = dict[tuple[str, str], ViTExport]
@@ -189,38 +187,25 @@ def _run_one(
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
-    for together in in_groups(jobs):
+    for together in in_groups(jobs, export, request.space):
         if together[0].state == "done" or export is None:
             say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
         space = replace(request.space, data=together[0].data.url, wanted=wanted)
-        for job, attempt in _attempts(together, export, space):
-            agreed = replace(_agreed(attempt, job, world), planned=planned.get(job.path))
+        for job, attempt in attempts(together, export, space):
+            ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
             if world.is_rank0:
-                path = record_attempt(job, checkpoint, request.space, agreed)
+                path = record_attempt(job, checkpoint, request.space, ending)
                 kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
                 name = f"{job.title}: " if len(together) > 1 else ""
-                say(f"  {number[job.path]} {name}{ending_of_attempt(agreed)}{kept}")
-                say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, agreed))))
-            tally.done += agreed.error is None
-            tally.planned += [(agreed.planned, agreed.seconds)] if agreed.planned and agreed.ratio else []
-            if agreed.error:
-                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(agreed.error)}")
-
-
-def in_groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
-
-    A job that failed before is not put together with new ones, which it might stop.
-    """
-    groups: dict[Hashable, list[Job]] = {}
-    for job in jobs:
-        stream = job.chosen.task.stream()
-        key = (job.data.url, job.chosen.key, stream, job.state) if stream and job.state != "done" else job.path
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+                say(f"  {number[job.path]} {name}{ending_of_attempt(ending)}{kept}")
+                say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, ending))))
+            tally.done += ending.error is None
+            tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
+            if ending.error:
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
 
 
 def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
@@ -241,61 +226,6 @@ def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[st
         for transform, kinds in wanted.items():
             found[transform] = tuple(dict.fromkeys([*found.get(transform, ()), *kinds]))
     return found
-
-
-def _agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
-    """The attempt as all processes record it: failed if it failed in any.
-
-    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
-    at different places could never agree again, so the run ends here with RuntimeError.
-    """
-    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
-    found = world.gather_objects(mine)
-    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
-        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
-    messages = [message for *_, message in found if message]
-    if attempt.error is None and messages:
-        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
-    return attempt
-
-
-def _attempts(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
-    """Run jobs of one stream together, or a single one: each as soon as it ends.
-
-    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
-    """
-    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
-    task = jobs[0].chosen.task
-    ended = task.together([job.chosen.task for job in jobs], export, space)
-    while left:
-        started = time.perf_counter()
-        over, found = _next_ended(ended, list(left))
-        share = (time.perf_counter() - started) / len(left)
-        seconds = {place: seconds[place] + share for place in left}
-        for place in over:
-            yield left.pop(place), _attempt(found, seconds[place])
-
-
-def _next_ended(
-    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
-) -> tuple[Sequence[int], Outcome | Exception]:
-    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
-    try:
-        place, found = next(ended)
-    except Stopped:  # not a failure: the same command resumes it
-        raise
-    except Exception as error:  # whatever else a task raises becomes a failed result of all
-        return left, error
-    return [place], found
-
-
-def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
-    if isinstance(found, Exception):
-        return Attempt(seconds=seconds, error=found)
-    try:
-        return Attempt(seconds=seconds, outcome=checked(found))
-    except Exception as error:
-        return Attempt(seconds=seconds, error=error)
 
 
 def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:

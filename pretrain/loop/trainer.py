@@ -114,11 +114,15 @@ class Trainer:
             micro_batches=self.plan.micro_batches,
         )
 
-    def train(self) -> Literal["finished", "stopped"]:
-        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes."""
+    def train(self, begun: Callable[[], None] = lambda: None) -> Literal["finished", "stopped"]:
+        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes.
+
+        begun: called in the first process once the folder is known to be this run's.
+        """
         with ExitStack() as held:
             lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
             self.world.on_rank0(lambda: held.enter_context(lock))
+            self.world.on_rank0(begun)
             self.load()
             if self.step == 0:
                 self.world.on_rank0(self.begin)
@@ -170,7 +174,7 @@ class Trainer:
                 if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
                     self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
-                    self.after_epoch(records)
+                    self.after_epoch(records, bar)
                 if save:
                     with saving:
                         self.save()
@@ -246,14 +250,17 @@ class Trainer:
         most = {name: max(found[name] for found in each) for name in each[0]}
         return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
 
-    def after_epoch(self, records: Records) -> None:
-        """Export and monitor where due."""
+    def after_epoch(self, records: Records, bar: Progress) -> None:
+        """Export and monitor where due; what the monitor found is said."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            self.write(records, run.monitor(self.first_export(), self.progress()))
+            found = run.monitor(self.first_export(), self.progress())
+            if found:
+                bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in found.items())}")
+            self.write(records, found)
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
         """The micro-batches of this process during `steps`, by `plan` or its own."""

@@ -94,7 +94,7 @@ def search(
     found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
 
     def work() -> None:
-        for rows, numbers in share_of(len(gallery), len(queries), world):
+        for rows, numbers in tiles_of(len(gallery), len(queries), world):
             find = choose(prepare(gallery, rows), min(k, rows.stop - rows.start), device)
             for asked in (query_slice(number, len(queries)) for number in numbers):
                 near = _in_tile(find, prepare(queries, asked), rows.start)
@@ -110,7 +110,12 @@ Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
 Find = Callable[[np.ndarray], Pair]
 
 
-def share_of(gallery: int, queries: int, world: World) -> list[tuple[slice, range]]:
+def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
+    """Memory of a search of so many rows, beyond libraries: what this file states."""
+    return 4.0 * width * (min(gallery, GALLERY) + 2 * min(queries, QUERIES)) + 12.0 * queries * k
+
+
+def tiles_of(gallery: int, queries: int, world: World) -> list[tuple[slice, range]]:
     """This process's tiles: blocks of gallery rows, ascending, each with the numbers of the query slices it meets."""
     blocks, across = list(row_slices(gallery, GALLERY)), -(-queries // QUERIES)
     tiles = len(blocks) * across

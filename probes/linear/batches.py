@@ -5,8 +5,8 @@ B images of a batch, n training images, N images of a table, D width. A row is t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
-from probes.features.rows import Rows
+from probes.features.rows import Rows, read_ahead, release_pages, taken
+from probes.linear.windows import reading_order, window_size
 
 BLOCK = 1024  # rows of a block, where the heads are only evaluated
 
@@ -42,15 +43,7 @@ class EpochPlan:
 
     def order(self, epoch: int) -> np.ndarray:
         """Places 0..rows-1 in the order of an epoch, without images that are left out."""
-        # RandomState's streams are frozen for ever (NumPy NEP 19); those of default_rng may change with a release.
-        shuffled = np.random.RandomState([self.seed, epoch]).permutation(self.rows)
-        return shuffled[: self.count * self.size]
-
-    def batches(self, epoch: int) -> Iterator[np.ndarray]:
-        """The places (B,) of every batch."""
-        order = self.order(epoch)
-        for start in range(0, len(order), self.size):
-            yield order[start : start + self.size]
+        return reading_order(self.rows, self.seed, epoch)[: self.count * self.size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +61,22 @@ class Table:
         labels = torch.from_numpy(self.labels[rows])
         return {name: value.to(self.device) for name, value in found.items()}, labels.to(self.device)
 
+    def taken(self, rows: np.ndarray) -> "Table":
+        """A table of some rows (B,) alone, in memory."""
+        arrays = {kind: taken(values, rows) for kind, values in self.arrays.items()}
+        return replace(self, arrays=arrays, labels=self.labels[rows])
+
+    def read_ahead(self, rows: np.ndarray) -> None:
+        """Have the kernel read some rows (B,), ascending, from disk meanwhile."""
+        for values in self.arrays.values():
+            read_ahead(values, rows)
+
     def blocks(self, rows: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """The same, at most BLOCK rows at a time."""
         for start in range(0, len(rows), BLOCK):
             yield self.read(rows[start : start + BLOCK])
+            for values in self.arrays.values():
+                release_pages(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,5 +88,23 @@ class CachedBatches:
     plan: EpochPlan
 
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
-        for number, places in islice(enumerate(self.plan.batches(epoch)), first, None):
-            step(number, *self.table.read(self.rows[places]))
+        """Call `step` with the batches of an epoch in order, from number `first` on.
+
+        Memory beyond a batch: a window (probes/linear/windows.py) of the table, 4 D bytes a row, D of all kinds.
+        """
+        size, count = self.plan.size, self.plan.count
+        order = self.rows[self.plan.order(epoch)]
+        # The first batches of all windows: a batch that lies in two windows is read with the first of them.
+        starts = sorted({-(-start // size) for start in range(0, len(order), window_size(self.plan.rows))})
+        windows = [range(max(start, first), end) for start, end in pairwise([*starts, count]) if end > first]
+
+        def inside(window: range) -> np.ndarray:
+            return np.sort(order[window.start * size : window.stop * size])
+
+        for window, following in pairwise([*windows, range(0)]):
+            rows = inside(window)
+            near = self.table.taken(rows)
+            self.table.read_ahead(inside(following))
+            for number in window:
+                batch = order[number * size : (number + 1) * size]
+                step(number, *near.read(np.searchsorted(rows, batch)))

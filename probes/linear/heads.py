@@ -22,6 +22,7 @@ Optimizer = Literal["sgd", "lars", "msn"]
 Entry = Literal["plain", "batch_norm", "layer_norm"]
 State = dict[str, Tensor]
 
+LR_BATCH = 256  # batch that learning rates are stated for, in every source
 CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
 MIN_CLASSES = 64  # for torch's softmax, which is 10 times slower than its single steps over fewer classes
 SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away

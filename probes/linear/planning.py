@@ -4,16 +4,15 @@ B images of a batch, D width of a readout, C classes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from engine.tasks import Workspace
+from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import FLOAT, feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import FLOAT, feature_bytes, feature_pass
 from probes.linear.batches import BLOCK, EpochPlan
-from probes.linear.heads import Head, Heads, HeadSettings
-from probes.linear.settings import LinearSettings
+from probes.linear.heads import Heads
 
 SECONDS = 3.0  # of a rehearsal, about
 STEPS = 20  # of a rehearsal, at most
@@ -47,17 +46,11 @@ def work_of_heads(
 
 
 def rehearsed_heads(
-    settings: LinearSettings, width: int, classes: int, batch: int, space: Workspace
+    heads: Heads, widths: Mapping[str, int], classes: int, batch: int, device: str
 ) -> dict[Kind, float]:
-    """Seconds of a step of all heads and of classifying one image, on noise. width: of one feature."""
-    widths = {readout: width * len(kinds) for readout, kinds in settings.kinds_by_readout.items()}
-    grid = [Head(readout=readout, lr=lr, weight_decay=decay) for readout, decay, lr in settings.grid]
-    recipe = HeadSettings(
-        optimizer=settings.optimizer, momentum=settings.momentum, entry=settings.entry, eps=settings.eps
-    )
-    heads = Heads(grid, widths, classes, recipe, batch=batch, device=space.device)
-    inputs = {name: torch.randn(batch, size, device=space.device) for name, size in widths.items()}
-    labels = torch.randint(classes, (batch,), device=space.device)
+    """Seconds of a step of all heads and of classifying one image, on noise. widths: of each readout."""
+    inputs = {name: torch.randn(batch, size, device=device) for name, size in widths.items()}
+    labels = torch.randint(classes, (batch,), device=device)
     step = median_seconds(lambda: heads.step(inputs, labels, 0.0).sum().item())
     few = {name: value[:BLOCK] for name, value in inputs.items()}
     judged = median_seconds(lambda: heads.hits(few, labels[:BLOCK]).sum().item())

@@ -16,14 +16,14 @@ from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
 from imagesets.sets import ImageSet
 from probes.features.extract import BATCH, FeatureSet, extract
+from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
 from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
-from probes.linear.heads import Head, Heads, HeadSettings
 from probes.linear.settings import LinearSettings
-from probes.linear.sweep import LR_BATCH, Sweep, SweepConfig
+from probes.linear.sweep import Sweep, SweepConfig
 from probes.scores import accuracy, cost
 from probes.splits import open_splits
 
@@ -97,29 +97,14 @@ class Probe:
         return EpochPlan(rows=len(self.rows), asked=task.batch, drop_last=task.drop_last, seed=self.space.seed)
 
     @property
-    def widths(self) -> dict[str, int]:
-        """Readout -> length of its features."""
-        return {name: self.export.spec.width * len(kinds) for name, kinds in self.task.kinds_by_readout.items()}
-
-    @property
     def costs(self) -> list[int]:
-        """Of training each head, in proportion."""
-        return [self.widths[readout] * len(self.train.classes) for readout, _, _ in self.task.grid]
+        """Of a step of each head, in proportion."""
+        widths = self.task.widths(self.export.spec.width).values()
+        return [width * len(self.train.classes) for width in widths for _ in self.task.rates]
 
     def table(self, features: FeatureSet, readouts: Collection[str]) -> Table:
         kinds = {name: each for name, each in self.task.kinds_by_readout.items() if name in readouts}
         return Table(arrays=features.arrays, labels=features.labels, readouts=kinds, device=self.space.device)
-
-    def heads(self, own: range) -> Heads:
-        """All heads of the grid, of which this process trains some."""
-        task, batch, space = self.task, self.plan.size, self.space
-        grid = [
-            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
-            for readout, weight_decay, lr in task.grid
-        ]
-        recipe = HeadSettings(optimizer=task.optimizer, momentum=task.momentum, entry=task.entry, eps=task.eps)
-        classes = len(self.train.classes)
-        return Heads(grid, self.widths, classes, recipe, batch=batch, seed=space.seed, device=space.device, own=own)
 
     @cached_property
     def evaluated(self) -> tuple[FeatureSet, np.ndarray]:
@@ -132,7 +117,8 @@ class Probe:
 
     def sweep(self, own: range) -> Sweep:
         """The training; this process has its heads `own`."""
-        task, heads, (features, rows) = self.task, self.heads(own), self.evaluated
+        task, (features, rows) = self.task, self.evaluated
+        heads = task.heads(self.export.spec.width, len(self.train.classes), self.plan.size, self.space, own)
         table = self.table(features, heads.readouts)
         return Sweep(
             heads=heads,
@@ -181,7 +167,7 @@ class Probe:
             "fingerprint": train.fingerprint,
             "images": len(train),
             "skipped": skipped,
-            "transform": self.task.stream(),
+            "transform": self.task.augmentation,
             "precision": self.space.precision,
             "batch_size": self.chunk,
         }
@@ -198,7 +184,7 @@ class Probe:
             first = train.classes[absent[0]]
             found.append(f"{len(absent)} of {len(train.classes)} classes have no validation image, {first} first")
         gallery = self.gallery
-        if constant := [kind.name for kind in self.task.kinds if (gallery[kind] == gallery[kind][0]).all()]:
+        if constant := [kind.name for kind in self.task.kinds if are_equal(gallery[kind])]:
             found.append(f"the features {', '.join(constant)} are the same for all images: nothing can be learnt")
         return found
 

@@ -15,7 +15,7 @@ from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import readout_of
-from probes.linear.heads import Entry, Optimizer
+from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,25 @@ class LinearSettings:
         return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
 
     @property
-    def grid(self) -> list[tuple[str, float, float]]:
-        """Readout, weight decay and learning rate of every head."""
-        return list(product(self.readouts, self.weight_decays, self.lrs))
+    def rates(self) -> list[tuple[float, float]]:
+        """(weight decay, learning rate) of the heads of each readout."""
+        return list(product(self.weight_decays, self.lrs))
+
+    def widths(self, width: int) -> dict[str, int]:
+        """Readout -> its width."""
+        return {readout: width * len(kinds) for readout, kinds in self.kinds_by_readout.items()}
+
+    def heads(self, width: int, classes: int, batch: int, space: Workspace, own: range | None = None) -> Heads:
+        """All heads of the grid, readout by readout, then weight decay by weight decay; own: those of this process."""
+        grid = [
+            Head(readout=readout, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
+            for readout in self.readouts
+            for weight_decay, lr in self.rates
+        ]
+        recipe = HeadSettings(optimizer=self.optimizer, momentum=self.momentum, entry=self.entry, eps=self.eps)
+        return Heads(
+            grid, self.widths(width), classes, recipe, batch=batch, seed=space.seed, device=space.device, own=own
+        )
 
     def suited(self, spec: ViTSpec) -> tuple[Self, dict[str, str]]:
         """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
@@ -85,6 +101,7 @@ class LinearSettings:
         """How images are prepared for evaluation, and for training without augmentation."""
         return transform_of(export, space, self.crop, self.interpolation)
 
-    def stream(self) -> str:
-        """What is done to the training images; "" without augmentation."""
+    @property
+    def augmentation(self) -> str:
+        """What is done to the training images; "" where that is nothing."""
         return f"{self.crop_rule}-crop-{self.train_interpolation}-flip_exact" if self.augment else ""

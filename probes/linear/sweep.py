@@ -19,9 +19,7 @@ from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import State, load_state
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts, Table
-from probes.linear.heads import Head, Heads
-
-LR_BATCH = 256  # batch that learning rates are stated for, in every source
+from probes.linear.heads import LR_BATCH, Head, Heads
 
 CountHits = Callable[[Heads], Tensor]  # heads -> number of selection images that each own head gets right (h,)
 

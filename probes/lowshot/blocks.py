@@ -26,7 +26,7 @@ from torch import Tensor
 from engine.distributed import World
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, descend, dot, margins_of, point_of, rows_of_block
-from probes.lowshot.prepared import Prepared
+from probes.lowshot.prepared import PreparedRows
 from probes.slices import row_slices
 
 BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
@@ -37,7 +37,7 @@ BITS = 62  # of the integers that sums are kept in
 class BlockedRows:
     """The rows that a fit is made on: `rows` (n,) of a file of features, with labels (n,), shared by the processes."""
 
-    source: Prepared
+    source: PreparedRows
     rows: np.ndarray
     labels: Tensor  # on the device
     world: World

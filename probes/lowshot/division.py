@@ -64,7 +64,7 @@ class Division:
         """
         found = {unit: self.done(unit, work, self.world) for unit in units if self.is_large(unit)}
         sizes = [(unit, self.size(unit)) for unit in units if unit not in found]
-        mine = shares(sizes, self.world.size)[self.world.rank]
+        mine = even_shares(sizes, self.world.size)[self.world.rank]
         for part in self.world.gather_results(lambda: {unit: self.done(unit, work, World()) for unit in mine}):
             found |= part
         return [
@@ -83,7 +83,7 @@ class Division:
         return len(self.rows[unit.part]) * len(unit.lambdas)
 
 
-def shares(sizes: Sequence[tuple[Unit, int]], processes: int) -> list[list[Unit]]:
+def even_shares(sizes: Sequence[tuple[Unit, int]], processes: int) -> list[list[Unit]]:
     """The units of each process: the largest first, each to the process that has least so far."""
     found: list[list[Unit]] = [[] for _ in range(processes)]
     loads = [0] * processes

@@ -20,7 +20,7 @@ from engine.distributed import World
 from imagesets.selection import quotas, stratified_sample
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
-from probes.lowshot.prepared import READ, Prepared
+from probes.lowshot.prepared import READ, PreparedRows
 from probes.slices import row_slices
 
 Convention = Literal["divided by n", "as is"]
@@ -68,9 +68,9 @@ class Fitter:
     world given share them; any other fit is one process's own, with its rows in memory.
     """
 
-    train: Prepared
+    train: PreparedRows
     labels: np.ndarray
-    val: Prepared
+    val: PreparedRows
     val_labels: np.ndarray
     classes: int
     lambdas: Sequence[float]
@@ -200,7 +200,7 @@ class Fitter:
         )
 
 
-def guesses(source: Prepared, rows: np.ndarray, weights: Tensor) -> np.ndarray:
+def guesses(source: PreparedRows, rows: np.ndarray, weights: Tensor) -> np.ndarray:
     """Classes (n,) that score highest for some rows of features under weights (D, C)."""
     parts = [predictions(source.read(rows[part]), weights) for part in row_slices(len(rows), READ)]
     return np.concatenate([np.empty(0, np.int64), *parts])

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
+from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import FLOAT, feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import feature_bytes, feature_pass
+from probes.lowshot.blocks import BLOCK_ROWS
+from probes.lowshot.fitting import IN_MEMORY
+from probes.lowshot.logistic import BLOCK, HISTORY
 
 # A fit in float32 takes tens of steps, another ten in float64 (docs/log.md); each has two products.
 STEPS = 60
@@ -29,8 +33,16 @@ def work_of_fits(scale: Scale, counts: Sequence[int], lambdas: int, small: int, 
         Part(kind="fit rows", count=lambdas * sum(counts), flops=2 * STEPS * product),
     )
     held = feature_bytes(spec, read + val)
-    memory = 2 * held + 4 * FLOAT * max(counts, default=1) * scale.classes + frozen_bytes(spec, chunk)
-    return Work(parts=parts, memory=memory, disk=held)
+    fits = max(fit_bytes(count, spec.width, scale.classes) for count in [*counts, 1])
+    return Work(parts=parts, memory=max(fits, frozen_bytes(spec, chunk)), disk=held)
+
+
+def fit_bytes(count: int, width: int, classes: int) -> float:
+    """Memory of a fit to `count` rows, in memory or in blocks (probes/lowshot/blocks.py), beyond libraries."""
+    if count * max(width, classes) <= IN_MEMORY:
+        return 16.0 * count * (width + classes)
+    weights = 8.0 * width * classes * (2 * HISTORY + 8)
+    return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 8.0 * count
 
 
 def rehearsed_fits(minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:

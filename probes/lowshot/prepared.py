@@ -18,7 +18,7 @@ READ = 8192  # rows prepared at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRows:
     """The rows of `features` (N, D) prepared in the way `how`, on `device`. Nothing is kept in memory."""
 
     features: Rows

@@ -168,7 +168,7 @@ class Finetune(Task):
         with training.alone():
             training.resume()
             images = mixed_groups(ready.groups(range(training.step, training.config.steps)), space)
-            training.run(images, selection, f"fine-tuning on {train.url}")
+            training.run(images, selection, f"fine-tuning on {space.data}")
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}

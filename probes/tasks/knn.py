@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from checkpoints.export import ViTExport
+from checkpoints.flops import frozen_bytes
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
@@ -19,10 +20,10 @@ from engine.work import Kind, Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
-from probes.features.passes import feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import first_search_seconds, search, share_of, unit_rows
+from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
 from probes.scores import accuracy, cost, percent
 from probes.splits import open_splits
@@ -74,7 +75,8 @@ class Knn(Task):
             Part(kind="libraries", count=1, of=self.backend),
         )
         held = feature_bytes(spec, gallery + queries)
-        return Work(parts=parts, memory=held + frozen_bytes(spec, scale.batch_size or BATCH["cuda"]), disk=held)
+        searched = search_bytes(gallery, queries, spec.width, max(self.k))
+        return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
@@ -106,7 +108,7 @@ class Knn(Task):
     ) -> dict[tuple[int, float], Hits]:
         """(k, T) -> hits of all queries; the processes share the search and the votes."""
         world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
-        tiles = sum(len(numbers) for _, numbers in share_of(len(bank), len(asked), world))
+        tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
             near = search(
                 bank, asked, max(ks), self.backend, space.device,

@@ -38,6 +38,9 @@ class Linear(LinearSettings, Task):
     def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
+    def stream(self, export: ViTExport, space: Workspace) -> str:
+        return self.augmentation
+
     def selecting(self, select: SelectOn) -> "Linear":
         return replace(self, select=select)
 
@@ -49,20 +52,22 @@ class Linear(LinearSettings, Task):
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
         found = {"image size": spec.side, "heads": heads, "epochs": self.epochs, "steps": steps}
-        shared = {"shared stream": self.stream()} if self.augment else {}
+        shared = {"shared stream": self.augmentation} if self.augment else {}
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
     def work(self, scale: Scale) -> Work:
         task, train = self.suited(scale.spec)[0], scale.images["train"]
         held = round(self.holdout * train) if self.select == "holdout" else 0
         plan = EpochPlan(rows=train - held, asked=self.batch, drop_last=self.drop_last, seed=0)
-        widths = [scale.spec.width * len(task.kinds_by_readout[readout]) for readout, *_ in task.grid]
+        widths = [width for width in task.widths(scale.spec.width).values() for _ in self.rates]
         chunk = scale.batch_size or BATCH["cpu" if scale.on_cpu else "cuda"]
         return work_of_heads(scale, plan, self.epochs, widths, len(task.kinds), held, self.augment, chunk)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         task, (train, _) = self.suited(export.spec)[0], open_splits(space)
-        return rehearsed_heads(task, export.spec.width, len(train.classes), min(self.batch, len(train)), space)
+        batch, classes, widths = min(self.batch, len(train)), len(train.classes), task.widths(export.spec.width)
+        heads = task.heads(export.spec.width, classes, batch, space)
+        return rehearsed_heads(heads, widths, classes, batch, space.device)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         ((_, found),) = self.together([self], export, space)
@@ -105,7 +110,7 @@ OTHERS = protocols_of(Linear, VARIANTS)
 CACHED = {
     f"{name}_cached": Protocol(
         task=replace(paper.task, augment=False),
-        version=paper.version,
+        version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
     )
     for name, paper in PAPERS.items()

@@ -24,7 +24,7 @@ from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
 from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
 from probes.lowshot.planning import rehearsed_fits, work_of_fits
-from probes.lowshot.prepared import Prepared, Preprocess
+from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
 from probes.scores import cost, spread_out
 from probes.splits import open_splits
@@ -153,7 +153,8 @@ class LowShot(Task):
     def fitter(self, gallery: FeatureSet, queries: FeatureSet, classes: int, space: Workspace) -> Fitter:
         """The fits' settings and features."""
         train, val = (
-            Prepared(features=each[self.kind], how=self.preprocess, device=space.device) for each in (gallery, queries)
+            PreparedRows(features=each[self.kind], how=self.preprocess, device=space.device)
+            for each in (gallery, queries)
         )
         return Fitter(
             train=train,

@@ -7,7 +7,8 @@ kernel that `search` uses. Rounds of the two alternate in one process.
 Search: features of width 384 in 1000 classes, 200 neighbours, FAISS with each kernel of its OpenBLAS against torch and
 ours; "unknown" is a processor that OpenBLAS does not know. OpenBLAS chooses once a process, so each line is a process
 of its own, and the lines alternate in rounds. Ratio: seconds over those of FAISS as it comes. CPU s: of
-all threads together, hardly changed by other work on the machine. Peak: memory beyond libraries and features.
+all threads together, hardly changed by other work on the machine. Peak: memory beyond libraries and features; of "from
+files", the evaluation's own way, beyond libraries alone, as its features stay on disk.
 """
 
 import argparse
@@ -43,6 +44,9 @@ def main() -> None:
     parser.add_argument("--search-rounds", type=int, default=3, help="of each way to search; 0 leaves them out")
     parser.add_argument("--gallery", type=int, default=200_000, help="rows to search, 1281167 for ImageNet")
     parser.add_argument("--queries", type=int, default=2_000)
+    parser.add_argument(
+        "--ways", nargs="+", default=list(WAYS), metavar="WAY", help="lines of the table, all by default"
+    )
     parser.add_argument("--way", help="internal: the line that this process measures")
     parser.add_argument("--folder", type=Path, help="internal: where its features are")
     arguments = parser.parse_args()
@@ -54,7 +58,7 @@ def main() -> None:
     if arguments.rounds:
         whole_evaluation(arguments.rounds)
     if arguments.search_rounds:
-        ways_to_search(arguments.gallery, arguments.queries, arguments.search_rounds)
+        ways_to_search(arguments.ways, arguments.gallery, arguments.queries, arguments.search_rounds)
 
 
 Features = np.ndarray  # (N, D) float32, normalised
@@ -125,6 +129,11 @@ def ours(gallery: Features, queries: Features) -> Callable[[], Found]:
     return lambda: search(gallery, queries, max(KS))
 
 
+def from_file(gallery: Features, queries: Features) -> Callable[[], Found]:
+    """What a k-NN evaluation does: both as they were extracted, the gallery's blocks normalised on the way."""
+    return lambda: search(gallery, queries, max(KS), prepare=unit_rows)
+
+
 def ours_unknown(gallery: Features, queries: Features) -> Callable[[], Found]:
     blas_kernel.own_choice = lambda: "Prescott"
     return ours(gallery, queries)
@@ -137,24 +146,26 @@ class Way:
     prepare: Callable[[Features, Features], Callable[[], Found]]
     kernel: str | None = None
     needed: set[str] = field(default_factory=set)
+    mapped: bool = False  # features stay in their files, not normalised; else they are in memory, normalised
 
 
 WAYS = {"FAISS as it comes": Way(bare), "FAISS, unknown": Way(bare, "Prescott")}
 WAYS |= {f"FAISS, {kernel}": Way(bare, kernel, needed) for kernel, needed in reversed(blas_kernel.NEEDED.items())}
 WAYS |= {"torch": Way(by_torch), "torch's products, FAISS's heaps": Way(torch_products)}
-WAYS |= {"ours": Way(ours), "ours, unknown": Way(ours_unknown)}
+WAYS |= {"ours": Way(ours), "ours, unknown": Way(ours_unknown), "ours, from files": Way(from_file, mapped=True)}
 
 
-def ways_to_search(gallery: int, queries: int, rounds: int) -> None:
+def ways_to_search(asked_for: list[str], gallery: int, queries: int, rounds: int) -> None:
     """Print the table of searches."""
     flags = blas_kernel.processor_flags()
-    ways = [name for name, way in WAYS.items() if way.needed <= flags]
+    ways = [name for name in asked_for if WAYS[name].needed <= flags]
     answers: dict[str, list[dict]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         bank, _, asked, _ = data(gallery, queries)
-        np.save(Path(folder) / "gallery.npy", unit_rows(bank))
-        np.save(Path(folder) / "queries.npy", unit_rows(asked))
-        del bank, asked
+        for name, rows in (("gallery", bank), ("queries", asked)):
+            np.save(Path(folder) / f"{name}-raw.npy", rows)
+            np.save(Path(folder) / f"{name}.npy", unit_rows(rows))
+        del bank, asked, rows
         for _ in range(rounds):
             for name in ways:
                 answers[name].append(answer_of(name, folder))
@@ -183,7 +194,8 @@ def answer_of(name: str, folder: str) -> dict:
 
 def measure(way: Way, folder: Path) -> None:
     """Search once after a small warm-up, and print what came of it."""
-    gallery, queries = np.load(folder / "gallery.npy"), np.load(folder / "queries.npy")
+    suffix, mode = ("-raw.npy", "r") if way.mapped else (".npy", None)
+    gallery, queries = (np.load(folder / f"{name}{suffix}", mmap_mode=mode) for name in ("gallery", "queries"))
     way.prepare(gallery[:4096], queries[:256])()
     before = resident()
     search_all = way.prepare(gallery, queries)

@@ -238,7 +238,9 @@ def emulated_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
         # Inference mode has rules of its own for tensors that hold others.
-        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
+        stack.enter_context(
+            mock.patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode))
+        )
         for name, value in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects that they are

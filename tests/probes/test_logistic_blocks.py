@@ -12,8 +12,8 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import World
 from probes.lowshot import blocks, fitting, logistic
 from probes.lowshot.blocks import BlockedRows, Whole, fit_in_blocks
-from probes.lowshot.division import Unit, shares
-from probes.lowshot.prepared import Prepared
+from probes.lowshot.division import Unit, even_shares
+from probes.lowshot.prepared import PreparedRows
 from probes.tasks.lowshot import PROTOCOLS, LowShot
 
 
@@ -27,7 +27,7 @@ def posed(rows=500, world=World(), **settings):  # noqa: B008
     """All rows but every third, of a file that has them all."""
     features, labels = problem(rows=rows, **settings)
     chosen = np.flatnonzero(np.arange(rows) % 3)
-    source = Prepared(features=features.numpy(), how="none")
+    source = PreparedRows(features=features.numpy(), how="none")
     return features[chosen], BlockedRows(source=source, rows=chosen, labels=labels[chosen], world=world)
 
 
@@ -170,6 +170,6 @@ def test_processes_share_subsets_chains_and_rows(tmp_path, monkeypatch):
 
 def test_units_are_shared_evenly():
     sizes = [(Unit(number, ()), size) for number, size in enumerate([13, 5, 5, 5, 2, 2, 2, 1, 1, 1])]
-    found = shares(sizes, 3)
+    found = even_shares(sizes, 3)
     assert sorted(unit.part for part in found for unit in part) == list(range(10))
     assert [sum(sizes[unit.part][1] for unit in part) for part in found] == [13, 12, 12]

@@ -10,7 +10,7 @@ from meeting import together
 
 from engine.distributed import World
 from probes.knn import neighbours, votes
-from probes.knn.neighbours import search, share_of, unit_rows
+from probes.knn.neighbours import search, tiles_of, unit_rows
 from probes.knn.votes import vote
 
 BACKENDS = ("faiss", "torch")
@@ -96,7 +96,7 @@ def test_processes_share_the_tiles_and_find_what_one_finds(size, monkeypatch):
 
 @pytest.mark.parametrize(("gallery", "queries", "size"), [(1_281_167, 50_000, 8), (1000, 100, 3), (600_000, 9000, 2)])
 def test_every_tile_has_one_process_and_all_have_as_many(gallery, queries, size):
-    shares = [share_of(gallery, queries, World(rank=rank, size=size)) for rank in range(size)]
+    shares = [tiles_of(gallery, queries, World(rank=rank, size=size)) for rank in range(size)]
     tiles = [(rows.start, number) for share in shares for rows, numbers in share for number in numbers]
     blocks, across = -(-gallery // (1 << 18)), -(-queries // 2048)
     assert tiles == [(block << 18, number) for block in range(blocks) for number in range(across)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FINE_TUNING = ("--suite", "finetune@smoke", "--data", "digits=digits:", "--limit", "300", "--workers", "0")
-LENGTH = ("--set", "finetune.epochs=120")  # a thousand steps, so that each attempt has some left
+LENGTH = ("--set", "finetune.epochs=60")  # 540 steps, so that each attempt has some left
 PRETRAINING = ("mae", "--recipe", "smoke", "--images", "digits:", "--workers", "0", "--save-minutes", "0.05")
 
 
@@ -106,26 +107,28 @@ def submitted(node: OneNode, out: Path, *words: object) -> Job:
     return Job(node, out)
 
 
-def processes_of(job: Job) -> list[int]:
-    """Those of the job on this node: SLURM's, submitit's and the command."""
-    found, named = [], f"SLURM_JOB_ID={job.name.partition('_')[0]}".encode()
+def processes_of(node: OneNode, job: Job) -> set[int]:
+    """Those of the job on this node: SLURM's steps, submitit's process and the command."""
+    marks = {f"SLURM_CONF={node.conf}".encode(), f"SLURM_JOB_ID={job.name.partition('_')[0]}".encode()}
+    found = set()
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            line, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
-        except OSError:
-            continue
-        if line.startswith(b"slurmstepd") or named in variables.split(b"\0"):
-            found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()]
+        with suppress(OSError):
+            if marks <= set((path / "environ").read_bytes().split(b"\0")):
+                found.add(int(path.name))
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1]) for pid in found}
+    return found | {pid for pid in parents if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd")}
 
 
 def lose_the_node(node: OneNode, job: Job) -> None:
     """Kill all of SLURM and of the job at once, as when the power goes, and start SLURM again."""
     for name in ("slurmctld", "slurmd"):
         node.kill(name)
-    for pid in processes_of(job):
-        os.kill(pid, signal.SIGKILL)
+    for pid in processes_of(node, job):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     node.start_slurm()
+    job.wait_for("queued job", lambda: node.said("squeue", "--noheader", "--format=%T") == "PENDING")
+    node.said("scontrol", "update", f"JobId={job.name}", "StartTime=now")  # it would wait two minutes
 
 
 def test_a_job_that_is_disturbed_in_every_way_ends_in_the_same_results(node, export, tmp_path, undisturbed):

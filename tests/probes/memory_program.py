@@ -1,0 +1,89 @@
+"""Run as a program: do one kind of work on features in a file, and print how much memory it took.
+
+memory_program.py FILE WORK ROWS...   prints as JSON: for each number of rows, smallest first, the peak in bytes beyond
+what the process held after a small round of the work
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.distributed import World
+from probes.features.kinds import FeatureKind
+from probes.features.rows import ChosenRows, are_equal
+from probes.knn import neighbours
+from probes.linear import windows
+from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.lowshot import blocks, fitting
+from probes.lowshot.fitting import Fitter
+from probes.lowshot.prepared import PreparedRows
+
+WIDTH, CLASSES = 128, 20
+QUERIES, K = 1024, 50
+KIND = FeatureKind("cls")
+
+
+def knn(rows: np.ndarray, labels: np.ndarray) -> None:
+    neighbours.GALLERY, neighbours.QUERIES = 8192, 256
+    neighbours.search(rows, rows[:QUERIES], K, prepare=neighbours.unit_rows)
+
+
+def fitter(rows: np.ndarray, labels: np.ndarray) -> Fitter:
+    source = PreparedRows(features=rows, how="centre_and_normalise")
+    return Fitter(
+        train=source, labels=labels, val=PreparedRows(features=rows[:500], how="normalise"), val_labels=labels[:500],
+        classes=CLASSES, lambdas=(0.1,), lambda_convention="as is", holdout=0.0, solver="lbfgs", tolerance=None,
+        max_iterations=None, seed=0,
+    )  # fmt: skip
+
+
+def lowshot(rows: np.ndarray, labels: np.ndarray) -> None:
+    few = np.linspace(0, len(rows) - 1, 1000).astype(np.int64)
+    fitter(rows, labels).fit("1percent", few, (0.1,), (), World())
+
+
+def logreg(rows: np.ndarray, labels: np.ndarray) -> None:
+    blocks.BLOCK_ROWS, fitting.IN_MEMORY = 2048, 0
+    task = fitter(rows, labels)
+    task.train.shapeless(np.arange(len(rows)))
+    task.fit("100percent", np.arange(len(rows)), (0.1,), (), World())
+
+
+def linear(rows: np.ndarray, labels: np.ndarray) -> None:
+    windows.WINDOW = 8192
+    kept = ChosenRows(rows, np.arange(1, len(rows)))
+    assert not are_equal(kept)
+    table = Table(arrays={KIND: kept}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")
+    plan = EpochPlan(rows=len(kept), asked=512, drop_last=False, seed=0)
+    batches = CachedBatches(table=table, rows=np.arange(len(kept)), plan=plan)
+    seen = []
+    batches.run(0, lambda number, features, labels: seen.append(len(labels)))
+    assert sum(seen) == len(kept)
+    for features, _ in table.blocks(np.arange(len(kept))):
+        features["cls1"].sum()
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def main() -> None:
+    path, counts, work = sys.argv[1], [int(count) for count in sys.argv[3:]], globals()[sys.argv[2]]
+    torch.set_num_threads(1)
+    rows = np.memmap(path, np.float32, mode="r").reshape(-1, WIDTH)
+    labels = np.arange(len(rows)) % CLASSES
+    work(rows[:3000], labels[:3000])
+    before, found = status("VmRSS"), []
+    for count in counts:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        work(rows[:count], labels[:count])
+        found.append(status("VmHWM") - before)
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

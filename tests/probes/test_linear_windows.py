@@ -1,0 +1,95 @@
+"""The order of cached features: every row once, all classes in every window, few reads; and batches read in it."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from probes.features.kinds import FeatureKind
+from probes.linear import batches, windows
+from probes.linear.batches import CachedBatches, EpochPlan, Table
+from probes.linear.windows import reading_order, window_size
+
+KIND = FeatureKind("cls")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100, 65536])
+def test_a_set_of_one_window_is_shuffled_as_a_whole(rows):
+    for seed, epoch in ((0, 0), (3, 7)):
+        expected = np.random.RandomState([seed, epoch]).permutation(rows)
+        np.testing.assert_array_equal(reading_order(rows, seed, epoch), expected)
+
+
+@pytest.mark.parametrize("rows", [65, 100, 128, 129, 1000, 4097])
+def test_every_row_comes_once(rows, monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 64)
+    monkeypatch.setattr(windows, "RUN", 4)
+    orders = [reading_order(rows, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(rows))
+    assert len({order.tobytes() for order in orders}) == 3
+    np.testing.assert_array_equal(orders[1], reading_order(rows, 0, 1))
+
+
+def test_windows_of_imagenet_hold_all_classes_and_are_read_in_runs():
+    rows, classes = 1_281_167, 1000
+    labels = np.arange(rows) * classes // rows  # class by class, as folders are listed
+    size, order = window_size(rows), reading_order(rows, 0, 0)
+    assert size <= windows.WINDOW
+    for start in range(0, rows, size):
+        window = order[start : start + size]
+        shares = np.bincount(labels[window], minlength=classes) / (len(window) / classes)
+        assert shares.min() > 0.2 and shares.max() < 2 and shares.std() < 0.2
+        runs = 1 + np.count_nonzero(np.diff(np.sort(window)) > 1)
+        assert runs <= len(window) / windows.RUN + 2
+        halves = np.bincount(labels[window[: len(window) // 2]], minlength=classes)
+        assert np.corrcoef(halves, shares)[0, 1] < 0.9  # shuffled within: halves differ
+        assert abs(np.corrcoef(np.arange(len(window)), labels[window])[0, 1]) < 0.02
+
+
+def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 640)
+    of_window = [np.argsort(reading_order(6400, 0, epoch)) // 640 for epoch in range(20)]
+    moved = np.mean([np.mean(one != other) for one, other in pairwise(of_window)])
+    assert 0.85 < moved < 0.95  # 9 of 10 windows are others
+
+
+@pytest.mark.parametrize(("drop_last", "count"), [(False, 15), (True, 14)])
+def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 64)
+    monkeypatch.setattr(windows, "RUN", 4)
+    rows = np.setdiff1d(np.arange(450), np.arange(0, 450, 3))[:290]
+    table = Table(
+        arrays={KIND: np.arange(900, dtype=np.float32).reshape(450, 2)},
+        labels=np.arange(450),
+        readouts={"cls1": (KIND,)},
+        device="cpu",
+    )
+    asked, read = [], []
+    monkeypatch.setattr(batches, "read_ahead", lambda values, wanted: asked.append(wanted.tolist()))
+    monkeypatch.setattr(batches, "taken", lambda values, wanted: read.append(wanted.tolist()) or values[wanted])
+    training = CachedBatches(table=table, rows=rows, plan=EpochPlan(rows=290, asked=20, drop_last=drop_last, seed=5))
+    order = rows[reading_order(290, 5, 2)][: 20 * count]
+    sizes = [60, 60, 60, 60, len(order) - 240]  # batches that begin in five windows of 58 rows
+
+    def steps(first):
+        found = {}
+
+        def step(number, features, labels):
+            assert np.isin(labels, read[-1]).all()
+            assert torch.equal(features["cls1"][:, 0], 2.0 * labels)
+            found[number] = labels.tolist()
+
+        asked.clear()
+        read.clear()
+        training.run(2, step, first)
+        assert [*read[1:], []] == asked
+        assert all(part == sorted(part) for part in read)
+        skipped = first * 20 - sum(sizes[: first // 3])
+        assert [len(part) for part in read] == [sizes[first // 3] - skipped, *sizes[first // 3 + 1 :]]
+        return found
+
+    whole = steps(0)
+    assert whole == {number: order[number * 20 : number * 20 + 20].tolist() for number in range(count)}
+    assert steps(7) == {number: whole[number] for number in range(7, count)}
