@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from random_networks import randomise
 from timm.models import save_for_hf
 
 from bench.development.timm_page import description_of, outcome, outline
@@ -45,15 +46,6 @@ def small(architecture: str) -> dict:
     if "sapiens2" in architecture:  # each of its blocks has its own number of key heads
         return sizes | dict(embed_dim=8 * model.blocks[0].attn.num_heads)
     return sizes | dict(embed_dim=32, depth=2, num_heads=4)
-
-
-def randomise(model: torch.nn.Module) -> torch.nn.Module:
-    """Every parameter drawn; those that scale, around one."""
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        scales = (name.endswith("weight") and parameter.ndim == 1) or "gamma" in name
-        torch.nn.init.normal_(parameter, mean=float(scales), std=0.2)
-    return model.eval()
 
 
 def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Tensor]:
