@@ -29,6 +29,11 @@ def about(name: str) -> Iterator[str]:
     found = catalogue()
     warn_of(found.broken)
     others = {kind: extensions(kind) for kind in OTHERS}
+    layout = name.removeprefix(TINY).rstrip(":") if name.startswith(TINY) else ""
+    if layout in others["layouts"]:
+        yield f"{TINY}{layout}: is a tiny generated set of this scene layout:"
+        yield from _layout(others["layouts"][layout])
+        return
     if name not in (known := [*found.names(), *chain(*others.values())]):
         raise ValueError(f"bench list: nothing is called {name!r}{meant(name, known, LISTED_BY)}")
     if name in found.suites:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.export import ViTExport
+from engine.compiling import compile_blocks
 from engine.precision import autocast, fit_attention
 
 
@@ -23,16 +24,25 @@ class Features(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """Frozen network on `device`. bfloat16 runs matrix products under autocast; results are float32 in any case."""
+    """Frozen network on `device`. bfloat16 runs matrix products under autocast; results are float32 in any case.
+
+    compiled: by torch.compile, from the first pass on.
+    """
 
     def __init__(
-        self, export: ViTExport, device: str = "cpu", precision: Literal["float32", "bfloat16"] = "float32"
+        self,
+        export: ViTExport,
+        device: str = "cpu",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.spec = export.spec
         self.vit = export.build().to(device).requires_grad_(False)
         self.precision = precision
         fit_attention(self.vit, device, precision)
+        if compiled:
+            compile_blocks(self.vit, device)
         for name, values in (("mean", export.mean), ("std", export.std)):
             self.register_buffer(name, torch.tensor(values, device=device).view(1, 3, 1, 1), persistent=False)
         super().train(False)

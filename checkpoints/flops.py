@@ -1,4 +1,4 @@
-"""Floating-point operations of a network on one image, counted on tensors without memory ("meta")."""
+"""Floating-point operations of a network on one image, counted on tensors without memory ("meta"); and its memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,8 +47,17 @@ def parameters(spec: ViTSpec) -> int:
 
 def training_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
     """Memory of a training with `images` at once: weights, gradients, both moments of AdamW, and what is kept of every
-    block in float32: 34 L D + 5 H L^2 numbers of two bytes in Korthikanti et al. 2022 (Eq. 2), here of four."""
-    patches = prod(spec.grid) if image_size is None else (image_size // spec.patch_size) ** 2
-    tokens = patches + spec.prefix
-    block = 2 * (34 * tokens * spec.width + 5 * spec.heads * tokens**2)
-    return 16.0 * parameters(spec) + images * spec.depth * block
+    block in float32: 34 L D numbers of two bytes in Korthikanti et al. 2022 (Eq. 2), here of four; the attention's
+    weights, L x L, are not kept by the fused kernel."""
+    return 16.0 * parameters(spec) + images * spec.depth * 2 * 34 * tokens_of(spec, image_size) * spec.width
+
+
+def frozen_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
+    """Memory of a forward pass of `images` at once in float32: weights, and ten activations of one block, whose MLP is
+    four times as wide; no block's are kept."""
+    return 4 * (parameters(spec) + 10.0 * images * tokens_of(spec, image_size) * spec.width)
+
+
+def tokens_of(spec: ViTSpec, image_size: int | None = None) -> int:
+    """Tokens of an image."""
+    return (prod(spec.grid) if image_size is None else (image_size // spec.patch_size) ** 2) + spec.prefix

@@ -7,6 +7,7 @@ An importer (one file in importers/) defines
     recognise(file)  is this a file of that code?
     convert(branch)  -> Conversion
 No tensor of the network may be missing: no source needs an exception, so there is no list of them.
+An importer whose trunks do not begin with timm's patch embedding says in FIRST which tensors they begin with.
 """
 
 import re
@@ -31,6 +32,7 @@ TRAINING_STATE = {
     r"(optimizer|optim|opt|optimizer_states?)\..*": "optimiser state",
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
+PATCHES = ("patch_embed.proj.weight",)
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
 # width -> the timm name whose other defaults an export builds on; every size is overridden
@@ -44,7 +46,7 @@ class ImportOptions:
 
     branch: str | None = None
     heads: int | None = None
-    image_size: int | None = None  # resize the position tables to this many pixels
+    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
     statistics: Literal["imagenet", "half", "clip"] | None = None
     architecture: str | None = None  # timm's name of the model, for a file of its weights
 
@@ -290,7 +292,7 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
     for prefix in importer.BRANCHES[name]:
-        if f"{prefix}patch_embed.proj.weight" in file.tensors:
+        if _holds(file, [prefix], getattr(importer, "FIRST", PATCHES)):
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
@@ -299,8 +301,8 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
 
 
-def _holds(file: ForeignFile, prefixes: Iterable[str]) -> bool:
-    return any(f"{prefix}patch_embed.proj.weight" in file.tensors for prefix in prefixes)
+def _holds(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCHES) -> bool:
+    return any(prefix + name in file.tensors for prefix in prefixes for name in first)
 
 
 def _other_branches(importer: ModuleType, branch: BranchTensors) -> dict[str, str]:

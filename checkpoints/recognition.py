@@ -132,7 +132,7 @@ def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = Fals
         if name := _first(pattern, names):
             return f"it has {what} ({name}), which no ViT here computes"
     for pattern, library in FOREIGN.items():
-        if name := _first(pattern, names):
+        if not named and (name := _first(pattern, names)):
             return f"its tensors are named by {library} ({name}); take the official file or timm's of the same model"
     block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
     if named or not block:

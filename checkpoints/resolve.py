@@ -1,6 +1,6 @@
 """From what a user types to a ViTExport.
 
-FOLDER            an export, or a timm folder
+FOLDER            an export, a timm folder, or a folder of Hugging Face transformers
 timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise (timm:PATH is a file)
 IMPORTER:PATH     a foreign file, read by the importer of that name
 PATH              a foreign file whose format is found from its keys
@@ -13,9 +13,11 @@ from types import ModuleType
 
 from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
+from checkpoints.hub import transformers_snapshot
 from checkpoints.importing import ImportOptions, import_file
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
+from checkpoints.transformers_folder import is_transformers, read_folder
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -35,8 +37,10 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
             raise ValueError("pixels: it is no file: leave branch, heads, image size, statistics and architecture")
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme in file_importers():
-        return import_file(load_extension("importers", scheme), read_foreign(Path(rest).expanduser()), options)
+        return import_file(load_extension("importers", scheme), _foreign(Path(rest).expanduser()), options)
     path = Path(reference).expanduser()
+    if path.is_dir() and is_transformers(path):
+        return import_file(load_extension("importers", "transformers"), read_folder(path), options)
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
@@ -47,6 +51,10 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         )
     file = read_foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def _foreign(path: Path) -> ForeignFile:
+    return read_folder(path) if path.is_dir() and is_transformers(path) else read_foreign(path)
 
 
 def file_importers() -> list[str]:
@@ -99,5 +107,8 @@ def _own(folder: Path, options: ImportOptions) -> ViTExport:
 
 
 def _from_timm(reference: str, options: ImportOptions) -> ViTExport:
+    kind, colon, place = reference.partition(":")
+    if colon and kind == "hf-hub" and (folder := transformers_snapshot(place)):
+        return import_file(load_extension("importers", "transformers"), read_folder(folder), options)
     importer = load_extension("importers", "timm")
     return import_file(importer, importer.open_model(reference), options)

@@ -124,7 +124,8 @@ def _about_json(path: Path) -> str:
     except ValueError:
         content = {}
     if path.name in INDEX_FILES or "weight_map" in content:
-        return f"the index of a checkpoint in several files; {JOIN_SHARDS}"
+        remedy = "name its folder" if path.with_name("config.json").exists() else JOIN_SHARDS
+        return f"the index of a checkpoint in several files; {remedy}"
     return "a JSON file; name a checkpoint"
 
 

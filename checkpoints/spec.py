@@ -166,15 +166,20 @@ class ViTSpec:
             return "raw pixels"
         size = SIZES.get((self.width, self.depth), f"{self.width}x{self.depth}")
         extras = " with relative positions" if self.relative_position != "none" else ""
+        extras += " with rotary positions" if self.rotary != "none" else ""
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
         extras += f" and {self.registers} registers" if self.registers else ""
-        extras += " and rotary positions" if self.rotary != "none" else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the native image in pixels."""
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def size_text(self) -> str:
+        """The same for people: 224 px, 1024 x 768 px."""
+        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
 
     @property
     def side(self) -> int:

@@ -7,6 +7,7 @@ A rehearsal builds the very model and reads the very scenes, for a few steps and
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
-from checkpoints.flops import training_bytes
+from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.detection_settings import DetectionSettings
@@ -44,6 +45,7 @@ def work_of_training(
     evaluations: int,
     side: int,
     at_once: int,
+    frozen: bool = False,
 ) -> Work:
     """trained, updates: of each training; evaluations: of all. side: of a training image in pixels."""
     val = scale.images["val"]
@@ -55,12 +57,13 @@ def work_of_training(
         Part(kind="evaluation", count=evaluations * val, flops=scale.flops.get("evaluation", 0.0)),
         Part(kind="closing", count=resamples_of(val)),
     )
-    memory = training_bytes(scale.spec, at_once, side)
+    memory = (frozen_bytes if frozen else training_bytes)(scale.spec, at_once, side)
     return Work(parts=parts, memory=memory, disk=2 * trainings * 12 * training_bytes(scale.spec, 0) / 16)
 
 
-def untrained(spec: ViTSpec) -> ViTExport:
+def untrained(spec: ViTSpec, image_size: int | None = None) -> ViTExport:
     """An export of this architecture whose weights are zero, for building models: drawing them would take seconds."""
+    spec = replace(spec, image_size=image_size or spec.image_size)
     with torch.device("meta"):
         tensors = ViT(spec, initialise=False).state_dict()
     zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}

@@ -155,7 +155,11 @@ def start_world(device: str) -> Iterator[World]:
     import torch
     from torch import distributed
 
+    from engine.precision import keep_float32_exact
+
     chosen = torch.device(device)
+    if chosen.type == "cuda":
+        keep_float32_exact()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ or distributed.is_initialized():
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # generators and contexts are those of the current device

@@ -17,6 +17,15 @@ def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(device).type, DTYPES[precision])
 
 
+def keep_float32_exact() -> None:
+    """Let GPUs compute what is in float32 in float32, for the whole process.
+
+    torch rounds the inputs of convolutions to the 10 bits of TF32 unless told otherwise, those of matrix products not.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def fit_attention(network: nn.Module, device: str, precision: str) -> None:
     """Let timm's attention compute two matrix products around a softmax, on a CPU in half precision.
 

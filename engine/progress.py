@@ -44,6 +44,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._start = self._clock()
+        self._first: tuple[float, int] | None = None  # when the first units were done, and how many then were
         self._next = self._start + SILENT_FOR
         return self
 
@@ -56,6 +57,7 @@ class Progress:
         with self._lock:
             self.done += count
             now = self._clock()
+            self._first = self._first or (now, self.done)
             if now < self._next or self.quiet:
                 return
             self._next = now + (REDRAW if self._terminal else HEARTBEAT)
@@ -80,12 +82,18 @@ class Progress:
 
     def _state(self, now: float) -> str:
         rate = (self.done - self.before) / (now - self._start)
-        left = span((self.total - self.done) / rate) if rate > 0 else "unknown time"
-        counts = f"{self.done}/{self.total} {self.unit}, {rate:.1f} {self.unit}/s, {left} left"
+        counts = f"{self.done}/{self.total} {self.unit}, {rate:.1f} {self.unit}/s, {self._left(now)} left"
         if not self._terminal:
             return f"{self.label}: {counts}"
         filled = BAR * self.done // self.total if self.total else BAR
         return f"{self.label} [{'#' * filled}{'.' * (BAR - filled)}] {counts}"
+
+    def _left(self, now: float) -> str:
+        """By the rate since the first units, which wait for loaders to start and for memory: hours, by theirs alone."""
+        since, already = self._first or (now, self.done)
+        if now <= since or self.done <= already:
+            return "unknown time"
+        return span((self.total - self.done) * (now - since) / (self.done - already))
 
     def _write(self, text: str, end: str) -> None:
         # Back to the first column, then erase to the end of the line (ECMA-48).

@@ -61,6 +61,7 @@ class Workspace:
     data: str  # URL of the image set that the task evaluates on, e.g. "imagenet:/data/imagenet"
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Literal["float32", "bfloat16"] = "float32"  # of forward passes
+    compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
     decode: Literal["exact", "fast"] = "exact"  # fast: torchvision decodes JPEG (docs/images.md)
     seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs

@@ -12,6 +12,14 @@ def positive_integer(text: str) -> int:
     return int(text)
 
 
+def image_size(text: str) -> int | tuple[int, int]:
+    """Pixels of a side, or height and width with an x between them."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"expected pixels, as 224 or 384x512 (height x width), not {text!r}")
+    return int(text) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
 def whole_number(text: str) -> int:
     """A whole number from 0 on."""
     if not text.isdecimal():
@@ -43,4 +51,13 @@ def add_statistics(parser: argparse.ArgumentParser) -> None:
         "--statistics",
         choices=STATISTICS,
         help="mean and std that the source trained with, of checkpoint files that do not name them",
+    )
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """--compile, of commands that run networks."""
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise",
     )

@@ -14,7 +14,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
     yield from _rows(
         network=f"{spec.label}: depth {spec.depth}, width {spec.width}, {spec.heads} heads, "
         f"{millions(export.parameters)}",
-        image=f"{spec.image_size} px, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
+        image=f"{spec.size_text}, patches of {spec.patch_size} px, {spec.grid[0]} x {spec.grid[1]} of them",
         tokens=_tokens(export),
         positions=_positions(export),
         norm=f"LayerNorm eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
@@ -66,7 +66,8 @@ def _tokens(export: ViTExport) -> str:
 def _positions(export: ViTExport) -> str:
     spec = export.spec
     relative = f", relative position bias {spec.relative_position}" if spec.relative_position != "none" else ""
-    return f"{spec.position}{relative}, resized by {spec.position_resize}"
+    rotary = f", rotary ({spec.rotary}, base {spec.rotary_base:g})" if spec.rotary != "none" else ""
+    return f"{spec.position}{relative}{rotary}, resized by {spec.position_resize}"
 
 
 def _tensors(export: ViTExport) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, positive_integer
+from bench.cli.arguments import add_statistics, image_size, positive_integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
     )
     parser.add_argument(
-        "--image-size", type=positive_integer, metavar="N", help="resize the position tables to N pixels"
+        "--image-size",
+        type=image_size,
+        metavar="N",
+        help="resize the position tables to N pixels, or to HxW, height and width",
     )
     add_statistics(parser)
     parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")

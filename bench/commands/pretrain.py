@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import above_zero, positive_integer, share, whole_number
+from bench.cli.arguments import above_zero, add_compile, positive_integer, share, whole_number
 from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
         help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
+    add_compile(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
     parser.add_argument("--micro-batch", "--at-once", type=positive_integer, metavar="N",
@@ -67,8 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
     from bench.cli.devices import chosen_device
     from bench.pretraining.run import run_pretraining, training_precision
+    from engine.compiling import check_compiler
 
     device = chosen_device(arguments.device)
+    if arguments.compile:
+        check_compiler(device)
     return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
 
 
@@ -81,6 +85,7 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: s
         out=arguments.out,
         device=device,
         precision=precision,
+        compiled=arguments.compile,
         seed=arguments.seed,
         workers=arguments.workers,
         micro_batch=arguments.micro_batch,

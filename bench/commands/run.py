@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, positive_integer, whole_number
+from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
+    add_compile(parser)
     add_cluster(parser, jobs=True)
 
 
@@ -66,8 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
     from bench.cli.devices import chosen_device
     from bench.run.runner import run_suite
+    from engine.compiling import check_compiler
 
-    return run_suite(evaluation_request(arguments, chosen_device(arguments.device)))
+    device = chosen_device(arguments.device)
+    if arguments.compile:
+        check_compiler(device)
+    return run_suite(evaluation_request(arguments, device))
 
 
 def evaluation_request(arguments: argparse.Namespace, device: str):
@@ -81,6 +86,7 @@ def evaluation_request(arguments: argparse.Namespace, device: str):
         data="",
         device=device,
         precision=arguments.precision,
+        compiled=arguments.compile,
         decode=arguments.decode,
         seed=arguments.seed,
         limit=arguments.limit,

@@ -1,6 +1,7 @@
 """Recompute the fingerprint of an export."""
 
 import argparse
+from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +13,12 @@ def run(arguments: argparse.Namespace) -> int:
     """0: the activations are the recorded ones; 1: they differ, and the first place where is named."""
     from checkpoints.export import ViTExport, is_export
     from engine.printing import say
+    from pretrain.loop.exporting import is_run
 
+    if is_run(arguments.folder) and not is_export(arguments.folder):
+        found = [path for path in sorted(Path(arguments.folder).iterdir()) if is_export(path)]
+        listed = ", ".join(str(path) for path in found) or "none yet; `bench export` writes one"
+        raise ValueError(f"{arguments.folder} is the folder of a training; verify one of its exports: {listed}")
     if not is_export(arguments.folder):
         raise ValueError(f"{arguments.folder} is not an export folder; make one with: bench import, or bench export")
     try:

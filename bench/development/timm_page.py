@@ -1,10 +1,12 @@
 """docs/timm.md, written from timm's list of pretrained models: which ViTs are imported, and why others are not."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import timm
 import torch
+from torch import nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.timm_models import pretrained_names, spec_of
@@ -49,20 +51,24 @@ def timm_page() -> str:
     return "\n".join([introduction, *tables])
 
 
+@lru_cache(maxsize=1)
+def outline(architecture: str) -> nn.Module:
+    """timm's model of that name without memory for its weights."""
+    with torch.device("meta"):
+        return timm.create_model(architecture)
+
+
 def outcome(architecture: str) -> ViTSpec | str:
     """What timm's model of that name is, or why it is not imported."""
-    with torch.device("meta"):
-        model = timm.create_model(architecture)
     try:
-        return spec_of(model, architecture)
+        return spec_of(outline(architecture), architecture)
     except ValueError as error:
         return str(error).removeprefix(architecture).removeprefix(" cannot be imported:").strip()
 
 
 def description_of(spec: ViTSpec) -> str:
     """One line: size, image, and the representation that timm evaluates."""
-    size = " x ".join(map(str, dict.fromkeys(spec.size)))
-    return f"{spec.label}, {size} px, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
+    return f"{spec.label}, {spec.size_text}, {'class token' if spec.pool == 'cls' else 'pooled patches'}"
 
 
 def _file(architecture: str) -> str:

@@ -1,4 +1,4 @@
-"""The leaderboard's files: always rebuilt from all result files, one row per checkpoint, one column per metric.
+"""The leaderboard's files: a function of all result files, one row per checkpoint, one column per metric.
 
 A column is `<data>/<protocol>:<metric>`, for example `digits/knn@dino:top1_k20`. Several seeds give their mean, with
 `<column>:std` (population) and `<column>:n`; what is kept of the images gives the 95 % interval `:low`, `:high`. Before
@@ -13,9 +13,9 @@ from pathlib import Path
 from bench.leaderboard.tables import to_markdown
 from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
-from bench.results.record import result_files
+from bench.results.index import stamps
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import level_with_best
+from bench.statistics.significance import kept_p_values, level_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
@@ -62,25 +62,19 @@ def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
     published: with published numbers of the same protocols in leaderboard.md and in what is returned; leaderboard.csv
     holds what was measured.
 
-    Two processes may do so at once. Each looks again after it has written: whoever writes last has seen every file.
+    Only result files that changed are read, and only pairs of changed results are tested again; the rest is kept in
+    OUT/cache. Two processes may do so at once. Each looks again after it has written: whoever writes last has seen
+    every file.
     """
     while True:
-        before = _state(out)
+        before = stamps(out)
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        level = level_with_best(board, measured)
+        tests = kept_p_values(out)
+        level = level_with_best(board, measured, tests)
+        tests.save({each.identity for each in measured})
         board = with_published(board, [each.result for each in measured]) if published else board
         write_atomic(out / "leaderboard.md", to_markdown(board, level))
-        if _state(out) == before:
+        if stamps(out) == before:
             return board, measured
-
-
-def _state(out: Path) -> list[tuple[str, int]]:
-    found = []
-    for path in result_files(out):
-        try:
-            found.append((str(path), path.stat().st_mtime_ns))
-        except FileNotFoundError:
-            continue
-    return found

@@ -39,13 +39,14 @@ def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None)
     for group, metrics in board.groups.items():
         lines += ["", f"## {in_markdown(group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
-        rows = _in_group(board, group)
+        first = {metric: best(board, group, metric) for metric in metrics}
+        shared = {metric: (level or {}).get((group, metric), frozenset()) for metric in metrics}
         body = [
             (
                 in_markdown(names[row.checkpoint]),
-                *(_bold(board, row, (group, metric), level or {}) for metric in metrics),
+                *(_bold(row, (group, metric), first[metric], shared[metric]) for metric in metrics),
             )
-            for row in rows
+            for row in _in_group(board, group)
         ]
         lines += _markdown_table(("checkpoint", *map(in_markdown, metrics)), body, "---:")
     if notes := troubles(board):
@@ -151,12 +152,12 @@ def _in_group(board: Board, group: str) -> list[Row]:
     return [row for row in board.rows if any(key[0] == group for key in row.cells)]
 
 
-def _bold(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> str:
+def _bold(row: Row, column: Key, first: float | None, shared: Collection[Key]) -> str:
+    # first: the best number of the column; shared: the checkpoints that cannot be told from it.
     cell = row.cells.get(column)
-    competes = cell is not None and not row.published
-    first = competes and (key_of(row.checkpoint) in level.get(column, ()) or cell.mean == best(board, *column))
     text = in_markdown(number(cell))
-    return f"**{text}**" if first else text
+    competes = cell is not None and not row.published
+    return f"**{text}**" if competes and (key_of(row.checkpoint) in shared or cell.mean == first) else text
 
 
 def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:

@@ -68,6 +68,12 @@ def changed_recipe(recipe: Recipe, texts: Sequence[str], method: str) -> Recipe:
     return changed(recipe, {path_of(change.name, recipe, method, anew): change for change in changes})
 
 
+def unused(recipe: Recipe) -> set[str]:
+    """The recipe's own settings of optimisers that it does not use."""
+    own = {"adamw": ("betas",), "lars": ("momentum",)}
+    return {name for optimizer, names in own.items() if optimizer != recipe.optimizer for name in names}
+
+
 def path_of(name: str, recipe: Recipe, method: str, anew: Collection[str] = ()) -> str:
     """The path that `name` stands for. anew: fields of which another alternative is chosen."""
     names = names_by_path(recipe)

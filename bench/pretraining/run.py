@@ -11,8 +11,9 @@ import torch
 
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
+from bench.places import absent_images
 from bench.pretraining.online_knn import OnlineKnn
-from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, values_by_path
+from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from bench.run.plan import example
 from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
@@ -23,8 +24,9 @@ from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.cost import cost_of
 from pretrain.loop.run_folder import check_resume
-from pretrain.loop.trainer import Run, Trainer
+from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Precision
+from pretrain.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +56,16 @@ def run_pretraining(request: PretrainRequest) -> int:
     with start_world(request.run.device) as world:
         request = _connected(request, world)
         chosen, images = world.first_on_each_machine(lambda: _opened(request))
-        trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
-        if world.is_rank0:
-            say(*training_lines(chosen, trainer, settings=request.dry_run))
-        if request.dry_run:
+        if images is None:
+            if world.is_rank0:
+                say(*lines_without_images(chosen, request.images))
             return 0
-        ending = trainer.train()
+        trainer = world.on_all_ranks(lambda: prepared(chosen, images, request.run, world))
+        if request.dry_run:
+            if world.is_rank0:
+                say(*training_lines(chosen, trainer, settings=True))
+            return 0
+        ending = trainer.train(begun=lambda: say(*training_lines(chosen, trainer, settings=False)))
         if world.is_rank0:
             _say_ending(ending == "finished", trainer)
         return 0 if ending == "finished" else STOPPED
@@ -68,6 +74,8 @@ def run_pretraining(request: PretrainRequest) -> int:
 def check_request(request: PretrainRequest) -> None:
     """What can be known before another machine trains. ValueError for a wrong request, and a folder of other use."""
     chosen, images = _opened(request)
+    if images is None:
+        return
     trainer = prepared(chosen, images, request.run, World())
     check_resume(request.run.out, json.loads(json.dumps(trainer.identity())), request.run.resume)
 
@@ -81,10 +89,13 @@ def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
     return replace(request, run=replace(request.run, monitor=monitor))
 
 
-def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet]:
+def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
+    """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
     if request.run.wandb and not find_spec("wandb"):
         raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
     chosen = choose_recipe(request.method, request.recipe, request.changes)
+    if request.dry_run and absent_images(request.images):
+        return chosen, None
     monitor = request.run.monitor
     try:
         opened = monitor.space.opened if isinstance(monitor, OnlineKnn) else OpenedSets()
@@ -127,20 +138,10 @@ def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> 
 
 def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
     """Lines: recipe, with all its `settings` where asked, images, updates, sizes, exports."""
-    recipe, run, plan = trainer.recipe, trainer.run, trainer.plan
-    yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
-    if settings:
-        names = names_by_path(recipe)
-        yield from (f"    {names[path]} = {setting_text(value)}" for path, value in values_by_path(recipe).items())
-    encoders = trainer.method.encoders()
-    spec, vit = recipe.spec, next(iter(encoders.values())).vit
-    sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, trainer.method)]
-    trained = sum(p.numel() for p in trainer.method.parameters() if p.requires_grad)
+    recipe, run, plan, encoders = trainer.recipe, trainer.run, trainer.plan, trainer.method.encoders()
+    yield from recipe_lines(chosen, trainer.method, settings)
     left_out = plan.count - plan.steps_per_epoch * plan.batch
     notes = "".join(f"; {note}" for note in trainer.images.notes)
-    yield f"  encoder   {spec.label} at {spec.side} px, {millions(sizes[0])}"
-    yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
-    yield from (f"  {name:<9} {fact}" for name, fact in trainer.method.facts().items())
     yield f"  images    {plan.count} of {trainer.images.url}{notes}"
     if trainer.method.needs_labels:
         yield f"  labels    those of {len(trainer.images.classes)} classes are learned from"
@@ -164,6 +165,31 @@ def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> It
     yield f"  exports   {', '.join(exports)}"
     if settings:
         yield "nothing was trained or written (--dry-run)"
+
+
+def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterator[str]:
+    """Lines: recipe, with all its `settings` where asked, and the sizes of the networks."""
+    recipe = chosen.recipe
+    yield f"{chosen.method}, recipe {chosen.label}: {recipe.source}"
+    if settings:
+        names = names_by_path(recipe)
+        values = {names[path]: value for path, value in values_by_path(recipe).items() if path not in unused(recipe)}
+        yield from (f"    {name} = {setting_text(value)}" for name, value in values.items())
+    vit = next(iter(method.encoders().values())).vit
+    sizes = [sum(p.numel() for p in network.parameters()) for network in (vit, method)]
+    trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
+    yield f"  encoder   {recipe.spec.label} at {recipe.spec.side} px, {millions(sizes[0])}"
+    yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
+    yield from (f"  {name:<9} {fact}" for name, fact in method.facts().items())
+
+
+def lines_without_images(chosen: ChosenRecipe, url: str) -> Iterator[str]:
+    """Lines of a dry run whose images are not there."""
+    recipe = chosen.recipe
+    yield from recipe_lines(chosen, build(chosen.module, recipe, 0), settings=True)
+    yield f"  images    {absent_images(url)} does not exist: neither images nor updates can be counted"
+    yield f"  updates   {recipe.epochs} epochs, {recipe.batch} images in each update"
+    yield "nothing was trained or written (--dry-run)"
 
 
 def _say_ending(finished: bool, trainer: Trainer) -> None:

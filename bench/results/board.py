@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from bench.results.record import CheckpointUsed, Result
 
@@ -47,6 +48,15 @@ class Board:
     caveats: Mapping[str, tuple[str, ...]]  # group -> why not to compare it with the plain protocol, or to doubt it
     problems: tuple[str, ...] = ()
 
+    @cached_property
+    def competing(self) -> Mapping[tuple[str, str], list[Cell]]:
+        """(group, metric) -> the measured cells of the column."""
+        found: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+        for row in self.rows:
+            for column, cell in () if row.published else row.cells.items():
+                found[column].append(cell)
+        return dict(found)
+
 
 def group_of(result: Result) -> str:
     """`digits/knn@dino`, or `digits/knn@dino[k=5+10 limit=100]` for a variant of it."""
@@ -83,8 +93,9 @@ def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
     for result in results:
         by_checkpoint[result.checkpoint.name, result.checkpoint.digest].append(result)
         if result.status == "ok":
-            groups[group_of(result)].update(dict.fromkeys(result.metrics))
-            caveats[group_of(result)] |= dict.fromkeys(caveats_of(result))
+            group = group_of(result)
+            groups[group].update(dict.fromkeys(result.metrics))
+            caveats[group] |= dict.fromkeys(caveats_of(result))
     rows = tuple(_row(by_checkpoint[key]) for key in sorted(by_checkpoint))
     ordered = {group: tuple(metrics) for group, metrics in sorted(groups.items())}
     notes = {group: tuple(caveats[group]) for group in ordered}
@@ -93,14 +104,15 @@ def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:
 
 def _row(results: list[Result]) -> Row:
     found: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    good = {(group_of(result), result.seed) for result in results if result.status == "ok"}
+    named = [(group_of(result), result) for result in results]
+    good = {(group, result.seed) for group, result in named if result.status == "ok"}
     failed = {}
-    for result in results:
+    for group, result in named:
         if result.status == "failed":
-            again = "; the number shown is of an earlier run" if (group_of(result), result.seed) in good else ""
-            failed[f"{group_of(result)} seed {result.seed}"] = result.message + again
+            again = "; the number shown is of an earlier run" if (group, result.seed) in good else ""
+            failed[f"{group} seed {result.seed}"] = result.message + again
         for metric in result.metrics if result.status == "ok" else ():
-            found[group_of(result), metric].append(result)
+            found[group, metric].append(result)
     cells = {(group, metric): _cell(seeds, metric) for (group, metric), seeds in found.items()}
     return Row(checkpoint=results[-1].checkpoint, cells=cells, failed=failed)
 
@@ -115,7 +127,7 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
     drawn = any(result.random for result in seeds) or len(set(values)) > 1
     return Cell(
         mean=statistics.fmean(values) if drawn else values[0],
-        std=statistics.pstdev(values),
+        std=statistics.pstdev(values) if len(values) > 1 else 0.0,  # exact arithmetic, slow for thousands of cells
         seeds=len(seeds) if drawn else 1,
         interval=interval,
         unit=records[-1].unit,
@@ -126,7 +138,7 @@ def _cell(seeds: list[Result], metric: str) -> Cell:
 def best(board: Board, group: str, metric: str) -> float | None:
     """Best mean of a column; None where fewer than two checkpoints compete, where neither end is better, as of a
     deviation, and where the cells differ in unit or in what is better."""
-    cells = [row.cells[group, metric] for row in board.rows if (group, metric) in row.cells and not row.published]
+    cells = board.competing.get((group, metric), [])
     meanings = {(cell.unit, cell.higher_is_better) for cell in cells}
     if len(cells) < 2 or len(meanings) > 1 or cells[0].higher_is_better is None:
         return None

@@ -114,6 +114,7 @@ class Result:
     # names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections
     arrays: tuple[str, ...] = ()
     device: str = ""  # `cpu`, `cuda`, `cuda:1`
+    compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
     # what `bench plan` foresaw, in seconds, where it had measured this machine; else null

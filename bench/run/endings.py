@@ -43,6 +43,7 @@ def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, att
         facts=dict(outcome.facts),
         arrays=tuple(outcome.arrays),
         device=space.device,
+        compiled=space.compiled and not job.chosen.task.LAYOUT,
         processes=space.world.size,
         seconds=round(attempt.seconds, 3),
         planned_seconds=None if attempt.planned is None else round(attempt.planned, 3),

@@ -109,7 +109,7 @@ def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
     if not fitting:
         return f"none: the largest does not fit into the {size(memory)} that are free, give a smaller --batch-size"
     if gpus:
-        return f"{gpus} jobs, one on each GPU"
+        return f"{gpus} jobs, one on each GPU" if gpus > 1 else "1 job, on the GPU"
     return f"1 job, which uses all {cores()} cores; memory has room for {fitting}"
 
 

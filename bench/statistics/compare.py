@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.cli.settings import meant
 from bench.results.record import Result
+from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
 
@@ -57,20 +58,24 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
     chosen = {label: _selected(by_label[label], wanted) for label in labels}
     if not any(chosen.values()):
         _refuse(wanted, [each for label in labels for each in by_label[label]])
+    kept: KeptTests[PairedTest] = KeptTests(out / "cache" / "comparisons.json", PairedTest)
     found: list[Comparison] = []
     for first, second in combinations(labels, 2):
         matches, reasons = matched(chosen[first], chosen[second], (first, second))
         for match in matches:
-            comparisons, more = compared(match, (first, second), wanted.metric)
+            comparisons, more = compared(match, (first, second), wanted.metric, kept)
             found += comparisons
             reasons += more
         left_out += [f"{first} and {second}: {reason}" for reason in reasons]
+    kept.save({each.identity for each in measured})
     corrected = holm([each.paired.p for each in found])
     found = [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
     return Comparisons(found=tuple(found), left_out=tuple(left_out))
 
 
-def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple[list[Comparison], list[str]]:
+def compared(
+    match: Match, labels: tuple[str, str], metric: str | None, kept: KeptTests[PairedTest]
+) -> tuple[list[Comparison], list[str]]:
     """Uncorrected comparisons of the metrics that both have (or of `metric` alone), and why others have none."""
     first, second = match.first[0].result, match.second[0].result
     shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
@@ -84,7 +89,7 @@ def compared(match: Match, labels: tuple[str, str], metric: str | None) -> tuple
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(alone)}")
     for name in testable:
         try:
-            test = difference(match, name)
+            test = kept.get(match.identities, name, lambda name=name: difference(match, name))  # type: ignore[misc]
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue

@@ -15,7 +15,8 @@ import numpy as np
 
 from bench.cli.settings import meant
 from bench.results.board import group_of
-from bench.results.record import MetricRecord, Result, images_seen, read_arrays, read_result, result_files, short
+from bench.results.index import Indexed, read_results, stamp
+from bench.results.record import MetricRecord, Result, images_seen, read_arrays, short
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
 from engine.files import digest
@@ -23,15 +24,25 @@ from engine.files import digest
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A result and its file."""
+    """A result and its file. identity: changes with the files; "" where it is not known."""
 
     path: Path  # of the JSON file
     result: Result
+    identity: str = ""
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """Name -> array of the `.npz` file, read once. ValueError where it cannot be read."""
         return read_arrays(self.path)
+
+    def forget_arrays(self) -> None:
+        """Free their memory; they are read again when asked for."""
+        self.__dict__.pop("arrays", None)
+
+    @cached_property
+    def conditions_digest(self) -> str:
+        """Equal where results differ in checkpoint and seed alone."""
+        return digest(conditions(self.result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +53,25 @@ class Match:
     first: tuple[Measured, ...]  # one for every seed that both have
     second: tuple[Measured, ...]  # the same for the other checkpoint
 
+    @property
+    def identities(self) -> list[list[str]]:
+        """Those of the results of each side."""
+        return [[each.identity for each in side] for side in (self.first, self.second)]
+
 
 def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
     """All results in a folder, and a line for each file that could not be read."""
-    measured, problems = [], []
-    for path in result_files(out):
-        try:
-            measured.append(Measured(path=path, result=read_result(path)))
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
+    found, problems = read_results(out)
+    measured = [
+        Measured(path=path, result=entry.result, identity=_identity(out, path, entry)) for path, entry in found.items()
+    ]
     return measured, problems
+
+
+def _identity(out: Path, path: Path, entry: Indexed) -> str:
+    # Of the file and its arrays, which are written before it but may be lost after it.
+    arrays = stamp(f"{str(path).removesuffix('.json')}.npz")
+    return digest([str(path).removeprefix(str(out)), entry.stamp, arrays])[:24]
 
 
 def labelled(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
@@ -130,11 +150,12 @@ def p_value(match: Match, metric: str) -> float:
 
 def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Values (N,) of both on the images that both could read, mean over seeds. ValueError says why there are none."""
-    sides = [np.stack([_per_image(each, metric) for each in side]) for side in (match.first, match.second)]
-    if sides[0].shape != sides[1].shape:
-        raise ValueError(f"{metric}: {sides[0].shape[1]} images against {sides[1].shape[1]}")
-    first, second = (side.mean(0) for side in sides)
+    first, second = (_mean([_per_image(each, metric) for each in side]) for side in (match.first, match.second))
+    if first.shape != second.shape:
+        raise ValueError(f"{metric}: {len(first)} images against {len(second)}")
     seen = ~np.isnan(first + second)
+    if seen.all():
+        return first, second
     if not seen.any():
         raise ValueError(f"{metric}: no image that both could read")
     return first[seen], second[seen]
@@ -156,6 +177,10 @@ def _per_image(measured: Measured, metric: str) -> np.ndarray:
     if not averages_to(values, record.value, record.unit):
         raise ValueError(f"{metric}: not the mean of its values for the images, so that a paired test does not apply")
     return values.astype(np.float64)
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    return values[0] if len(values) == 1 else np.stack(values).mean(0)
 
 
 def conditions(result: Result) -> dict[str, Any]:
@@ -182,7 +207,7 @@ def _by_place(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
 def _by_conditions(measured: Sequence[Measured]) -> dict[str, dict[int, Measured]]:
     found: dict[str, dict[int, Measured]] = defaultdict(dict)
     for each in measured:
-        found[digest(conditions(each.result))][each.result.seed] = each
+        found[each.conditions_digest][each.result.seed] = each
     return found
 
 

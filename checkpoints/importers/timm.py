@@ -6,8 +6,6 @@ A file is a state dict, alone or as timm's train.py saves it. No tensor shows it
 its activation or head count either: these are the user's to say, by `--statistics` and timm's name of the model.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -16,10 +14,11 @@ from pathlib import Path
 
 import timm
 import torch
-from huggingface_hub import constants, get_session, hf_hub_download, list_repo_files
+from huggingface_hub import hf_hub_download, list_repo_files
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
+from checkpoints.hub import cache_alone_if_unreachable
 from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
@@ -93,35 +92,6 @@ def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
         size=size,
         tokens=tokens.clone(),
     )
-
-
-@contextmanager
-def cache_alone_if_unreachable() -> Iterator[None]:
-    """Where there is no way to the hub, only what its cache holds is taken: its client would try for minutes.
-
-    Raises ConnectionError for what is not there.
-    """
-    if constants.HF_HUB_OFFLINE or _is_reachable():
-        yield
-        return
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    except OSError as error:
-        raise ConnectionError(
-            f"there is no connection to {constants.ENDPOINT}, and its cache {constants.HF_HUB_CACHE} does not hold the "
-            "weights; connect, or name a file"
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = False
-
-
-def _is_reachable() -> bool:
-    try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # of any type: they are those of the hub's own client
-        return False
-    return True
 
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:

@@ -123,12 +123,13 @@ class Segmenter(Task):
             evaluations=evaluations,
             side=sizes["crop"],
             at_once=at_once,
+            frozen=self.decoder == "linear",
         )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
         crop = round_up_to_patch(self.crop, spec.patch_size)
-        build = partial(self.model, untrained(spec), classes, self.pixels(crop), 0)
+        build = partial(self.model, untrained(spec, crop), classes, self.pixels(crop), 0)
         return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:

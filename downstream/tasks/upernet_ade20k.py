@@ -117,6 +117,7 @@ class UperNet(Task):
             evaluations=shown,
             side=crop,
             at_once=at_once,
+            frozen=self.head == "linear",
         )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
@@ -124,7 +125,7 @@ class UperNet(Task):
         crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
         looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
         sizes = self.pixels(crop)
-        build = partial(self.model, untrained(spec), classes, sizes, False, 0)
+        build = partial(self.model, untrained(spec, crop), classes, sizes, False, 0)
         return segmentation_operations(build, crop, self.head == "linear", looks)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:

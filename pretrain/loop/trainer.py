@@ -63,6 +63,7 @@ class Run:
     out: Path  # the folder of this run alone
     device: str = "cpu"  # cpu, cuda or cuda:N
     precision: Precision = "float32"  # of matrix products
+    compiled: bool = False  # transformer blocks by torch.compile, which rounds otherwise
     seed: int = 0  # of everything random
     workers: int | None = None  # loader processes; none: chosen for the machine
     micro_batch: int | None = None  # most images of one process in a forward pass; none: its whole share of a batch
@@ -96,7 +97,15 @@ class Trainer:
                 f"{self.plan.micro_batch_size}; "
                 "raise --micro-batch or batch, or change the setting"
             )
-        self.updates = Updates(method, recipe, device=run.device, precision=run.precision, seed=run.seed, world=world)
+        self.updates = Updates(
+            method,
+            recipe,
+            device=run.device,
+            precision=run.precision,
+            compiled=run.compiled,
+            seed=run.seed,
+            world=world,
+        )
         self.step, self.unreadable, self.asked_to_stop = 0, {}, False
         self.learning, self.last_views = Learning(), {}
         self.counted = False  # whether the work of an update is in the log
@@ -114,11 +123,15 @@ class Trainer:
             micro_batches=self.plan.micro_batches,
         )
 
-    def train(self) -> Literal["finished", "stopped"]:
-        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes."""
+    def train(self, begun: Callable[[], None] = lambda: None) -> Literal["finished", "stopped"]:
+        """Train to the end, or until a signal stops it; the state is saved then, and another call resumes.
+
+        begun: called in the first process once the folder is known to be this run's.
+        """
         with ExitStack() as held:
             lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
             self.world.on_rank0(lambda: held.enter_context(lock))
+            self.world.on_rank0(begun)
             self.load()
             if self.step == 0:
                 self.world.on_rank0(self.begin)
@@ -170,7 +183,7 @@ class Trainer:
                 if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
                     self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
-                    self.after_epoch(records)
+                    self.after_epoch(records, bar)
                 if save:
                     with saving:
                         self.save()
@@ -246,14 +259,17 @@ class Trainer:
         most = {name: max(found[name] for found in each) for name in each[0]}
         return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
 
-    def after_epoch(self, records: Records) -> None:
-        """Export and monitor where due."""
+    def after_epoch(self, records: Records, bar: Progress) -> None:
+        """Export and monitor where due; what the monitor found is said."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            self.write(records, run.monitor(self.first_export(), self.progress()))
+            found = run.monitor(self.first_export(), self.progress())
+            if found:
+                bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in found.items())}")
+            self.write(records, found)
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
         """The micro-batches of this process during `steps`, by `plan` or its own."""
@@ -279,6 +295,7 @@ class Trainer:
             "data": {"url": self.images.url, "fingerprint": self.images.fingerprint, "images": len(self.images)},
             "seed": self.run.seed,
             "precision": self.run.precision,
+            **({"compiled": True} if self.run.compiled else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
         }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from engine.compiling import compile_blocks
 from engine.distributed import World
 from engine.lars import Lars
 from engine.precision import autocast, fit_attention
@@ -27,7 +28,8 @@ EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's
 
 
 class Updates:
-    """A method and its optimiser. seed: of drop path. Processes share every batch equally."""
+    """A method and its optimiser. compiled: blocks by torch.compile. seed: of drop path. Processes share every batch
+    equally."""
 
     def __init__(
         self,
@@ -36,12 +38,15 @@ class Updates:
         *,
         device: str = "cpu",
         precision: Precision = "float32",
+        compiled: bool = False,
         seed: int = 0,
         world: World | None = None,
     ) -> None:
         self.method, self.recipe, self.world = method.to(device), recipe, world or World()
         self.device, self.precision, self.seed = device, precision, seed
         fit_attention(method, device, precision)
+        if compiled:
+            compile_blocks(method, device)
         self.groups = method.groups()
         self.optimizer = _optimizer(self.groups, recipe)
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "float16")

@@ -150,6 +150,6 @@ RECIPES = {
         batch=64,
         lr=1e-3,
         lr_batch=0,
-        schedule=TimmCosine(warmup=1, floor=1e-5, start=1e-4, told="epoch"),
+        schedule=TimmCosine(warmup=0.5, floor=1e-5, start=1e-4, told="update"),  # by epoch, both would have the start
     ),
 }

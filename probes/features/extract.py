@@ -132,6 +132,7 @@ class Order:
             "precision": self.space.precision,
             "device": device,
             "batch_size": self.space.batch_size or BATCH.get(device, BATCH["cpu"]),
+            **({"compiled": True} if self.space.compiled else {}),
         }
 
     def open_store(self) -> Store:
@@ -172,7 +173,7 @@ class Order:
             return 0
         reader = Reader(self.image_set, self.transform, shares)
         extractor = Extractor(
-            backbone=Backbone(self.export, self.space.device, self.space.precision),
+            backbone=Backbone(self.export, self.space.device, self.space.precision, self.space.compiled),
             kinds=[kind for kind in self.kinds if kind.name in missing],
             image_set=self.image_set,
             skip_bad=self.space.skip_bad,
@@ -212,6 +213,7 @@ class Order:
             "transform": self.transform.name,
             "precision": self.space.precision,
             "batch_size": store.batch,
+            **({"compiled": True} if self.space.compiled else {}),
         }
         return FeatureSet(
             arrays=arrays,

@@ -1,6 +1,6 @@
 """The pass over images for frozen features, as a plan counts it."""
 
-from checkpoints.flops import forward_flops, parameters
+from checkpoints.flops import forward_flops
 from checkpoints.spec import ViTSpec
 from engine.work import Kind, Part
 
@@ -15,10 +15,3 @@ def feature_pass(spec: ViTSpec, images: float, of: str, kind: Kind = "features")
 def feature_bytes(spec: ViTSpec, images: float, kinds: int = 1) -> float:
     """What the features of `images` take, on disk as in memory."""
     return FLOAT * spec.width * images * kinds
-
-
-def frozen_bytes(spec: ViTSpec, images: int) -> float:
-    """Memory of a forward pass of `images` at once: weights, and ten activations of a block, as one of its MLP is four
-    times as wide and none is kept."""
-    tokens = spec.grid[0] * spec.grid[1] + spec.prefix
-    return FLOAT * (parameters(spec) + 10.0 * images * tokens * spec.width)

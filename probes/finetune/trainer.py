@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from engine.compiling import compile_blocks
 from engine.distributed import World
 from engine.files import locked
 from engine.layer_decay import layer_groups
@@ -62,6 +63,7 @@ class FinetuneConfig:
     judge_every: int  # epochs between evaluations; the last epoch is always evaluated
     device: str  # cpu, cuda or cuda:N
     precision: Literal["float32", "bfloat16"]  # of forward passes
+    compiled: bool = False  # blocks by torch.compile
     seed: int  # of everything random
     folder: Path  # of the training states
 
@@ -95,6 +97,8 @@ class Training:
     def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
         self.classifier, self.config, self.world = classifier.to(config.device), config, world
         fit_attention(self.classifier, config.device, config.precision)
+        if config.compiled:
+            compile_blocks(self.classifier, config.device)
         parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
         groups = layer_groups(parameters, depth, config.layer_decay, config.weight_decay, config.decay_tokens)
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)

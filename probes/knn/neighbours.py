@@ -15,7 +15,7 @@ Letters: N gallery rows, Q queries, D width, k neighbours.
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ QUERIES = 2048  # of a tile
 # the whole. Choosing the 200 best begins anew in each block, which costs 2 % of its search, in half the rows 4 %.
 GALLERY = 1 << 18
 TOGETHER = 65536  # rows that torch compares with a tile's queries at once
+GPU_NEIGHBOURS = 2048  # that FAISS finds on a GPU at most (faiss/gpu/utils/DeviceDefs.cuh)
 NORMALISED = 16384  # rows normalised at once
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize, which all official codes call
 
@@ -84,8 +85,8 @@ def search(
 
     All processes of `world` call it with the same features; one that is alone gets all queries, in their order. Equal
     similarities are in the order of their indices (which of several equal ones make the k-th place of a tile is the
-    backend's choice). prepare: what the rows that are compared are made of. FAISS uses its GPUs when it sees any, torch
-    uses `device`. Raises ValueError for k > N and where FAISS is not installed.
+    backend's choice). prepare: what the rows that are compared are made of. Both backends use `device`; a FAISS without
+    GPUs uses the CPU. Raises ValueError for k > N and where FAISS is not installed.
     """
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k} neighbours from a gallery of {len(gallery)} images; choose k from 1 to {len(gallery)}")
@@ -178,22 +179,36 @@ def _faiss(gallery: np.ndarray, k: int, device: str) -> Find:
             "FAISS is not installed: pip install 'ssl-vit-bench[cpu]' for machines without an NVIDIA GPU, "
             "'ssl-vit-bench[gpu]' (never both) for those with one; or search with --set knn.backend=torch"
         ) from error
-    if not getattr(faiss, "get_num_gpus", lambda: 0)():
+    on_gpu = torch.device(device).type == "cuda" and getattr(faiss, "get_num_gpus", lambda: 0)()
+    if on_gpu and k > GPU_NEIGHBOURS:
+        return _torch(gallery, k, device)
+    if not on_gpu:
         # What IndexFlatIP.search runs, on our memory in place of a copy inside an index.
         return lambda queries: faiss.knn(queries, gallery, k, metric=faiss.METRIC_INNER_PRODUCT)
-    index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(gallery.shape[1]))
+    number = torch.device(device).index
+    number = torch.cuda.current_device() if number is None else number  # processes have a GPU each
+    index = faiss.index_cpu_to_gpu(gpu_memory(), number, faiss.IndexFlatIP(gallery.shape[1]))
     index.add(gallery)
     return lambda queries: index.search(queries, k)
 
 
+@cache
+def gpu_memory() -> Any:
+    """FAISS's memory for intermediates on the GPUs of this process, 1.5 GiB each, for all tiles."""
+    import faiss
+
+    return faiss.StandardGpuResources()
+
+
 def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
-    parts = [(rows.start, torch.from_numpy(gallery[rows])) for rows in row_slices(len(gallery), TOGETHER)]
+    # On a GPU the tile lies there for all queries: a copy for every block of them would take longer than to search.
+    parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TOGETHER)]
 
     def find(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked = torch.from_numpy(queries).to(device)
         best = []
         for start, part in parts:
-            similarities, indices = (asked @ part.to(device).T).topk(min(k, len(part)))
+            similarities, indices = (asked @ part.T).topk(min(k, len(part)))
             best.append((similarities, indices + start))
         similarities, places = torch.cat([found for found, _ in best], dim=1).topk(k)
         indices = torch.cat([found for _, found in best], dim=1).gather(1, places)

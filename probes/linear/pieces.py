@@ -22,7 +22,7 @@ AHEAD = 64  # chunks that may wait for their turn: the cores then wait for the h
 Consume = Callable[[range, Tensor, Mapping[int, str]], None]
 
 
-def shares(chunks: range, world: World) -> list[list[Sequence[int]]]:
+def pieces_of(chunks: range, world: World) -> list[list[Sequence[int]]]:
     """The pieces of some chunks: of each piece, the chunks of every process."""
     size = world.size * CHUNKS if world.size > 1 else 1
     pieces = [chunks[start : start + size] for start in range(0, len(chunks), size)]
@@ -47,7 +47,7 @@ class Pieces:
         """spans: chunk -> its places, for consecutive chunks, of which the last alone may be shorter."""
         self.spans, self.kinds, self.width, self.consume = spans, kinds, width, consume
         self.world, self.device = world, device
-        self.pieces = shares(range(min(spans), max(spans) + 1), world)
+        self.pieces = pieces_of(range(min(spans), max(spans) + 1), world)
         self._next, self._failed = 0, False
         self._waiting: dict[int, Computed] = {}
         self._lock, self._turn = threading.Lock(), threading.Lock()

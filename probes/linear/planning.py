@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import FLOAT, feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import FLOAT, feature_bytes, feature_pass
 from probes.linear.batches import BLOCK, EpochPlan
 from probes.linear.heads import Heads
 

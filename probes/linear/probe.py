@@ -139,7 +139,7 @@ class Probe:
         task, space = self.task, self.space
         return AugmentedStream(
             image_set=self.train,
-            backbone=Backbone(self.export, space.device, space.precision),
+            backbone=Backbone(self.export, space.device, space.precision, space.compiled),
             interpolation=task.train_interpolation,
             rule=task.crop_rule,
             seed=space.seed,
@@ -170,6 +170,7 @@ class Probe:
             "transform": self.task.augmentation,
             "precision": self.space.precision,
             "batch_size": self.chunk,
+            **({"compiled": True} if self.space.compiled else {}),
         }
 
     def warnings(self) -> list[str]:

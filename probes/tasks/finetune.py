@@ -168,7 +168,7 @@ class Finetune(Task):
         with training.alone():
             training.resume()
             images = mixed_groups(ready.groups(range(training.step, training.config.steps)), space)
-            training.run(images, selection, f"fine-tuning on {train.url}")
+            training.run(images, selection, f"fine-tuning on {space.data}")
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
@@ -283,6 +283,7 @@ class Finetune(Task):
             judge_every=self.judge_every,
             device=space.device,
             precision=space.precision,
+            compiled=space.compiled,
             seed=space.seed,
             folder=space.cache / "finetune" / digest(key)[:32],
         )
@@ -308,6 +309,7 @@ class Finetune(Task):
             "processes": space.world.size,
             "seed": space.seed,
             "precision": space.precision,
+            **({"compiled": True} if space.compiled else {}),
             "decode": space.decode,
             "skip_bad": space.skip_bad,
             "device": torch.device(space.device).type,

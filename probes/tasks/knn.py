@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from checkpoints.export import ViTExport
+from checkpoints.flops import frozen_bytes
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.progress import Progress
@@ -19,7 +20,7 @@ from engine.work import Kind, Part, Scale, Work
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
-from probes.features.passes import feature_bytes, feature_pass, frozen_bytes
+from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
 from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows

@@ -110,7 +110,7 @@ OTHERS = protocols_of(Linear, VARIANTS)
 CACHED = {
     f"{name}_cached": Protocol(
         task=replace(paper.task, augment=False),
-        version=paper.version,  # both rose with their order: this one's is that of probes/linear/windows.py
+        version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
     )
     for name, paper in PAPERS.items()

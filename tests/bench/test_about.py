@@ -92,6 +92,8 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
             ],
         ),
         ("suites", ["frozen: ", "smoke: ", "paper:moca: 11 protocols; bench list paper:moca names them"]),
+        ("tiny-ade20k", ["tiny-ade20k: is a tiny generated set of this", "scene layout ade20k: ", "tasks     "]),
+        ("tiny-coco:", ["tiny-coco: is a tiny generated set of this", "scene layout coco: "]),
         ("paper:mst", ["suite paper:mst: ", "  knn@mst ", "  linear_sgd@mst_paper"]),
     ],
 )

@@ -228,6 +228,18 @@ def test_verify_says_what_it_proved(bench, exports):
     assert code == 0 and "activations agree" in out
 
 
+def test_verify_names_the_exports_of_a_training(bench, exports, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    code, _, err = bench("verify", tmp_path)
+    assert code == 2 and err.endswith("verify one of its exports: none yet; `bench export` writes one\n")
+    for name in ("export", "export-teacher"):
+        (tmp_path / name).symlink_to(exports[0])
+    code, _, err = bench("verify", tmp_path)
+    assert code == 2 and err.count("\n") == 1
+    assert err.endswith(f"verify one of its exports: {tmp_path / 'export'}, {tmp_path / 'export-teacher'}\n")
+    assert bench("verify", tmp_path / "export")[0] == 0
+
+
 def test_data_check_counts(bench):
     code, out, _ = bench("data", "check", "tiny:")
     assert code == 0

@@ -73,6 +73,29 @@ def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     assert out.endswith("nothing was trained or written (--dry-run)\n")
 
 
+def test_a_dry_run_shows_the_settings_of_its_own_optimiser(pretrain):
+    assert "momentum = " not in pretrain("--dry-run")[1].replace("teacher_momentum", "")
+    out = pretrain("--dry-run", "--set", "optimizer=lars")[1]
+    assert "    momentum = 0.9\n" in out and "betas = " not in out
+
+
+def test_a_dry_run_needs_no_images(bench, tmp_path):
+    words = ("pretrain", "mae", "--recipe", "smoke", "--images", f"imagenet:{tmp_path / 'none'}", "--out", tmp_path)
+    code, out, _ = bench(*words, "--dry-run")
+    assert code == 0 and "    mask_ratio = 0.75\n" in out and "  method    " in out
+    assert f"  images    {tmp_path / 'none'} does not exist: neither images nor updates can be counted\n" in out
+    assert "  updates   2 epochs, 64 images in each update\n" in out
+    code, out, err = bench(*words)
+    assert code == 2 and out == "" and err.count("\n") == 1
+
+
+def test_nothing_is_said_before_a_refusal(pretrain, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").touch()
+    code, out, err = pretrain()
+    assert code == 2 and out == "" and "holds other files" in err
+
+
 def test_a_dry_run_says_whose_tokens_are_predicted(bench, tmp_path):
     code, out, _ = bench(
         "pretrain", "beit", "--recipe", "smoke", "--images", "tiny:", "--out", tmp_path / "run", "--dry-run"
@@ -229,12 +252,13 @@ def test_images_without_labels(pretrain, bench, tmp_path):
 
 
 def test_online_knn_is_that_of_bench_run_and_leaves_the_training_alone(pretrain, bench, tmp_path):
-    assert pretrain("--knn-every", "1")[0] == 0
-    assert pretrain(out=tmp_path / "plain")[0] == 0
+    code, _, said = pretrain("--knn-every", "1")
+    assert code == 0 and pretrain(out=tmp_path / "plain")[0] == 0
     watched, plain = tmp_path / "run", tmp_path / "plain"
     assert [path.name for path in watched.glob("states/*")] == [path.name for path in plain.glob("states/*")]
     assert ViTExport.load(watched / "export").digest == ViTExport.load(plain / "export").digest
     found = [line for line in log(watched) if "knn_top1" in line]
+    assert f"epoch 2: knn_top1 {found[-1]['knn_top1']:.2f}, knn_top5 " in said
     assert [line["step"] for line in found] == [4, 8] and not any("knn_top1" in line for line in log(plain))
     board = EventAccumulator(str(watched / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("knn_top1")] == [4, 8]

@@ -174,7 +174,7 @@ def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
     assert "image size 32, forward passes 72, gallery 40, queries 32\n" in said
     sizes = "image size 32, heads 1, epochs 3, steps 9, batch 16, forward passes 144"
     assert " ".join(said.split()).count(sizes) == 1  # three epochs of 36, 4 that choose, 32 of validation
-    assert "\ntasks that read the same features share their forward passes\n2 to do;" in said
+    assert "\ntasks that read the same features share their forward passes\n" in said and "\n2 to do;" in said
     many = bench("run", "--checkpoint", exports[0], "--suite", "everything", *DATA, "--out", out, "--dry-run")[1]
     assert "protocols: bench list PROTOCOL\n" in many and "temperature=" not in many
 

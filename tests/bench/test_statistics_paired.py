@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from bench.statistics.paired import bootstrap_test, compare_images, difference_interval, holm, mcnemar, paired_p_value
+from bench.statistics.paired import (
+    bootstrap,
+    compare_images,
+    discordant_interval,
+    holm,
+    mcnemar,
+    paired_p_value,
+)
 
 DRAWS = 1000
 
@@ -55,22 +62,50 @@ def test_holm_over_many_equal_models_keeps_the_family_at_5_percent():
 
 @pytest.mark.parametrize("rates", [(0.1, 0.1), (0.15, 0.05), (0.02, 0.02), (0.05, 0.0)])
 def test_the_interval_covers_the_difference(rates):
-    """At least 93 %; above 97 % where so few images are discordant that no interval can be exact."""
-    generator = np.random.default_rng(7)
+    """At least 93 %; above 97 % where so few images are discordant that no interval can be exact. Over all outcomes."""
     ahead, behind = rates
-    covered = 0
-    for _ in range(DRAWS):
-        differences = generator.choice([1.0, -1.0, 0.0], 200, p=[ahead, behind, 1 - ahead - behind])
-        low, high = difference_interval(differences, generator, resamples=500)
-        covered += low <= ahead - behind <= high
-    assert covered / DRAWS >= 0.93
-    assert covered / DRAWS <= 0.97 or min(rates) * 200 < 5
+    counts = np.arange(60)
+    chances = binom.pmf(counts, 200, ahead)[:, None] * binom.pmf(counts, 200 - counts[:, None], behind / (1 - ahead))
+    covered = 0.0
+    for first_only, second_only in zip(*np.nonzero(chances > 1e-6), strict=True):
+        low, high = discordant_interval(int(first_only), int(second_only), 200)
+        covered += chances[first_only, second_only] * (low <= ahead - behind + 1e-12 and high >= ahead - behind - 1e-12)
+    assert covered >= 0.93
+    assert covered <= 0.97 or min(rates) * 200 < 5
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (5, 1), (12, 30), (700, 800)])
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (5, 1), (3, 3), (12, 30), (700, 800), (2, 9000)])
 def test_mcnemar_is_the_exact_binomial(counts):
     expected = min(1.0, 2 * binom.cdf(min(counts), sum(counts), 0.5)) if sum(counts) else 1.0
     assert mcnemar(*counts) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "images"),
+    [
+        (0, 0, 1),
+        (0, 0, 100),
+        (3, 0, 3),
+        (5, 1, 40),
+        (60, 20, 500),
+        (900, 100, 1000),
+        (2500, 2600, 50_000),
+        (9, 0, 50_000),
+    ],
+)
+def test_the_interval_without_draws_is_that_of_many_draws(ahead, behind, images):
+    """Quantiles of 200 000 draws differ by two steps at most, and by less than 2 % of the length."""
+    random, counts = np.random.default_rng(1), np.array([ahead + 1, behind + 1, images - ahead - behind])
+    drawn = random.multinomial(images + 2, counts / (images + 2), size=200_000)
+    expected = np.quantile((drawn[:, 0] - drawn[:, 1]) / (images + 2), (0.025, 0.975))
+    tolerance = max(2 / (images + 2), 0.02 * (expected[1] - expected[0]))
+    assert discordant_interval(ahead, behind, images) == pytest.approx(tuple(expected), abs=tolerance)
+
+
+def test_the_interval_without_draws_by_hand():
+    """One image and the two added, none discordant: X - Y of three draws from {1, -1, 0} is 3 or -3 with 1/27 each."""
+    assert discordant_interval(0, 0, 1) == (-1.0, 1.0)
+    assert discordant_interval(0, 0, 2) == (-0.75, 0.75)  # of four: 4 with 1/256, 3 with 4 * 2 / 256
 
 
 def test_mcnemar_nears_its_chi_square_form():
@@ -79,7 +114,7 @@ def test_mcnemar_nears_its_chi_square_form():
 
 def test_bootstrap_and_mcnemar_agree_on_many_discordant_images():
     differences = np.repeat([1.0, -1.0, 0.0], [140, 100, 760])
-    found = bootstrap_test(differences, np.random.default_rng(0), 20000)
+    _, found = bootstrap(differences, np.random.default_rng(0), 20000)
     assert found == pytest.approx(mcnemar(140, 100), abs=0.006)
 
 

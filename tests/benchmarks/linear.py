@@ -27,7 +27,7 @@ from engine.memory import keep_memory
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.readouts import kinds_of
-from probes.linear.augmented import AugmentedBatches
+from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Head, Heads, HeadSettings
 from probes.linear.recipes import IBOT_LRS
@@ -131,6 +131,18 @@ def limit(classes: int, rounds: int) -> None:
     )
 
 
+class Training:
+    """Heads that follow a stream of augmented images, in one batch."""
+
+    def __init__(self, heads: Heads, count: int) -> None:
+        self.heads, self.rows, self.readouts = heads, np.arange(count), {READOUT: kinds_of(READOUT, norm=True)}
+        self.kinds, self.plan = self.readouts[READOUT], EpochPlan(rows=count, asked=count, drop_last=False, seed=0)
+        self.iteration, self.followed, self.forwards, self.skipped = 0, 0, 0, {}
+
+    def step(self, number: int, features: dict[str, torch.Tensor], labels: torch.Tensor) -> None:
+        self.heads.step(features, labels, 0.01)
+
+
 def images(count: int, rounds: int) -> None:
     classes = 1000
     random = np.random.default_rng(0)
@@ -153,14 +165,12 @@ def images(count: int, rounds: int) -> None:
         heads=6,
         mlp_hidden=4 * WIDTH,
     )
-    batches = AugmentedBatches(
+    stream = AugmentedStream(
         image_set=image_set,
-        rows=np.arange(count),
         backbone=Backbone(ViTExport.from_vit(ViT(spec), Preparation())),
-        readouts={READOUT: kinds_of(READOUT, norm=True)},
-        plan=EpochPlan(rows=count, asked=count, drop_last=False, seed=0),
         interpolation="bilinear",
         rule="torchvision",
+        seed=0,
         chunk=8,
         skip_bad=False,
         workers=None,
@@ -170,7 +180,7 @@ def images(count: int, rounds: int) -> None:
     )
 
     def epoch(heads: Heads) -> None:
-        batches.run(0, lambda number, rows, truth: heads.step(rows, truth, 0.01))
+        stream.run(0, [Training(heads, count)], lambda: None)
 
     many, one = alternated(lambda: epoch(sweep), lambda: epoch(single), rounds)
     print(f"images: 45 heads {count / many:.1f} images/s, one head {count / one:.1f}: {many / one:.2f} times the time")

@@ -1,10 +1,13 @@
 """Rotary positions: subsets of patches, other grids, attention maps, and images that are not square."""
 
+from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
 import torch
+from random_networks import randomise
 
+from bench.cli.arguments import image_size
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -34,17 +37,9 @@ SPECS = {
 }  # fmt: skip
 
 
-def drawn(spec: ViTSpec) -> ViT:
-    torch.manual_seed(0)
-    vit = ViT(spec)
-    for name, parameter in vit.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float(name.endswith("weight") and parameter.ndim == 1), std=0.2)
-    return vit.eval()
-
-
 @pytest.mark.parametrize("key", SPECS)
 def test_keeping_patches_out_of_order_only_reorders_them(key):
-    vit, images = drawn(SPECS[key]), torch.randn(2, 3, 24, 40)
+    vit, images = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40)
     patches, order = vit.place(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
     whole, kept = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
     prefix = vit.spec.prefix
@@ -55,7 +50,7 @@ def test_keeping_patches_out_of_order_only_reorders_them(key):
 
 @pytest.mark.parametrize("key", SPECS)
 def test_attention_maps_are_those_that_the_blocks_apply(key):
-    vit, images, seen = drawn(SPECS[key]), torch.randn(2, 3, 24, 40), []
+    vit, images, seen = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40), []
     attention = vit.trunk.blocks[1].attn
     attention.fused_attn = False
     attention.attn_drop.register_forward_hook(lambda module, taken, given: seen.append(given))
@@ -67,7 +62,7 @@ def test_attention_maps_are_those_that_the_blocks_apply(key):
 def test_positions_are_seen(key):
     """Without a table, the same patch elsewhere has other features by rotation alone."""
     spec = replace(SPECS[key], position="none", class_position=False)
-    vit, image = drawn(spec), torch.randn(1, 3, 32, 32)
+    vit, image = randomise(ViT(spec)), torch.randn(1, 3, 32, 32)
     moved = image.roll(8, dims=-1)
     before, after = (vit(picture)[0][:, spec.prefix :].unflatten(1, (4, 4)) for picture in (image, moved))
     assert (before.roll(1, dims=2) - after).abs().max() > 1e-2
@@ -76,7 +71,7 @@ def test_positions_are_seen(key):
 @pytest.mark.parametrize("key", SPECS)
 def test_an_image_that_is_not_square(key, tmp_path):
     spec = replace(SPECS[key], image_size=(24, 40), position_resize="bicubic_antialias")
-    export = ViTExport.from_vit(drawn(spec), Preparation())
+    export = ViTExport.from_vit(randomise(ViT(spec)), Preparation())
     export.save(tmp_path / "export")
     again = load(tmp_path / "export")
     assert (again.spec, again.digest, again.verify()) == (export.spec, export.digest, [])
@@ -88,6 +83,13 @@ def test_an_image_that_is_not_square(key, tmp_path):
     images = torch.randn(1, 3, 48, 24, dtype=torch.float64)
     difference = (tall.build().double()(images)[0] - again.build().double()(images)[0]).abs().max()
     assert difference < 1e-5
+
+
+def test_the_command_line_takes_height_and_width():
+    assert (image_size("224"), image_size("384x512")) == (224, (384, 512))
+    for wrong in ("0", "384x", "x", "1x2x3", "-4", "4x0"):
+        with pytest.raises(ArgumentTypeError, match="expected pixels, as 224 or 384x512"):
+            image_size(wrong)
 
 
 def test_what_needs_a_square_says_so():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from timm.layers import Attention
 
+from engine.distributed import start_world
 from engine.precision import autocast, fit_attention
 
 
@@ -56,3 +57,18 @@ def test_float32_runs_without_autocast():
         assert not torch.is_autocast_enabled("cpu")
     with autocast("cpu", "bfloat16"):
         assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_gpu_computes_float32_in_float32():
+    """Convolutions too, whose inputs torch would round to TF32; a CPU's run touches nothing."""
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [each.allow_tf32 for each in switches]
+    try:
+        for device in ("cpu", "cuda"):
+            for each in switches:
+                each.allow_tf32 = True
+            with start_world(device):
+                assert [each.allow_tf32 for each in switches] == [device == "cpu"] * 2
+    finally:
+        for each, value in zip(switches, before, strict=True):
+            each.allow_tf32 = value

@@ -50,7 +50,7 @@ def test_a_terminal_shows_one_line_that_is_rewritten():
     text = work(Terminal(), [(2.5, 50), (0.01, 1), (2.5, 49)])
     states = text.split("\r\x1b[K")[1:]
     assert len(states) == 3  # the second step came too soon after the first to be drawn
-    assert states[0] == "features [############............] 50/100 images, 20.0 images/s, 2 s left"
+    assert states[0] == "features [############............] 50/100 images, 20.0 images/s, unknown time left"
     assert states[1].startswith("features [########################] 100/100")
     assert text.count("\n") == 1 and text.endswith("features: 100 of 100 images in 5 s\n")
 
@@ -64,8 +64,17 @@ def test_resumed_work_shows_its_place_in_the_whole():
         "features: 100 of 100 images, 40 of them now, in 40 s",
     ]
     assert "[###############.........] 65/100 images, 2.0 images/s, 18 s left" in work(
-        Terminal(), [(2.5, 5)], before=60
+        Terminal(), [(0.5, 1), (2, 4)], before=60
     )
+
+
+def test_the_first_units_do_not_count_in_the_time_that_is_left():
+    """They wait for loaders: by their rate alone, a run of seconds would seem to take a quarter of an hour."""
+    lines = work(io.StringIO(), [(9, 1), (30, 60), (1, 39)], total=100).splitlines()
+    assert lines[:2] == [
+        "features: 1/100 images, 0.1 images/s, unknown time left",
+        "features: 61/100 images, 1.6 images/s, 20 s left",
+    ]
 
 
 @pytest.mark.parametrize("quiet", [False, True])

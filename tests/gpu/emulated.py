@@ -24,9 +24,11 @@ GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
 FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
-             "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices", "empty_strided")  # fmt: skip
+             "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices",
+             "empty_strided")  # fmt: skip
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+JOINED = {ATEN.cat.default, ATEN.stack.default}  # which want all on one device, numbers too
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
 BY_INDEX = {ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default,
             ATEN._unsafe_index.Tensor}  # fmt: skip
@@ -134,7 +136,7 @@ def check_devices(func: Any, args: tuple, kwargs: dict) -> None:
     if func in BY_INDEX and isinstance(args[0], OnGpu):
         given = (args[0], *args[2:])  # CPU indices may index a tensor of the GPU
     strangers = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor) and not isinstance(x, OnGpu)]
-    if any(stranger.ndim for stranger in strangers):
+    if strangers and (func in JOINED or any(stranger.ndim for stranger in strangers)):
         shapes = [tuple(stranger.shape) for stranger in strangers]
         raise RuntimeError(f"{func}: expected all tensors on cuda:0, but found some on the CPU, of {shapes}")
 
@@ -238,9 +240,8 @@ def emulated_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(mock.patch.object(torch, "autocast", Autocast))
         # Inference mode has rules of its own for tensors that hold others.
-        stack.enter_context(
-            mock.patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode))
-        )
+        no_gradients = lambda mode: torch.set_grad_enabled(not mode)  # noqa: E731
+        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", no_gradients))
         for name, value in CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value, **__: value))
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the objects that they are

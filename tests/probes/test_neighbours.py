@@ -14,6 +14,7 @@ from probes.knn.neighbours import search, tiles_of, unit_rows
 from probes.knn.votes import vote
 
 BACKENDS = ("faiss", "torch")
+by_torch = neighbours._torch
 
 
 def points(count, width=16, seed=0):
@@ -46,6 +47,26 @@ def test_our_faiss_search_is_that_of_its_flat_index():
     ours = search(gallery, asked, 50)[1:]
     np.testing.assert_array_equal(ours[0], similarities)
     np.testing.assert_array_equal(ours[1], indices)
+
+
+@pytest.mark.parametrize(
+    ("device", "k", "places"), [("cpu", 5, []), ("cuda", 5, [3]), ("cuda:1", 5, [1]), ("cuda", 7, [])]
+)
+def test_a_faiss_with_gpus_searches_on_that_of_this_process(device, k, places, monkeypatch):
+    """Not on all, which other processes use; not at all with `--device cpu`, nor for more than it finds there."""
+    faiss = pytest.importorskip("faiss")
+    gallery, asked, used = points(100), points(9, seed=1), []
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 4, raising=False)
+    monkeypatch.setattr(neighbours, "gpu_memory", lambda: "memory")
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_gpu", lambda memory, number, index: (used.append(number), index)[1], raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(neighbours, "GPU_NEIGHBOURS", 6)
+    monkeypatch.setattr(neighbours, "_torch", lambda gallery, k, device: by_torch(gallery, k, "cpu"))
+    found = search(gallery, asked, k, device=device)
+    np.testing.assert_array_equal(found.indices, sorted_product(gallery, asked, k)[1])
+    assert used == places
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

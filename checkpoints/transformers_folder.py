@@ -1,0 +1,65 @@
+"""Read a folder that Hugging Face transformers wrote: config.json, weights in one file or several, and how it prepares
+images. Weights go through reading.py like every foreign file; of the JSON files only values are taken.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from checkpoints.dotted import split
+from checkpoints.reading import ForeignFile, read_foreign
+from checkpoints.sniffing import INDEX_FILES
+from engine.files import digest
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order of preference
+PREPARATION = "preprocessor_config.json"
+
+
+def is_transformers(folder: Path) -> bool:
+    """Whether a folder's config.json names one of transformers' kinds of models."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "model_type" in config and "architecture" not in config
+
+
+def read_folder(folder: Path) -> ForeignFile:
+    """Tensors of all files; facts `config.*` and `preparation.*`. ValueError names what is missing or held twice."""
+    tree: dict[str, Any] = {"config": _json(folder / "config.json")}
+    if (folder / PREPARATION).exists():
+        tree["preparation"] = _json(folder / PREPARATION)
+    files = [read_foreign(folder / name) for name in _files(folder)]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        if twice := tensors.keys() & file.tensors.keys():
+            raise ValueError(f"{file.path} holds {min(twice)!a} a second time")
+        tensors |= file.tensors
+    facts = split(tree)[1]
+    return ForeignFile(path=folder, sha256=digest([file.sha256 for file in files]), tensors=tensors, facts=facts)
+
+
+def _files(folder: Path) -> list[str]:
+    """Names of the weight files: one, or those that an index lists."""
+    if found := next((name for name in WEIGHTS if (folder / name).exists()), None):
+        return [found]
+    index = next((name for name in INDEX_FILES if (folder / name).exists()), None)
+    if index is None:
+        raise ValueError(f"there is no {' or '.join((*WEIGHTS, *INDEX_FILES))} in {folder}")
+    listed = _json(folder / index).get("weight_map")
+    names = set(listed.values()) if isinstance(listed, dict) else set()
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise ValueError(f"{folder / index} lists no files of this folder")
+    if missing := sorted(name for name in names if not (folder / name).exists()):
+        raise ValueError(f"{folder / index} lists {missing[0]}, which is not there; download it as well")
+    return sorted(names)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no settings by name")
+    return content

@@ -1,0 +1,165 @@
+"""Folders of Hugging Face transformers: what the library itself computes comes out, or one line says why not."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import constants
+from random_networks import randomise
+
+from checkpoints.backbone import Backbone
+from checkpoints.importing import ImportOptions
+from checkpoints.positions import sincos_positions
+from checkpoints.resolve import load
+
+library = pytest.importorskip("transformers")
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8)
+MLP = dict(intermediate_size=48)
+MODELS = {
+    "ViT": dict(MLP),
+    "Dinov2": dict(mlp_ratio=2),
+    "Dinov2, SwiGLU": dict(mlp_ratio=2, use_swiglu_ffn=True),
+    "Dinov2WithRegisters": dict(mlp_ratio=2, num_register_tokens=3),
+    "DINOv3ViT": dict(MLP, num_register_tokens=2),
+    "DINOv3ViT, gated": dict(MLP, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False),
+    "DINOv3ViT, key bias": dict(MLP, key_bias=True, rope_theta=50.0),
+    "IJepa": dict(MLP),
+    "Beit": dict(MLP, use_relative_position_bias=True),
+    "Beit, shared": dict(MLP, use_shared_relative_position_bias=True, use_absolute_position_embeddings=True),
+    "Data2VecVision": dict(MLP, use_shared_relative_position_bias=True),
+    "CLIPVision": dict(MLP),
+    "CLIPVision, gelu": dict(MLP, hidden_act="gelu"),
+    "SiglipVision": dict(MLP),
+}
+PREPARATION = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "resample": 2, "do_center_crop": True,
+               "size": {"shortest_edge": 40}}  # fmt: skip
+
+
+def drawn(key: str) -> torch.nn.Module:
+    """A random model of the library's."""
+    kind = key.partition(",")[0]
+    config = getattr(library, f"{kind}Config")(**SIZES | MODELS[key])
+    pooled = {"add_pooling_layer": True} if kind in ("Beit", "Data2VecVision") else {}
+    return randomise(getattr(library, f"{kind}Model")(config, **pooled).eval())
+
+
+def saved(model: torch.nn.Module, folder, **how) -> None:
+    model.save_pretrained(folder, **how)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPARATION))
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_the_librarys_own_features(key, tmp_path):
+    model = drawn(key)
+    saved(model, tmp_path)
+    export = load(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        theirs = model(images)
+        normed, raw = (export.build()(images, norm=norm)[0] for norm in (True, False))
+    near(raw if key.startswith(("Beit", "Data2Vec", "CLIP")) else normed, theirs.last_hidden_state)
+    if key.startswith("CLIP"):
+        near(normed[:, 0], theirs.pooler_output)
+    if key.startswith(("Beit", "Data2Vec")):
+        near(Backbone(export).views(images, [(-1, True)])[-1, True].avg, theirs.pooler_output)
+    assert export.facts["method"] == "transformers"
+    assert (export.mean, export.std, export.interpolation, export.crop) == (
+        (0.1, 0.2, 0.3),
+        (0.4, 0.5, 0.6),
+        "bilinear",
+        0.8,
+    )
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert theirs.std() > 0.1 and ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() < 2e-6 * theirs.abs().max()
+
+
+def test_mae_without_its_decoder(tmp_path):
+    decoder = dict(decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
+    config = library.ViTMAEConfig(**SIZES, **MLP, **decoder, decoder_intermediate_size=16, mask_ratio=0.0)
+    model = randomise(library.ViTMAEForPreTraining(config).eval())
+    model.vit.embeddings.position_embeddings.data = sincos_positions((4, 4), 32, "column", prefix=1)
+    saved(model, tmp_path)
+    export = load(tmp_path)
+    assert export.spec.position == "sincos_column_first" and export.facts["dropped"] == {"decoder": 24}
+    images, order = torch.randn(2, 3, 32, 32), torch.arange(16.0).expand(2, -1)
+    with torch.no_grad():
+        near(export.build()(images)[0], model.vit(images, noise=order).last_hidden_state)
+
+
+def test_a_model_of_a_task_and_a_checkpoint_in_several_files(tmp_path):
+    config = library.ViTConfig(**SIZES, **MLP, num_labels=5)
+    model = randomise(library.ViTForImageClassification(config).eval())
+    saved(model, tmp_path / "one")
+    saved(model, tmp_path / "many", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = load(tmp_path / "one"), load(f"transformers:{tmp_path / 'many'}")
+    assert one.digest == many.digest and one.facts["dropped"] == {"classifier or token head": 2}
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        near(one.build()(images)[0], model.vit(images).last_hidden_state)
+    with pytest.raises(ValueError, match="the index of a checkpoint in several files; name its folder"):
+        load(tmp_path / "many" / "model.safetensors.index.json")
+    next((tmp_path / "many").glob("*.safetensors")).unlink()
+    with pytest.raises(ValueError, match="which is not there; download it as well"):
+        load(tmp_path / "many")
+
+
+def test_a_repository_of_the_hub_from_its_cache(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--lab--vit" / "snapshots" / ("0" * 40)
+    saved(drawn("ViT"), snapshot)
+    (tmp_path / "models--lab--vit" / "refs").mkdir()
+    (tmp_path / "models--lab--vit" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load("hf-hub:lab/vit").digest == load(snapshot).digest
+    with pytest.raises(ValueError, match="timm cannot load 'hf-hub:lab/other'"):
+        load("hf-hub:lab/other")
+
+
+@pytest.mark.parametrize("tower", ["CLIP", "Siglip"])
+def test_the_vision_tower_of_two(tower, tmp_path):
+    text = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+    config = getattr(library, f"{tower}Config")(text_config=text, vision_config=SIZES | MLP)
+    model = randomise(getattr(library, f"{tower}Model")(config).eval())
+    saved(model, tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        theirs = model.vision_model(images).last_hidden_state
+        near(load(tmp_path).build()(images, norm=tower == "Siglip")[0], theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"model_type": "swin"}, {}, "config.json says 'swin'; models of vit, vit_mae, dinov2"),
+        ({"hidden_act": "relu"}, {}, "hidden_act='relu': a model of this kind is read with gelu"),
+        ({"num_attention_heads": 4}, {"heads": 2}, "config.json says 4 heads, not 2"),
+        ({"hidden_size": None}, {}, "config.json has no hidden_size"),
+        ({"num_hidden_layers": 3}, {}, "missing trunk.blocks.2"),
+        ({"image_size": 40}, {}, r"pos_embed is \(1, 17, 32\), not \(1, 26, 32\)"),
+    ],
+)
+def test_what_a_folder_cannot_be_is_one_line(changes, options, message, tmp_path):
+    saved(drawn("ViT"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=message) as error:
+        load(tmp_path, ImportOptions(**options))
+    assert "\n" not in str(error.value)
+
+
+def test_without_its_norm_the_official_file_is_asked_for(tmp_path):
+    config = library.Data2VecVisionConfig(**SIZES, **MODELS["Data2VecVision"])
+    saved(library.Data2VecVisionModel(config, add_pooling_layer=False), tmp_path)
+    with pytest.raises(ValueError, match=r"no norm behind its blocks: .* take the official file"):
+        load(tmp_path)
+
+
+def test_statistics_are_asked_for_where_the_folder_has_none(tmp_path):
+    drawn("ViT").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no preprocessor_config\.json .* use --statistics"):
+        load(tmp_path)
+    assert load(tmp_path, ImportOptions(statistics="half")).mean == (0.5, 0.5, 0.5)

@@ -1,0 +1,85 @@
+"""torch.compile in place: the same names, the same numbers and random numbers; and what is said where it cannot be."""
+
+import importlib.util
+import os
+import sysconfig
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import batches, plan, progress, same, small_recipe, trainer, updates
+
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine import compiling
+from engine.compiling import check_compiler, compile_blocks
+from engine.flops import counted
+
+TINY = ViTSpec(
+    architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=64
+)
+
+
+def test_states_and_updates_are_those_of_the_network_uncompiled():
+    """Graphs captured but computed by torch itself: bit for bit, with drop path, gradients and a moving teacher."""
+    recipe = small_recipe("dino")
+    recipe = replace(recipe, settings=replace(recipe.settings, drop_path=0.5))
+    plain, compiled = (updates("dino", recipe) for _ in range(2))
+    assert compile_blocks(compiled.method, "cpu", backend="eager") == 2 * recipe.spec.depth
+    views = batches(plain.method, plan())
+    for step in range(2):
+        assert compiled.run(views, progress(plan(), step)) == plain.run(views, progress(plan(), step))
+    names = [[name for name, _ in each.method.named_modules()] for each in (plain, compiled)]
+    assert names[0] == names[1] and list(plain.method.state_dict()) == list(compiled.method.state_dict())
+    assert same(plain.method.state_dict(), compiled.method.state_dict())
+
+
+def test_the_work_of_an_update_is_counted_all_the_same():
+    """The counter sees operators, and a compiled block has none."""
+    plain, compiled = (updates("mae", small_recipe("mae")) for _ in range(2))
+    compile_blocks(compiled.method, "cpu", backend="eager")
+    views = batches(plain.method, plan())
+    found = [counted(lambda each=each: each.run(views, progress(plan())))[1] for each in (plain, compiled)]
+    assert found[0] == found[1] > 0
+
+
+def test_a_training_says_that_it_was_compiled(tmp_path, monkeypatch):
+    """In run.json and the exports, whose tensors have the usual names; another run of it may not go on uncompiled."""
+    compile_by = compiling.compile_blocks
+    monkeypatch.setattr("pretrain.loop.updates.compile_blocks", lambda *given: compile_by(*given, backend="eager"))
+    plain, compiled = trainer("mae", tmp_path / "plain"), trainer("mae", tmp_path / "compiled", compiled=True)
+    assert [each.train() for each in (plain, compiled)] == ["finished"] * 2
+    first, second = (ViTExport.load(tmp_path / name / "export") for name in ("plain", "compiled"))
+    assert same(first.tensors, second.tensors) and second.facts["compiled"] and "compiled" not in first.facts
+    with pytest.raises(ValueError, match="compiled is True, asked for None"):
+        trainer("mae", tmp_path / "compiled", resume=True).train()
+
+
+def test_compiled_features_are_those_of_the_network(monkeypatch):
+    """Kernels of Inductor take minutes to compile on a CPU: tests/gpu has them."""
+    compile_by = compiling.compile_blocks
+    monkeypatch.setattr("checkpoints.backbone.compile_blocks", lambda *given: compile_by(*given, backend="aot_eager"))
+    torch.manual_seed(0)
+    export = ViTExport.from_vit(ViT(TINY), Preparation())
+    images = torch.randn(4, 3, 16, 16)
+    first, second = (Backbone(export, compiled=each).views(images, [(-1, True)])[-1, True] for each in (False, True))
+    torch.testing.assert_close(second.cls, first.cls, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(second.patches, first.patches, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("device", "missing"), [("cpu", "g++, clang++ or c++"), ("cuda", "gcc, clang or cc")])
+def test_a_missing_compiler_is_named(device, missing, monkeypatch, tmp_path):
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=f"^--compile needs a compiler[^\n]*{missing.replace('+', '.')}[^\n]*$"):
+        check_compiler(device)
+    own = tmp_path / "own"
+    own.touch(mode=0o755)
+    monkeypatch.setenv({"cpu": "CXX", "cuda": "CC"}[device], os.fspath(own))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: os.fspath(tmp_path))
+    with pytest.raises(ValueError, match="Python's headers"):
+        check_compiler(device)

@@ -1,0 +1,35 @@
+"""Dense tasks on a GPU: training steps, evaluation and mmcv's operators by torchvision."""
+
+import pytest
+import torch
+from conftest import KIND
+from toy_scenes import export_of, workspace
+
+from downstream.models.libraries import quiet_libraries
+
+with quiet_libraries():
+    import test_detection_tasks as detection
+    import test_segmentation_tasks as segmentation
+
+    from downstream.models.operators import nms
+
+TASKS = {"upernet": segmentation.UPERNET, "segmenter": segmentation.LINEAR, **detection.TASKS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_a_dense_task_gives_the_cpus_numbers(name, tmp_path, on_gpu):
+    """On a real GPU rounding may move a few pixels or boxes: its numbers are points from the CPU's."""
+    task = TASKS[name]
+    here = task.run(export_of(), workspace(tmp_path / "cpu", f"tiny-{task.LAYOUT}:"))
+    with on_gpu() as device:
+        there = task.run(export_of(), workspace(tmp_path / "gpu", f"tiny-{task.LAYOUT}:", device=device, workers=0))
+    assert there.numbers == pytest.approx(here.numbers, abs=5.0 if KIND == "cuda" else 1e-9)
+
+
+@pytest.mark.gpu
+def test_the_boxes_kept_are_the_cpus():
+    torch.manual_seed(0)
+    corners = torch.rand(200, 2) * 50
+    boxes, scores = torch.cat([corners, corners + 10], dim=1), torch.rand(200)
+    assert torch.equal(nms(boxes.cuda(), scores.cuda(), 0.5, 0).cpu(), nms(boxes, scores, 0.5, 0))
