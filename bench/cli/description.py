@@ -66,7 +66,8 @@ def _tokens(export: ViTExport) -> str:
 def _positions(export: ViTExport) -> str:
     spec = export.spec
     relative = f", relative position bias {spec.relative_position}" if spec.relative_position != "none" else ""
-    return f"{spec.position}{relative}, resized by {spec.position_resize}"
+    rotary = f", rotary ({spec.rotary}, base {spec.rotary_base:g})" if spec.rotary != "none" else ""
+    return f"{spec.position}{relative}{rotary}, resized by {spec.position_resize}"
 
 
 def _tensors(export: ViTExport) -> str:

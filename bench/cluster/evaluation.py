@@ -65,7 +65,7 @@ def _shared(job: Job, export: ViTExport, space: Workspace) -> set[Hashable]:
     task = job.chosen.task
     try:
         transforms = task.features(export, space)
-        stream = task.stream()
+        stream = task.stream(export, space)
     except Exception:  # the task will fail on its own, in its own job
         return {job.chosen.name}
     return {

@@ -1,10 +1,12 @@
 """docs/timm.md, written from timm's list of pretrained models: which ViTs are imported, and why others are not."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import timm
 import torch
+from torch import nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.timm_models import pretrained_names, spec_of
@@ -49,12 +51,17 @@ def timm_page() -> str:
     return "\n".join([introduction, *tables])
 
 
+@lru_cache(maxsize=1)
+def outline(architecture: str) -> nn.Module:
+    """timm's model of that name without memory for its weights."""
+    with torch.device("meta"):
+        return timm.create_model(architecture)
+
+
 def outcome(architecture: str) -> ViTSpec | str:
     """What timm's model of that name is, or why it is not imported."""
-    with torch.device("meta"):
-        model = timm.create_model(architecture)
     try:
-        return spec_of(model, architecture)
+        return spec_of(outline(architecture), architecture)
     except ValueError as error:
         return str(error).removeprefix(architecture).removeprefix(" cannot be imported:").strip()
 

@@ -15,7 +15,7 @@ from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.index import stamps
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import kept_p_values, level_with_best
+from bench.statistics.significance import Key, kept_p_values, level_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.printing import in_csv
@@ -56,6 +56,14 @@ def _number(cell: Cell | None, part: str) -> float | int | str:
     return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
+def level_in(out: Path, board: Board, measured: Sequence[Measured]) -> dict[Key, frozenset[Key]]:
+    """Who shares the first place of each column, by tests of which those on unchanged results are kept in OUT/cache."""
+    tests = kept_p_values(out)
+    found = level_with_best(board, measured, tests)
+    tests.save({each.identity for each in measured})
+    return found
+
+
 def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
     """Rebuild leaderboard.csv and leaderboard.md; returns what is in them, and the results that they are made of.
 
@@ -71,9 +79,7 @@ def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
         measured, problems = read_measured(out)
         board = board_of([each.result for each in measured], problems)
         write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        tests = kept_p_values(out)
-        level = level_with_best(board, measured, tests)
-        tests.save({each.identity for each in measured})
+        level = level_in(out, board, measured)
         board = with_published(board, [each.result for each in measured]) if published else board
         write_atomic(out / "leaderboard.md", to_markdown(board, level))
         if stamps(out) == before:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.leaderboard.files import level_in
 from bench.published.rows import with_published
 from bench.report.contents import ReportContents, ShownTable, contents
 from bench.report.figures import cost_figure, log_of, training_figure
 from bench.report.images import ImageView, image_view, on_this_machine
 from bench.results.board import board_of, group_of
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import level_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
@@ -27,7 +27,7 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     measured, problems = read_measured(out)
     results = [each.result for each in measured]
     board = board_of(results, problems)
-    level = level_with_best(board, measured)
+    level = level_in(out, board, measured)
     found = contents(with_published(board, results) if published else board, measured, level)
     views = views_of(found, measured) if pictures else {}
     return page_of(found, figures_of(found), views)

@@ -71,7 +71,7 @@ def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
 def _identity(out: Path, path: Path, entry: Indexed) -> str:
     # Of the file and its arrays, which are written before it but may be lost after it.
     arrays = stamp(f"{str(path).removesuffix('.json')}.npz")
-    return digest([str(path.relative_to(out)), entry.stamp, arrays])[:24]
+    return digest([str(path).removeprefix(str(out)), entry.stamp, arrays])[:24]
 
 
 def labelled(measured: Sequence[Measured]) -> dict[str, list[Measured]]:

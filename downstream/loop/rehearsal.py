@@ -2,10 +2,13 @@
 
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
 from mmengine.dataset import pseudo_collate
+from mmengine.hooks import Hook
 from torch import nn
 
 from downstream.loop.hooks import KeepEvaluations, KeepState, LibraryMetric, SeedIterations, SetRates, StopOnNonsense
@@ -17,8 +20,19 @@ from engine.work import Kind
 
 SECONDS = 3.0  # of the timed steps, about
 STEPS = 20  # of them, at most
+WARMING = 2  # steps before them, which are slower
 EVALUATED = 3  # images, the first of which is slower and does not count
 NEVER = 10**9
+
+
+class Stamps(Hook):
+    """When each step ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.times.append(time.perf_counter())
 
 
 @dataclass(kw_only=True)
@@ -34,29 +48,29 @@ class Rehearsal:
 
     def units(self) -> dict[Kind, float]:
         """Seconds until a training begins, of an image forward and back, of a saved state, of an evaluated image."""
-        self.run(1)
-        first, _ = self.run(1)
-        steps = int(min(STEPS, max(1, SECONDS / first)))
-        whole, saved = self.run(1 + steps)
-        step = max(whole - first, 0.0) / steps
-        found: dict[Kind, float] = {"start": max(first - step, 0.0), "training": step / self.config.batch}
+        _, first, _ = self.run(WARMING)
+        begun, steps, saved = self.run(1 + int(min(STEPS, max(WARMING, SECONDS / min(first)))))
+        found: dict[Kind, float] = {"start": begun, "training": fmean(steps) / self.config.batch}
         return found | {"states": saved, "evaluation": self.evaluated()}
 
-    def run(self, steps: int) -> tuple[float, float]:
-        """Seconds of so many steps, the Runner's beginning among them, and of a saved state."""
+    def run(self, steps: int) -> tuple[float, list[float], float]:
+        """Seconds until the first of so many steps has begun, of each step after it, and of a saved state."""
         config = replace(self.config, start=TrainProgress(step=0, steps_per_epoch=steps, epochs=1))
         for group in self.optimiser.param_groups:
             group.setdefault("base_lr", group["lr"])
         world = World()
         evaluations = KeepEvaluations(config.folder, self.metric, NEVER, "")
-        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopOnNonsense()]
+        stamps = Stamps()
+        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopOnNonsense(), stamps]
         started = time.perf_counter()
         stream = Stream(self.train_images, config.seed)
         runner = runner_of(self.model, self.optimiser, stream, self.val_images, hooks, evaluations, config, world)
         runner.train()
+        taken = [after - before for before, after in pairwise(stamps.times)]
         trained = time.perf_counter()
         KeepState(config.folder / "rehearsed", 1, 1, "", world).save(runner)
-        return trained - started, time.perf_counter() - trained
+        begun = max(stamps.times[0] - started - min(taken), 0.0)
+        return begun, taken, time.perf_counter() - trained
 
     def evaluated(self) -> float:
         """Of one image, read and scored."""

@@ -90,7 +90,8 @@ class CachedBatches:
     def run(self, epoch: int, step: Step, first: int = 0) -> None:
         """Call `step` with the batches of an epoch in order, from number `first` on.
 
-        Memory beyond a batch: a window (probes/linear/windows.py) of the table, 4 D bytes a row, D of all kinds.
+        Memory beyond a batch: a window (probes/linear/windows.py) of the table, 4 D bytes a row, D of all kinds, and 50
+        bytes for the place of each row of the file while the order is drawn.
         """
         size, count = self.plan.size, self.plan.count
         order = self.rows[self.plan.order(epoch)]
@@ -108,3 +109,4 @@ class CachedBatches:
             for number in window:
                 batch = order[number * size : (number + 1) * size]
                 step(number, *near.read(np.searchsorted(rows, batch)))
+            del near  # before the next window is copied

@@ -5,12 +5,13 @@ read anew for every evaluation: two products with each row, as a step of the fit
 Products are float32 as far as it leads, then float64; all sums over blocks are exact. Under several processes each one
 has a run of blocks, rank 0 descends, and the others compute their blocks' sums for the weights that it sends.
 
-Blocks are of fixed size, and what they sum up to is added as integers (`Whole`), so that neither the number of
+Blocks are of fixed size, and what they sum up to is added as integers (`Whole`): where products round alike, as they do
+on one kind of processor with as many threads, neither the number of
 processes nor their order changes a bit.
 
 Memory of a process: 8 D C (2 HISTORY + 8) bytes for the weights, gradients and history of a descent, 12 D BLOCK_ROWS
-for a block of rows, 8 D^2 3 for their second moments, about 40 bytes for each of logistic.BLOCK logits, and 8 n for
-labels. For D = 768, C = 1000, n = 1.28 M these are 172 + 75 + 14 + 42 + 10 = 313 MB.
+for a block of rows, 8 D^2 3 for their second moments, about 40 bytes for each of logistic.BLOCK logits, and 16 n
+for labels and places. For D = 768, C = 1000, n = 1.28 M these are 172 + 75 + 14 + 42 + 20 = 323 MB.
 
 n rows, D width, C classes, B rows of a block.
 """

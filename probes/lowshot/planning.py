@@ -42,7 +42,7 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
     if count * max(width, classes) <= IN_MEMORY:
         return 16.0 * count * (width + classes)
     weights = 8.0 * width * classes * (2 * HISTORY + 8)
-    return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 8.0 * count
+    return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 16.0 * count
 
 
 def rehearsed_fits(minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:

@@ -63,7 +63,7 @@ def test_a_protocol_is_told_with_all_its_settings(bench):
     code, said, _ = bench("list", "linear_sgd@ibot")
     assert code == 0
     lines = said.splitlines()
-    assert lines[0] == "protocol linear_sgd@ibot, version 1, of task linear"
+    assert lines[0] == "protocol linear_sgd@ibot, version 2, of task linear"
     assert "bytedance/ibot evaluation/eval_linear_multi.py" in said and "  suites    everything" in lines
     names = [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "]
     assert names == [field.name for field in fields(PROTOCOLS["linear_sgd@ibot"].task)]

@@ -146,6 +146,21 @@ def test_what_is_submitted_or_done_is_not_submitted_again(slurm, bench, toys, ex
     assert [task.title for task in submissions(out)[1][1].tasks] == ["first: dear@two"]
 
 
+def test_a_pretraining_is_one_job_which_resumes(slurm, bench):
+    out = slurm / "run"
+    words = ("pretrain", "mae", "--recipe", "smoke", "--images", "digits:", "--out", out)
+    code, said, _ = bench(*words, "--cluster", "slurm", "--nodes", "4", "--gpus", "8", "--slurm", "constraint=a100")
+    assert code == 0 and "1 jobs of 32 processes on 4 nodes with 8 GPUs a node are submitted" in said
+    ((_, submission),) = submissions(out)
+    (job,) = submission.tasks
+    assert job.words == (*map(str, words[:2]), "--recipe=smoke", "--images=digits:", f"--out={out}", "--resume")
+    script = (slurm / "script").read_text()
+    assert all(f"#SBATCH --{each}\n" in script for each in ("nodes=4", "ntasks-per-node=8", "constraint=a100"))
+    (slurm / "said").write_text("77|RUNNING|None\n")
+    code, _, said = bench(*words, "--cluster", "slurm")
+    assert code == 2 and "it is submitted already" in said
+
+
 def test_a_refusal_of_slurm_is_one_line_and_leaves_nothing(slurm, bench, toys, exports):
     (slurm / "programs" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2; exit 1\n")
     code, _, said = submit(bench, toys, exports, slurm / "out")

@@ -61,7 +61,9 @@ def test_result_and_leaderboard_say_val(bench, exports, tmp_path):
     assert by_select["val"].protocol.changes == {"epochs": 2, "select": "val"}
     with open(tmp_path / "leaderboard.csv") as file:
         (row,) = csv.DictReader(file)
-    assert row[f"digits/{name}[epochs=2 select=val limit=100]:top1"] and row[f"digits/{name}[epochs=2 limit=100]:top1"]
+    version = f"v{by_select['val'].protocol.version}"
+    for changes in ("epochs=2 select=val", "epochs=2"):
+        assert row[f"digits/{name}[{version} {changes} limit=100]:top1"]
     assert "Chosen on the validation images" in (tmp_path / "leaderboard.md").read_text()
 
 

@@ -152,7 +152,7 @@ def epoch(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     seen = []
     CachedBatches(table=table, rows=np.arange(len(rows)), plan=plan).run(0, lambda *batch: seen.append(len(batch[2])))
     assert sum(seen) == len(rows)
-    return 4.0 * rows.size * CLASSES * HEADS, 4.0 * rows.shape[1] * window_size(len(rows))
+    return 4.0 * rows.size * CLASSES * HEADS, 4.0 * rows.shape[1] * window_size(len(rows)) + 50.0 * len(rows)
 
 
 WORK = {work.__name__: work for work in (bare, knn, lowshot, evaluation, epoch)}

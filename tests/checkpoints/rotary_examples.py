@@ -4,6 +4,7 @@ import re
 
 import timm
 import torch
+from random_networks import randomise
 from recorded_example import Example, Pairs, encode
 from timm.models.eva import checkpoint_filter_fn
 from torch import Tensor
@@ -21,18 +22,9 @@ OFFICIAL = {  # timm's names -> the official ones
 }
 
 
-def drawn(architecture: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    model = timm.create_model(architecture, **TINY).eval()
-    for name, parameter in model.named_parameters():
-        scales = (name.endswith("weight") and parameter.ndim == 1) or "gamma" in name
-        torch.nn.init.normal_(parameter, mean=float(scales), std=0.2)
-    return model
-
-
 def official_tree(architecture: str) -> dict[str, Tensor]:
     """A random model under official names, its keys' biases masked, its periods in bfloat16."""
-    model = drawn(architecture)
+    model = randomise(timm.create_model(architecture, **TINY))
     tree = {"mask_token": torch.randn(1, 32), "rope_embed.periods": model.rope.periods.to(torch.bfloat16)}
     for name, tensor in model.state_dict().items():
         for pattern, replacement in OFFICIAL.items():

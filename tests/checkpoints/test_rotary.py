@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_networks import randomise
 
 from bench.cli.arguments import image_size
 from checkpoints.backbone import Backbone
@@ -36,17 +37,9 @@ SPECS = {
 }  # fmt: skip
 
 
-def drawn(spec: ViTSpec) -> ViT:
-    torch.manual_seed(0)
-    vit = ViT(spec)
-    for name, parameter in vit.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float(name.endswith("weight") and parameter.ndim == 1), std=0.2)
-    return vit.eval()
-
-
 @pytest.mark.parametrize("key", SPECS)
 def test_keeping_patches_out_of_order_only_reorders_them(key):
-    vit, images = drawn(SPECS[key]), torch.randn(2, 3, 24, 40)
+    vit, images = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40)
     patches, order = vit.place(vit.project(images), (3, 5)), torch.stack([torch.randperm(15) for _ in range(2)])
     whole, kept = vit(images)[0], vit.encode(patches, keep=order, grid=(3, 5))[0]
     prefix = vit.spec.prefix
@@ -57,7 +50,7 @@ def test_keeping_patches_out_of_order_only_reorders_them(key):
 
 @pytest.mark.parametrize("key", SPECS)
 def test_attention_maps_are_those_that_the_blocks_apply(key):
-    vit, images, seen = drawn(SPECS[key]), torch.randn(2, 3, 24, 40), []
+    vit, images, seen = randomise(ViT(SPECS[key])), torch.randn(2, 3, 24, 40), []
     attention = vit.trunk.blocks[1].attn
     attention.fused_attn = False
     attention.attn_drop.register_forward_hook(lambda module, taken, given: seen.append(given))
@@ -69,7 +62,7 @@ def test_attention_maps_are_those_that_the_blocks_apply(key):
 def test_positions_are_seen(key):
     """Without a table, the same patch elsewhere has other features by rotation alone."""
     spec = replace(SPECS[key], position="none", class_position=False)
-    vit, image = drawn(spec), torch.randn(1, 3, 32, 32)
+    vit, image = randomise(ViT(spec)), torch.randn(1, 3, 32, 32)
     moved = image.roll(8, dims=-1)
     before, after = (vit(picture)[0][:, spec.prefix :].unflatten(1, (4, 4)) for picture in (image, moved))
     assert (before.roll(1, dims=2) - after).abs().max() > 1e-2
@@ -78,7 +71,7 @@ def test_positions_are_seen(key):
 @pytest.mark.parametrize("key", SPECS)
 def test_an_image_that_is_not_square(key, tmp_path):
     spec = replace(SPECS[key], image_size=(24, 40), position_resize="bicubic_antialias")
-    export = ViTExport.from_vit(drawn(spec), Preparation())
+    export = ViTExport.from_vit(randomise(ViT(spec)), Preparation())
     export.save(tmp_path / "export")
     again = load(tmp_path / "export")
     assert (again.spec, again.digest, again.verify()) == (export.spec, export.digest, [])

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from random_networks import randomise
 from timm.models import save_for_hf
 
-from bench.development.timm_page import description_of, outcome
+from bench.development.timm_page import description_of, outcome, outline
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.timm_models import pretrained_names
@@ -38,23 +39,13 @@ SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 def small(architecture: str) -> dict:
     """timm's arguments for a small network of the same kind."""
-    with torch.device("meta"):
-        model = timm.create_model(architecture)
+    model = outline(architecture)
     patch, (rows, columns) = model.patch_embed.patch_size[0], model.patch_embed.grid_size
     size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
     sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
     if "sapiens2" in architecture:  # each of its blocks has its own number of key heads
         return sizes | dict(embed_dim=8 * model.blocks[0].attn.num_heads)
     return sizes | dict(embed_dim=32, depth=2, num_heads=4)
-
-
-def randomise(model: torch.nn.Module) -> torch.nn.Module:
-    """Every parameter drawn; those that scale, around one."""
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        scales = (name.endswith("weight") and parameter.ndim == 1) or "gamma" in name
-        torch.nn.init.normal_(parameter, mean=float(scales), std=0.2)
-    return model.eval()
 
 
 def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Tensor]:

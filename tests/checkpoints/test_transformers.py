@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from huggingface_hub import constants
+from random_networks import randomise
 
 from checkpoints.backbone import Backbone
 from checkpoints.importing import ImportOptions
@@ -39,15 +40,7 @@ def drawn(key: str) -> torch.nn.Module:
     kind = key.partition(",")[0]
     config = getattr(library, f"{kind}Config")(**SIZES | MODELS[key])
     pooled = {"add_pooling_layer": True} if kind in ("Beit", "Data2VecVision") else {}
-    return randomised(getattr(library, f"{kind}Model")(config, **pooled).eval())
-
-
-def randomised(model: torch.nn.Module) -> torch.nn.Module:
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        scales = (parameter.ndim == 1 and name.endswith("weight")) or "lambda" in name
-        torch.nn.init.normal_(parameter, mean=float(scales), std=0.2)
-    return model
+    return randomise(getattr(library, f"{kind}Model")(config, **pooled).eval())
 
 
 def saved(model: torch.nn.Module, folder, **how) -> None:
@@ -86,7 +79,7 @@ def near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 def test_mae_without_its_decoder(tmp_path):
     decoder = dict(decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
     config = library.ViTMAEConfig(**SIZES, **MLP, **decoder, decoder_intermediate_size=16, mask_ratio=0.0)
-    model = randomised(library.ViTMAEForPreTraining(config).eval())
+    model = randomise(library.ViTMAEForPreTraining(config).eval())
     model.vit.embeddings.position_embeddings.data = sincos_positions((4, 4), 32, "column", prefix=1)
     saved(model, tmp_path)
     export = load(tmp_path)
@@ -98,7 +91,7 @@ def test_mae_without_its_decoder(tmp_path):
 
 def test_a_model_of_a_task_and_a_checkpoint_in_several_files(tmp_path):
     config = library.ViTConfig(**SIZES, **MLP, num_labels=5)
-    model = randomised(library.ViTForImageClassification(config).eval())
+    model = randomise(library.ViTForImageClassification(config).eval())
     saved(model, tmp_path / "one")
     saved(model, tmp_path / "many", max_shard_size="20KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
@@ -130,7 +123,7 @@ def test_a_repository_of_the_hub_from_its_cache(tmp_path, monkeypatch):
 def test_the_vision_tower_of_two(tower, tmp_path):
     text = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
     config = getattr(library, f"{tower}Config")(text_config=text, vision_config=SIZES | MLP)
-    model = randomised(getattr(library, f"{tower}Model")(config).eval())
+    model = randomise(getattr(library, f"{tower}Model")(config).eval())
     saved(model, tmp_path)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():

@@ -9,25 +9,25 @@ from conftest import KIND
 from toy_exports import export_of_size, workspace
 
 from checkpoints.backbone import Backbone
+from engine.distributed import World
 from engine.extensions import load_extension, source_files
 from imagesets.sets import open_set
 from probes.features.extract import FeatureKind, extract
 from probes.knn.neighbours import search, unit_rows
+from probes.lowshot import blocks
 from probes.lowshot.logistic import fit_lbfgs
+from probes.lowshot.prepared import PreparedRows
+from probes.tasks.linear import Linear
 
 PROBES = {key: load_extension("probes", key) for key in source_files("probes")}
 SMOKE = {name: module.PROTOCOLS[name].task for module in PROBES.values() for name in module.SUITES["smoke"]}
-AUGMENTED = replace(PROBES["linear"].PROTOCOLS["linear_sgd@dino"].task, epochs=2)
+AUGMENTED = Linear(lrs=(0.1, 1.0), readouts=("cls1", "avg"), epochs=2, batch=32, augment=True)
 NEAR = 1e-4 if KIND == "cuda" else 0.0  # of features in float32
 
 
 def few(task):
-    """The task in as few epochs as it takes."""
-    return replace(task, **{key: 2 for key in ("epochs", "judge_every") if hasattr(task, key)}, **least(task))
-
-
-def least(task):
-    return {"warmup": 0} if hasattr(task, "warmup") else {}
+    """The task in two epochs, where it trains in epochs."""
+    return replace(task, epochs=2) if hasattr(task, "epochs") else task
 
 
 def test_features_are_the_cpus(tmp_path, on_gpu):
@@ -80,6 +80,20 @@ def test_logistic_regression_has_the_cpus_optimum(penalty, on_gpu):
     here = fit_lbfgs(features, labels, 5, penalty)
     with on_gpu() as device:
         there = fit_lbfgs(features.to(device), labels.to(device), 5, penalty)
+        weights = there.weights.cpu()
+    assert there.gap <= 1e-6 and there.objective == pytest.approx(here.objective, rel=2e-6)
+    torch.testing.assert_close(weights, here.weights, rtol=1e-2, atol=1e-2)
+
+
+def test_logistic_regression_in_blocks_has_the_cpus_optimum(on_gpu, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 16)
+    torch.manual_seed(0)
+    features, labels = torch.randn(60, 16), torch.randint(0, 5, (60,))
+    here = fit_lbfgs(features, labels, 5, 1e-3)
+    with on_gpu() as device:
+        source = PreparedRows(features=features.numpy(), how="none", device=device)
+        rows = blocks.BlockedRows(source=source, rows=np.arange(60), labels=labels.to(device), world=World())
+        there = blocks.fit_in_blocks(rows, 5, 1e-3)
         weights = there.weights.cpu()
     assert there.gap <= 1e-6 and there.objective == pytest.approx(here.objective, rel=2e-6)
     torch.testing.assert_close(weights, here.weights, rtol=1e-2, atol=1e-2)

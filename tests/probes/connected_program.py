@@ -12,9 +12,13 @@ from toy_exports import export_of_size, workspace
 
 from engine.distributed import start_world
 from engine.files import digest
+from probes.knn import neighbours
+from probes.lowshot import blocks, fitting
 from probes.tasks import knn, lowshot
 
 PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
+# Small enough that a search of 300 x 300 has several tiles, and a fit to 300 images several blocks.
+neighbours.GALLERY, neighbours.QUERIES, blocks.BLOCK_ROWS, fitting.IN_MEMORY = 128, 64, 64, 200 * 32
 
 
 def evaluated(folder: Path, protocol: str) -> dict:

@@ -1,4 +1,4 @@
-"""k-NN and low-shot by two processes of torchrun, outside `bench run`: one connection, the numbers of one process."""
+"""k-NN and logistic regressions by two processes of torchrun, outside `bench run`: one connection, the same numbers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("connected_program.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-@pytest.mark.parametrize("protocol", ["knn@dino", "lowshot@bench"])
+@pytest.mark.parametrize("protocol", ["knn@dino", "lowshot@bench", "logreg@ibot"])
 def test_two_processes_connect_once_and_agree_with_one(protocol, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}"}
     command = [sys.executable, *TORCHRUN, str(PROGRAM), str(tmp_path / "two"), protocol]
