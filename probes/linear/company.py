@@ -166,4 +166,6 @@ class Company:
 
     def write(self, sweep: Sweep) -> None:
         parts = self.world.gather_on_rank0({name: each.cpu().contiguous() for name, each in sweep.tensors().items()})
-        self.world.on_rank0(lambda: save_state(sweep.config.folder, sweep.progress().step, sweep.state(parts)))
+        # An epoch's last batch and its evaluation are two places, the later one the newer state.
+        place = sweep.epoch * (sweep.plan.count + 1) + sweep.iteration
+        self.world.on_rank0(lambda: save_state(sweep.config.folder, place, sweep.state(parts)))
