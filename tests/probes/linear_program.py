@@ -56,8 +56,10 @@ def numbers(outcomes: dict[str, Outcome]) -> str:
     return json.dumps({name: {"metrics": each.numbers, "facts": each.facts} for name, each in outcomes.items()})
 
 
-def saved_at(folder: Path) -> list[int]:
-    return [path.stat().st_mtime_ns for path in (folder / "cache" / "linear").rglob("*.safetensors")]
+def saved_at(folder: Path) -> int:
+    """How far the newest state is; 0 for none, and for those before the first step."""
+    names = [path.name for path in (folder / "cache" / "linear").rglob("step-*.safetensors")]
+    return max((int(name.split("-")[1]) for name in names), default=0)
 
 
 def killed_once(folder: Path, protocols: str) -> None:
@@ -73,7 +75,7 @@ def killed_once(folder: Path, protocols: str) -> None:
         Sweep.counted = slowly
         evaluated(folder, protocols)
         os._exit(0)
-    while saved_at(folder) == before:
+    while saved_at(folder) <= before:
         time.sleep(0.002)
     time.sleep(random.uniform(0, 0.08))
     os.kill(child, signal.SIGKILL)
