@@ -64,7 +64,7 @@ def test_raw_pixels_stand_in_the_tables_of_the_models(checkpoint, tmp_path, caps
     assert main(["compare", "pixels-8", "random", "--out", str(tmp_path)]) == 0
     compared = capsys.readouterr().out
     for protocol in ("knn@dino", "knn@moca", "lowshot@bench", "linear_sgd@ibot_base_cached"):
-        assert f"is better than random on digits/{protocol}[limit=200]" in compared
+        assert f"is better than random on digits/{protocol}[" in compared
     assert " against " not in compared and "no result of" not in compared
 
 

@@ -5,7 +5,10 @@ connected_program.py FOLDER PROTOCOL   prints a line for each process: connectio
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from torch import distributed
 from toy_exports import export_of_size, workspace
@@ -17,13 +20,22 @@ from probes.lowshot import blocks, fitting
 from probes.tasks import knn, lowshot
 
 PROTOCOLS = knn.PROTOCOLS | lowshot.PROTOCOLS
-# Small enough that a search of 300 x 300 has several tiles, and a fit to 300 images several blocks.
-neighbours.GALLERY, neighbours.QUERIES, blocks.BLOCK_ROWS, fitting.IN_MEMORY = 128, 64, 64, 200 * 32
+
+
+@contextmanager
+def small_pieces() -> Iterator[None]:
+    """Small enough that a search of 300 x 300 has several tiles, and a fit to 300 images several blocks."""
+    with (
+        mock.patch.multiple(neighbours, GALLERY=128, QUERIES=64),
+        mock.patch.object(blocks, "BLOCK_ROWS", 64),
+        mock.patch.object(fitting, "IN_MEMORY", 200 * 32),
+    ):
+        yield
 
 
 def evaluated(folder: Path, protocol: str) -> dict:
     """Metrics, and a digest of all that must be the same however many processes share the work."""
-    with start_world("cpu") as world:
+    with small_pieces(), start_world("cpu") as world:
         space = workspace(folder, "digits:", limit=300, world=world)
         outcome = PROTOCOLS[protocol].task.run(export_of_size(16), space)
     arrays = {name: metric.per_image for name, metric in outcome.metrics.items()}

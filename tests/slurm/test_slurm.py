@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FINE_TUNING = ("--suite", "finetune@smoke", "--data", "digits=digits:", "--limit", "300", "--workers", "0")
-LENGTH = ("--set", "finetune.epochs=60")  # 540 steps, so that each attempt has some left
+LENGTH = ("--set", "finetune.epochs=240")  # 2160 steps, so that each attempt has some left
 PRETRAINING = ("mae", "--recipe", "smoke", "--images", "digits:", "--workers", "0", "--save-minutes", "0.05")
 
 
