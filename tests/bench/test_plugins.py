@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import TOYS, install
+from toy_packages import TOYS, install
 
 from engine.extensions import extensions, refused
 

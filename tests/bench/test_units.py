@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import install
+from toy_packages import install
 
 from bench.results.record import read_arrays, result_files
 from bench.results.units import decimals, number_text

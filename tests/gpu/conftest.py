@@ -11,13 +11,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-import torch
-from emulated import emulated_gpu
+from emulated import KIND, emulated_gpu
 
 from engine.precision import keep_float32_exact
 
-REAL = torch.cuda.is_available()
-KIND = os.environ.get("BENCH_TEST_DEVICE") or ("cuda" if REAL else "emulated")
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("probes", "downstream")]  # their toys
 
 

@@ -9,6 +9,7 @@ What is not like CUDA: kernels, their rounding and speed, streams, memory, pinne
 casts what a CPU's casts. Compiled operators of other libraries see the CPU.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -22,6 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
+# Where the tests of this folder run: "cuda", "emulated" or "cpu".
+KIND = os.environ.get("BENCH_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "emulated")
 ATEN = torch.ops.aten
 FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
              "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices",

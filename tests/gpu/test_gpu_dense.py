@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import KIND
+from emulated import KIND
 from toy_scenes import export_of, workspace
 
 from downstream.models.libraries import quiet_libraries

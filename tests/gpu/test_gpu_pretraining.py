@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import KIND
+from emulated import KIND
 from small_trainings import batches, plan, progress, same, small_recipe, trainer, updates
 from torch import Tensor
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import KIND
+from emulated import KIND
 from toy_exports import export_of_size, workspace
 
 from checkpoints.backbone import Backbone
