@@ -148,7 +148,7 @@ class ViT(nn.Module):
         number = self._block_number(layer)
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
         tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
-        for block, more in zip(self.trunk.blocks[:number], besides, strict=False):
+        for block, more in zip(self.trunk.blocks[:number], besides[:number], strict=True):
             tokens = block(tokens, **more)
         return self.attention_of(tokens, number, grid)
 

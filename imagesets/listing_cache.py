@@ -39,11 +39,15 @@ class Listed:
     kept_in: str = ""
 
 
-def folder() -> Path:
-    """Where listings are kept: ssl-vit-bench/listings in the user's cache, $XDG_CACHE_HOME or ~/.cache. Safe to
-    delete."""
+def user_cache() -> Path:
+    """What runs of one user share: ssl-vit-bench in $XDG_CACHE_HOME or ~/.cache. Safe to delete."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "ssl-vit-bench" / "listings"
+    return Path(home) / "ssl-vit-bench"
+
+
+def folder() -> Path:
+    """Where listings are kept."""
+    return user_cache() / "listings"
 
 
 def find_images(root: str, folders: Sequence[str]) -> Listed:

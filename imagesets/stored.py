@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from PIL import Image
 from engine.files import digest, write_atomic
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import short_list
-from imagesets.listing_cache import folder
+from imagesets.listing_cache import user_cache
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 
@@ -134,7 +133,7 @@ def indexed(files: Sequence[str], version: int, make: Callable[[], Mapping[str, 
     Arrays of numbers and bytes alone. A damaged file in the cache is made again.
     """
     stamps = [[os.path.realpath(path), *_stamp(path)] for path in files]
-    path = Path(folder()).parent / "indexes" / f"{digest([version, stamps])[:32]}.npz"
+    path = user_cache() / "indexes" / f"{digest([version, stamps])[:32]}.npz"
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)

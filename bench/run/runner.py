@@ -151,11 +151,11 @@ def _run_all(
         if world.is_rank0:
             _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
     if world.is_rank0:
-        _sayending_of_attempt(request.out, tally)
+        _say_ending(request.out, tally)
     return 1 if tally.failed else 0
 
 
-def _sayending_of_attempt(out: Path, tally: Tally) -> None:
+def _say_ending(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
     if tally.planned:

@@ -101,7 +101,7 @@ class Pieces:
             return {chunk.number: each.to(self.device) for chunk, each in zip(own, rows, strict=True)}
         longest = len(self.spans[min(self.spans)])
         mine = torch.zeros(CHUNKS, longest, len(self.kinds), self.width)
-        for room, values in zip(mine, rows, strict=False):
+        for room, values in zip(mine[: len(rows)], rows, strict=True):
             room[: len(values)] = values
         gathered = self.world.gather_tensors(mine.to(self.device))
         return {
