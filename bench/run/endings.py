@@ -13,7 +13,7 @@ from bench.run.attempts import Attempt
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.outcomes import recorded
 from bench.run.plan import Job
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.printing import text_of
 from engine.tasks import Workspace
 
@@ -58,7 +58,7 @@ def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, att
     return record(job.path, result, found.arrays, log)
 
 
-def numbers_of(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
     """What is compared with published numbers."""
     return MeasuredNumbers(
         digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
