@@ -14,6 +14,7 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.outcomes import recorded
 from bench.run.plan import Job
 from checkpoints.frozen import FrozenExport
+from engine.extensions import extensions, load_extension
 from engine.printing import text_of
 from engine.tasks import Workspace
 
@@ -66,7 +67,16 @@ def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attemp
         data=job.data,
         numbers=attempt.outcome.numbers,
         limit=space.limit,
+        branch=branch_of(export),
     )
+
+
+def branch_of(export: ViTExport) -> str:
+    """Which of the networks in its file an export holds; "" for its importer's first."""
+    name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
+    if not name or importer not in extensions("importers"):
+        return ""
+    return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:
