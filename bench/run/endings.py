@@ -71,7 +71,7 @@ def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attemp
     )
 
 
-def branch_of(export: ViTExport) -> str:
+def branch_of(export: FrozenExport) -> str:
     """Which of the networks in its file an export holds; "" for its importer's first."""
     name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
     if not name or importer not in extensions("importers"):
