@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from checkpoints.backbone import Backbone
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.files import digest
 from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
@@ -39,7 +39,7 @@ class Probe:
 
     task: LinearSettings  # with readouts that the network has
     read: Mapping[str, str]  # readout asked for -> the one read
-    export: ViTExport
+    export: FrozenExport
     space: Workspace
     train: ImageSet
     val: ImageSet
@@ -48,7 +48,7 @@ class Probe:
     queries: FeatureSet  # of the validation images
 
     @classmethod
-    def of(cls, task: LinearSettings, export: ViTExport, space: Workspace) -> "Probe":
+    def of(cls, task: LinearSettings, export: FrozenExport, space: Workspace) -> "Probe":
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
         suited, read = task.suited(export.spec)
         train, val = open_splits(space)

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
@@ -56,12 +55,12 @@ class Knn(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
-    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
 
     def work(self, scale: Scale) -> Work:
@@ -78,19 +77,19 @@ class Knn(Task):
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
         return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
-    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
         return transform_of(export, space, self.crop, self.interpolation)
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "knn")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""
         train, val = open_splits(space)
         if self.fraction < 1:
