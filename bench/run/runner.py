@@ -167,10 +167,10 @@ def _say_ending(out: Path, tally: Tally) -> None:
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
-    board, measured = leaderboard.rewrite(out)
+    found = leaderboard.rewrite(out)
     of_run = {job.path for job in jobs}
-    shown = {group_of(each.result) for each in measured if each.path in of_run and each.result.status == "ok"}
-    say("", *to_terminal(board, get_terminal_size().columns, shown).split("\n"), "")
+    shown = {group_of(each.result) for each in found.measured if each.path in of_run and each.result.status == "ok"}
+    say("", *to_terminal(found.board, get_terminal_size().columns, shown).split("\n"), "")
 
 
 def _run_one(
