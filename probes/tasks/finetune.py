@@ -177,7 +177,8 @@ class Finetune(Task):
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
-        return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
+        state = training.train_state
+        return Outcome(metrics=selection.metrics(state), arrays=selection.predictions(state), facts=facts)
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace

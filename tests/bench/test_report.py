@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_results import EVIL, made_checkpoint, made_result, save_result
+from made_results import EVIL, made_checkpoint, save_result
+from shown_results import result
 
-from bench.report.contents import contents, overall, provenance
+from bench.report.contents import contents, provenance
 from bench.report.figures import log_of, training_figure
 from bench.report.images import image_view
-from bench.report.page import figures_of, page_of, report_page
+from bench.report.page import figures_of, packed, page_of, report_page
+from bench.report.verdicts import grounds, headline, verdict
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
@@ -24,14 +26,6 @@ from checkpoints.training_cost import TrainingCost
 from imagesets.sets import open_set
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def result(checkpoint: CheckpointUsed, top1: float, **others) -> Result:
-    metrics = {
-        "top1": MetricRecord(value=top1, interval=(top1 - 2, top1 + 2), array="top1"),
-        "seconds": MetricRecord(value=100 - top1, unit="s", higher_is_better=False),
-    }
-    return made_result(checkpoint, others.pop("metrics", metrics), **others)
 
 
 def report_of(results, level=None):
@@ -59,13 +53,13 @@ def test_checkpoints_that_are_level_share_a_rank():
         ("c", "4", "measured"),
     ]
     assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
-    assert table.verdict == (
+    assert verdict(table) == (
         "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
     )
     (table,) = report_of(results, level_of(a)).tables
-    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and table.verdict.startswith("a leads on 500")
+    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
-    assert table.verdict == "c alone was measured, on 500 validation images."
+    assert verdict(table) == "c alone was measured, on 500 validation images."
 
 
 def test_a_lower_number_leads_where_lower_is_better():
@@ -77,7 +71,7 @@ def test_a_lower_number_leads_where_lower_is_better():
     ]
     (table,) = report_of(results).tables
     assert [(row.name, row.rank) for row in table.rows] == [("quick", "1"), ("slow", "2")]
-    assert "there is no paired test" in table.verdict
+    assert "there is no paired test" in verdict(table)
 
 
 def test_the_whole_board_in_one_sentence():
@@ -85,8 +79,28 @@ def test_the_whole_board_in_one_sentence():
     other = DataUsed(name="cifar10", url="cifar10:x")
     results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
     found = report_of(results, level_of(a))
-    assert found.verdict.startswith("a and b are best, or level with the best, in 1 of 2 tables")
-    assert "nothing to compare" in overall(report_of(results[:1]).tables)
+    assert (
+        headline(found) == "a and b are the best checkpoints: each is best, or level with the best, in 1 of 2 tables."
+    )
+    found = report_of(results[:1])
+    assert "nothing to compare" in headline(found) and grounds(found) == []
+
+
+def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
+    a, start = made_checkpoint("a", 1), made_checkpoint("a-start", 2, source="/runs/a/start")
+    floor = made_checkpoint("raw", 3, method="pixels")
+    results = [result(a, 80.0), result(start, 70.0), result(floor, 60.0)]
+    found = report_of(results, level_of(a))
+    assert [row.kind for row in found.tables[0].rows] == ["measured", "initial", "floor"]
+    assert headline(found) == "a is the best checkpoint: best, or level with the best, in 1 of 1 table."
+    told = " ".join(grounds(found))
+    assert "It is significantly better than raw pixels in 1 of 1 tables that hold raw pixels." in told
+    assert "better than initial weights in 1 of 1 tables" in told and "No number was chosen" in told
+    told = " ".join(grounds(report_of(results, level_of(a, floor))))
+    assert "better than raw pixels in 0 of 1 tables" in told
+    top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
+    found = report_of([replace(results[0], metrics={"top1": top1}), *results[1:]], level_of(a))
+    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(grounds(found))
 
 
 def test_numbers_lie_where_they_belong_on_their_axis():
@@ -195,7 +209,7 @@ def test_the_hardest_images_and_classes(board):
     measured, _ = read_measured(board)
     images = open_set("digits:", "val")
     named = {each.result.checkpoint.name: each for each in measured}
-    view = image_view(named, "top1", lambda url: images)
+    view = image_view(named, "top1", images)
     assert [image.path for image in view.hardest[:2]] == [images.path(7), images.path(300)]
     assert [image.right for image in view.hardest] == [0, 0, *[1] * 10] and {image.of for image in view.hardest} == {2}
     assert len(view.classes) == view.all_classes == 10 and view.classes[0].accuracies[1] == 0
@@ -203,8 +217,8 @@ def test_the_hardest_images_and_classes(board):
     assert {each.name for each in view.classes if each.accuracies[0] < 100} == {
         images.classes[label] for label in wrong
     }
-    assert image_view(named, "top1", lambda url: images.limited(100)) is None, "other images than those measured"
-    assert image_view(named, "seconds", lambda url: images) is None
+    assert image_view(named, "top1", images.limited(100)) is None, "other images than those measured"
+    assert image_view(named, "seconds", images) is None
 
 
 def test_a_folder_of_results_becomes_one_file(board, bench):
@@ -298,3 +312,9 @@ def test_in_a_browser(board, tmp_path, width):
 def test_hostile_names_in_a_browser(tmp_path):
     found = in_browser(tmp_path / "page.html", page(evil_results()))
     assert found["errors"] == [] and found["requests"] == 0
+
+
+def test_each_text_of_the_provenance_is_kept_once():
+    rows = [{"a": "x", "b": "y"}, {"a": "x", "b": "x"}]
+    assert packed(rows) == {"names": ["a", "b"], "texts": ["x", "y"], "rows": [[0, 1], [0, 0]]}
+    assert packed([]) == {"names": [], "texts": [], "rows": []}
