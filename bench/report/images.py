@@ -43,6 +43,7 @@ class ClassAccuracy:
 class ImageView:
     """What can be seen of a table's images. names: the checkpoints, whose first seed was read."""
 
+    metric: str
     names: tuple[str, ...]
     hardest: tuple[HardImage, ...]
     classes: tuple[ClassAccuracy, ...]  # those on which the first checkpoint is worst, then those on which it is best
@@ -71,6 +72,7 @@ def image_view(
         return None
     table = np.stack(list(right.values()))  # (checkpoints, images), NaN where an image was skipped
     return ImageView(
+        metric=metric,
         names=tuple(right),
         hardest=tuple(_hardest(images, table)),
         classes=tuple(_by_class(images, table)),

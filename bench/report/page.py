@@ -44,7 +44,8 @@ def views_of(report: ReportContents, measured: Sequence[Measured]) -> dict[str, 
     for table in report.tables:
         rows = [row.name for row in table.rows if row.kind != "published"][:BEST]
         own = {name: by_place[table.group, digests[name]] for name in rows if (table.group, digests[name]) in by_place}
-        if own and (view := image_view(own, table.metrics[0], opened)):
+        views = (image_view(own, metric, opened) for metric in table.metrics) if own else ()
+        if view := next(filter(None, views), None):  # of the first metric that is kept for each image
             found[table.anchor] = view
     return found
 

@@ -24,7 +24,7 @@ from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep, SweepConfig
-from probes.scores import accuracy, cost
+from probes.scores import accuracy, cost, with_class_means
 from probes.splits import open_splits
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -209,7 +209,9 @@ class Probe:
         found = cost(self.gallery, queries)
         if self.task.augment:  # the sum over results is what was computed; beside it what was shared
             found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
-        return noted(Outcome(metrics=metrics, facts=facts, cost=found), self.read, self.export.spec)
+        return noted(
+            Outcome(metrics=with_class_means(metrics, self.val), facts=facts, cost=found), self.read, self.export.spec
+        )
 
 
 def company_of(probes: Sequence[Probe]) -> Company:

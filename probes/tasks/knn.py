@@ -17,6 +17,7 @@ from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
+from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
@@ -25,7 +26,7 @@ from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
 from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
-from probes.scores import accuracy, cost, percent
+from probes.scores import accuracy, cost, percent, with_class_means
 from probes.splits import open_splits
 
 
@@ -101,7 +102,7 @@ class Knn(Task):
         check_labels(gallery.labels, queries.labels, train)
         ks = usable_ks(self.k, len(gallery))
         hits = self.classify(gallery, queries, ks, space)
-        return self.outcome(hits, ks, gallery, queries, len(val))
+        return self.outcome(hits, ks, gallery, queries, val)
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
@@ -127,16 +128,16 @@ class Knn(Task):
         ks: Sequence[int],
         gallery: FeatureSet,
         queries: FeatureSet,
-        images: int,
+        val: ImageSet,
     ) -> Outcome:
-        """Accuracies on `images` validation images, and what they rest on."""
+        """Accuracies on the validation images, and what they rest on."""
         metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
             by_temperature = {t: percent(hits[k, t].top1) for t in self.temperature}
             best = max(self.temperature, key=by_temperature.__getitem__)
             suffix = f"k{k}_bestT" if several else f"k{k}"
             for top, right in hits[k, best]._asdict().items():
-                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, images, chosen_on_val=several)
+                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, len(val), chosen_on_val=several)
             sweep[f"k{k}"] = [
                 {"T": t, "top1": by_temperature[t], "top5": percent(hits[k, t].top5)} for t in self.temperature
             ]
@@ -147,7 +148,7 @@ class Knn(Task):
             facts["k_beyond_the_gallery"] = dropped
             facts["warnings"] = [beyond_gallery(dropped, ks, len(gallery))]
         spent, drawn = cost(gallery, queries), self.fraction < 1
-        return Outcome(metrics=metrics, facts=facts, cost=spent, random=drawn)
+        return Outcome(metrics=with_class_means(metrics, val), facts=facts, cost=spent, random=drawn)
 
 
 def usable_ks(ks: Sequence[int], gallery: int) -> list[int]:
@@ -206,6 +207,7 @@ SUITES = {
     "frozen": ("knn@dino", "knn@moca"),
     "full": ("knn@dino",),
     "everything": tuple(PROTOCOLS),
+    "transfer": ("knn@dino",),
     "paper:moca": ("knn@moca",),
     "paper:mst": ("knn@mst",),
 }
