@@ -240,7 +240,7 @@ PROTOCOLS = {
     "lowshot@transfer": Protocol(
         task=replace(MSN, fractions=(), lambdas=(0.0025,), interpolation="bicubic"),
         version=1,
-        source="ours: lowshot@bench without its 1 %, which on most sets of transfer is less than an image of each class",
+        source="ours: lowshot@bench without its 1 %, which of most transfer sets is less than an image of each class",
     ),
     "lowshot@moca": Protocol(
         task=MOCA,
