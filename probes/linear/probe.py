@@ -24,7 +24,7 @@ from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep, SweepConfig
-from probes.scores import accuracy, cost, prediction_arrays
+from probes.scores import accuracy, cost, prediction_arrays, with_class_means
 from probes.splits import open_splits
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -211,7 +211,8 @@ class Probe:
             found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
         best = hits["top1"]
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
-        return noted(Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=found), self.read, self.export.spec)
+        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=found)
+        return noted(outcome, self.read, self.export.spec)
 
 
 def company_of(probes: Sequence[Probe]) -> Company:
