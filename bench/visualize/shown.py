@@ -78,7 +78,7 @@ class ShownCheckpoint:
 class Shown:
     """What the user wants to see.
 
-    size: length of the images' short side in pixels for the viewers; None: as each viewer was trained. square: the
+    size: length of the images' short side in pixels for the networks; None: as each network was trained. square: the
     middle of each image alone.
     """
 
@@ -118,7 +118,7 @@ class Shown:
     def sides(self, spec: ViTSpec, image: Image.Image) -> tuple[int, int]:
         """Height and width at which the network sees the image: multiples of its patches nearest to its shape.
 
-        ValueError where that is more than the viewer, or memory, can take.
+        ValueError where that is more than the network, or memory, can take.
         """
         patch, native = spec.patch_size, min(spec.size)
         short = self.size or native

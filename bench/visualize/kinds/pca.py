@@ -1,6 +1,6 @@
 """Principal components of the patch tokens of all images together, as colours.
 
-DINOv2's figure 1 and DINOv3's: what has one colour in several images is alike to the viewer.
+DINOv2's figure 1 and DINOv3's: what has one colour in several images is alike to the network.
 """
 
 from collections.abc import Iterator
