@@ -187,6 +187,6 @@ PROTOCOLS = {
 
 SUITES = {
     "smoke": ("locality@extrema",),
+    "full": ("locality@extrema",),
     "everything": ("locality@extrema",),
-    "paper:extrema": ("locality@extrema",),
 }
