@@ -41,6 +41,7 @@ class ClassAccuracy:
 class ImageView:
     """What can be seen of a table's images. names: the checkpoints, whose first seed was read."""
 
+    metric: str
     names: tuple[str, ...]
     hardest: tuple[HardImage, ...]
     classes: tuple[ClassAccuracy, ...]  # those on which the first checkpoint is worst, then those on which it is best
@@ -57,6 +58,7 @@ def image_view(measured: Mapping[str, Measured], metric: str, images: ImageSet) 
     table = np.stack(list(right.values()))  # (checkpoints, images), NaN where an image was skipped
     best = predictions_of(measured[next(iter(right))], len(images))
     return ImageView(
+        metric=metric,
         names=tuple(right),
         hardest=tuple(_hardest(images, table, best[0] if best else None)),
         classes=tuple(_by_class(images, table)),

@@ -50,7 +50,7 @@ def views_of(
     opened, found = on_this_machine(), {}
     for table in report.tables:
         own = {name: by_place[table.group, digests[name]] for name in looked_at(table)}
-        view = view_of(own, table.metrics[0], opened if pictures else None, cache)
+        view = view_of(own, table.metrics, opened if pictures else None, cache)
         if not view.is_empty:
             found[table.anchor] = view
         for each in own.values():
@@ -64,8 +64,9 @@ def looked_at(table: ShownTable) -> list[str]:
     return [row.name for place, row in enumerate(rows) if place < BEST or row.kind == "floor"]
 
 
-def view_of(measured: Mapping[str, Measured], metric: str, opened: Opened | None, cache: Path) -> TableView:
+def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Opened | None, cache: Path) -> TableView:
     """What the named results of one table say; opened: None where no image may be opened."""
+    metric = metrics[0]
     curves = {name: learning_curve(each.result, metric) for name, each in measured.items()}
     curves = {name: points for name, points in curves.items() if len(points) > 1}
     learning = lines_figure(curves, "epoch or step", metric, "learning curves of the probes") if curves else ""
@@ -77,8 +78,9 @@ def view_of(measured: Mapping[str, Measured], metric: str, opened: Opened | None
     images = opened(first, "val")
     if images is None:
         return TableView(learning=learning)
+    by_image = (image_view(measured, each, images) for each in metrics)
     return TableView(
-        images=image_view(measured, metric, images),
+        images=next(filter(None, by_image), None),  # of the first metric that is kept for each image
         mistakes=mistakes_of(measured, images),
         neighbours=neighbours_of(_best_and_floor(measured), opened),
         learning=learning,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shown_results import result, saved, used
+from made_results import EVIL, made_checkpoint, save_result
+from shown_results import result
 
 from bench.report.contents import contents, provenance
 from bench.report.figures import log_of, training_figure
@@ -24,15 +25,6 @@ from bench.statistics.matching import Measured
 from checkpoints.training_cost import TrainingCost
 from imagesets.sets import open_set
 
-EVIL = (
-    "<script>alert(1)</script>",
-    "</script><img src=x onerror=alert(1)>",
-    '"><svg onload=alert(1)>',
-    "$x_1$ & 'quotes', commas",
-    "{{ 7 * 7 }}{% raw %}",
-    "l\u00ednea \u202e\x1b[31m\n\x00 \udcff \U0001f600",
-    "_hidden",
-)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -50,7 +42,8 @@ def level_of(*checkpoints: CheckpointUsed) -> dict:
 
 
 def test_checkpoints_that_are_level_share_a_rank():
-    a, b, c, floor = used("a", 1), used("b", 2), used("c", 3), used("raw", 4, method="pixels")
+    a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
+    floor = made_checkpoint("raw", 4, method="pixels")
     results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(floor, 70.0)]
     (table,) = report_of(results, level_of(a, b)).tables
     assert [(row.name, row.rank, row.kind) for row in table.rows] == [
@@ -70,7 +63,7 @@ def test_checkpoints_that_are_level_share_a_rank():
 
 
 def test_a_lower_number_leads_where_lower_is_better():
-    quick, slow = used("quick", 1), used("slow", 2)
+    quick, slow = made_checkpoint("quick", 1), made_checkpoint("slow", 2)
     seconds = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
     results = [
         result(slow, 1.0, metrics={"seconds": replace(seconds["seconds"], value=9.0)}),
@@ -82,7 +75,7 @@ def test_a_lower_number_leads_where_lower_is_better():
 
 
 def test_the_whole_board_in_one_sentence():
-    a, b = used("a", 1), used("b", 2)
+    a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
     other = DataUsed(name="cifar10", url="cifar10:x")
     results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
     found = report_of(results, level_of(a))
@@ -94,8 +87,8 @@ def test_the_whole_board_in_one_sentence():
 
 
 def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
-    a, start = used("a", 1), used("a-start", 2, source="/runs/a/start")
-    floor = used("raw", 3, method="pixels")
+    a, start = made_checkpoint("a", 1), made_checkpoint("a-start", 2, source="/runs/a/start")
+    floor = made_checkpoint("raw", 3, method="pixels")
     results = [result(a, 80.0), result(start, 70.0), result(floor, 60.0)]
     found = report_of(results, level_of(a))
     assert [row.kind for row in found.tables[0].rows] == ["measured", "initial", "floor"]
@@ -111,7 +104,7 @@ def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
 
 
 def test_numbers_lie_where_they_belong_on_their_axis():
-    (table,) = report_of([result(used("a", 1), 80.0), result(used("b", 2), 99.9)]).tables
+    (table,) = report_of([result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]).tables
     for row in table.rows:
         low, value, high = row.numbers[0].place
         assert 0 <= low < value < high
@@ -134,7 +127,8 @@ class Elements(html.parser.HTMLParser):
 def evil_results() -> list[Result]:
     found = []
     for number, text in enumerate(EVIL):
-        checkpoint = used(text, number, source=text, recipe=text, training_cost=TrainingCost(hours=number + 1.0))
+        cost = TrainingCost(hours=number + 1.0)
+        checkpoint = made_checkpoint(text, number, source=text, recipe=text, training_cost=cost)
         found.append(
             result(
                 checkpoint,
@@ -144,7 +138,7 @@ def evil_results() -> list[Result]:
                 facts={"warnings": [text]},
             )
         )
-    return [*found, result(used("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
+    return [*found, result(made_checkpoint("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
 
 
 def test_nothing_in_a_result_becomes_markup_or_script():
@@ -164,14 +158,14 @@ def test_nothing_in_a_result_becomes_markup_or_script():
 
 @pytest.mark.parametrize("count", [0, 1, 60])
 def test_the_same_results_give_the_same_bytes(count):
-    results = [result(used(f"c{number}", number), 40.0 + number / 2) for number in range(count)]
+    results = [result(made_checkpoint(f"c{number}", number), 40.0 + number / 2) for number in range(count)]
     first = page(results)
     assert first == page(list(results)) and first.encode() and "</html>" in first
     assert ("There are no results yet" in first) == (count == 0)
 
 
 def test_missing_metrics_leave_empty_cells():
-    whole, part = result(used("a", 1), 80.0), result(used("b", 2), 70.0)
+    whole, part = result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 70.0)
     part = replace(part, metrics={"top1": part.metrics["top1"]})
     (table,) = report_of([whole, part]).tables
     assert [row.numbers[1].text for row in table.rows] == ["20.0 s", ""]
@@ -179,7 +173,7 @@ def test_missing_metrics_leave_empty_cells():
 
 
 def test_provenance_names_everything_that_a_number_rests_on():
-    found = provenance(result(used("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
+    found = provenance(result(made_checkpoint("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
     assert found["from"] == "/runs/a" and found["limit"] == 100 and found["seed"] == 3
     assert found["protocol"] == "knn@dino, version 1" and "digits=digits:" in found["images"]
 
@@ -204,8 +198,8 @@ def board(tmp_path):
     right[[7, 300]] = False
     for number, correct in ((1, right), (2, np.zeros(len(images), bool))):
         value = 100 * float(correct.mean())
-        found = result(used(f"c{number}", number), value, data=data)
-        saved(tmp_path, found, {"top1": correct})
+        found = result(made_checkpoint(f"c{number}", number), value, data=data)
+        save_result(tmp_path, found, {"top1": correct})
     return tmp_path
 
 

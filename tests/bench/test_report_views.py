@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from shown_results import result, saved, used
+from made_results import made_checkpoint, save_result
+from shown_results import result
 
 from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
 from bench.report.page import report_page
@@ -49,8 +50,10 @@ def board(tmp_path):
         right = predicted == labels
         arrays = {"predicted": predicted, "confidence": np.full(500, 0.9, np.float16), "neighbours_of": asked}
         arrays |= {"neighbours": np.stack(own), "similarities": np.full((2, 2), 0.5, np.float32)}
-        found = result(used(f"c{number}", number, method=method), 90 + number, data=data, arrays=tuple(arrays))
-        saved(tmp_path, found, {**arrays, "top1": right})
+        found = result(
+            made_checkpoint(f"c{number}", number, method=method), 90 + number, data=data, arrays=tuple(arrays)
+        )
+        save_result(tmp_path, found, {**arrays, "top1": right})
     return tmp_path
 
 
@@ -79,7 +82,9 @@ def test_learning_curves_are_read_from_what_tasks_keep_and_from_nothing_else():
         "scenes": {"evaluations": [{"20": {"top1": 5.0}, "100": {"top1": 9.0}}]},
         **{str(odd): {"history": odd, "chosen_history": odd} for odd in (7, "text", [], [1, "x"], {"a": {}}, None)},
     }
-    found = {name: learning_curve(result(used("a"), 1.0, facts=each), "top1") for name, each in facts.items()}
+    found = {
+        name: learning_curve(result(made_checkpoint("a"), 1.0, facts=each), "top1") for name, each in facts.items()
+    }
     assert found["heads"] == [(1, 50.0), (2, 60.0)] and found["epochs"] == [(1, 30.0), (3, 40.0)]
     assert found["scenes"] == [(20, 5.0), (100, 9.0)]
     assert not any(found[name] for name in facts if name not in ("heads", "epochs", "scenes"))
