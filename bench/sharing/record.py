@@ -2,7 +2,8 @@
 
     record.json               what the user said of it, and the tool's version
     results/                  result files, their arrays and logs, as below OUT/results
-    checkpoints/NAME-DIGEST/  config.json and cost.json of each export, without weights
+    checkpoints/NAME-DIGEST/  config.json and cost.json of each export, without weights; log.jsonl and run.json of the
+                              pretraining that it lies in
     leaderboard.*             made of results/
     cards/NAME-DIGEST/        model cards with .eval_results/, made of results/ and checkpoints/
     every_eval_ever/data/     the results in that form
@@ -37,6 +38,8 @@ from bench.statistics.matching import Measured
 from bench.statistics.significance import Key, key_of, level_with_best
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
+from pretrain.loop.exporting import EXPORT, RUN, is_run
+from pretrain.loop.records import LOG
 
 ABOUT, SUMS = "record.json", "SHA256SUMS"
 TABLES = ("csv", "markdown", "latex", "html")  # formats whose bytes depend on this tool alone
@@ -51,7 +54,7 @@ has that digest.
 |---|---|
 | `leaderboard.md`, `.csv`, `.tex`, `.html` | the tables |
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
-| `checkpoints/` | what each checkpoint is; no weights |
+| `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
 | `every_eval_ever/` | the results in the form of Every Eval Ever |
 | `commands.sh` | the commands that make the results again |
@@ -83,21 +86,14 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
     for path in result_files(out):
         result = _readable(path, out)
         used[key_of(result.checkpoint)] = result.checkpoint
-        name = str(path.relative_to(out))
-        yield name, _json(without_folders(json.loads(path.read_bytes())))
-        for suffix in (".npz", ".log"):
-            beside = path.with_suffix(suffix)
-            if beside.exists():
-                content = beside.read_bytes()
-                is_log = suffix == ".log"
-                log = without_folders(content.decode("utf-8", "replace")).encode() if is_log else content
-                yield str(beside.relative_to(out)), log
+        for each in (path, path.with_suffix(".npz"), path.with_suffix(".log")):
+            if each.exists():
+                yield str(each.relative_to(out)), _shared(each)
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
-            place = f"checkpoints/{_place(checkpoint)}"
-            for name in ("config.json", COST):
-                if (source / name).exists():
-                    yield f"{place}/{name}", _json(without_folders(json.loads((source / name).read_bytes())))
+            for path in (source / "config.json", source / COST, *_of_training(source)):
+                if path.is_file():
+                    yield f"checkpoints/{_place(checkpoint)}/{path.name}", _shared(path)
 
 
 def derived_files(folder: Path) -> dict[str, str]:
@@ -178,6 +174,21 @@ def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
         if is_export(folder) and read_config(folder)["vit_export"].get("digest") == used.digest:
             return folder
     return None
+
+
+def _shared(path: Path) -> bytes:
+    """A file's content without the folders of this machine; arrays as they are."""
+    if path.suffix == ".npz":
+        return path.read_bytes()
+    if path.suffix == ".json":
+        return _json(without_folders(json.loads(path.read_bytes())))
+    return without_folders(path.read_text(encoding="utf-8", errors="replace")).encode()
+
+
+def _of_training(export: Path) -> list[Path]:
+    """Log and settings of the pretraining that wrote an export; none of what its folder holds beside that."""
+    is_end = export.name.startswith(EXPORT) and is_run(export.parent)
+    return [export.parent / name for name in (RUN, LOG)] if is_end else []
 
 
 def _place(used: CheckpointUsed) -> str:

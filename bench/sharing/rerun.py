@@ -27,11 +27,20 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
         by_call.setdefault((key, words), {})[result.protocol.name] = None
     lines, shown = [HEADER], None
     for (key, words), protocols in by_call.items():
-        lines += [f"# {printable(key[0])}: digest {printable(key[1])}"] if key != shown else []
+        lines += [f"# {_described(subjects[key])}"] if key != shown else []
         shown = key
         suite = ["--suite", ",".join(protocols)]
         lines.append(shlex.join(printable(without_folders(word)) for word in [*words, *suite, "--out", "results"]))
     return "\n".join(lines) + "\n"
+
+
+def _described(subject: CardSubject) -> str:
+    used, facts = subject.used, subject.facts
+    sums = f", file with SHA-256 {facts['source_sha256']}" if facts.get("source_sha256") else ""
+    trained = (
+        f", bench pretrain {used.method} --recipe {used.recipe}" if used.recipe and used.method != "pixels" else ""
+    )
+    return printable(without_folders(f"{used.name}: digest {used.digest}{sums}{trained}"))
 
 
 def _words(result: Result, reference: str) -> tuple[str, ...]:

@@ -41,8 +41,13 @@ def folder(exports, tmp_path_factory) -> Path:
     first = made_checkpoint("first", digest=export.digest, method="random", source="random.pth")
     export.save(out / "exports" / f"first-{export.digest[:8]}")
     second = made_checkpoint("second", 2, source=f"dino:{PRIVATE}/second.pth")
+    training = tmp_path_factory.mktemp("runs") / "mae"
+    trained = ViTExport.load(exports[1]).save(training / "export")
+    (training / "run.json").write_text(json.dumps({"data": f"images:{PRIVATE}/photos"}))
+    (training / "log.jsonl").write_text('{"loss": 1.0}\n')
+    third = made_checkpoint("third", digest=ViTExport.load(trained).digest, source=str(trained))
     floor = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
-    for number, used in enumerate((first, second, floor)):
+    for number, used in enumerate((first, second, floor, third)):
         for seed in (0, 1):
             metrics, fields, arrays = measured_on_images(number, seed)
             save_result(out, made_result(used, metrics, **fields), arrays)
@@ -84,7 +89,7 @@ def test_a_record_agrees_and_is_always_the_same(bench, folder, written, tmp_path
 
 def test_what_is_in_a_record(folder, written):
     names = set(contents(written))
-    digest = next((folder / "exports").iterdir()).name
+    digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
     wanted = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "leaderboard.html"}
     wanted |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
     wanted |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
@@ -93,7 +98,8 @@ def test_what_is_in_a_record(folder, written):
         str(path.relative_to(folder)) for path in folder.rglob("*.npz")
     }
     assert not [name for name in names if "pixels" in name and name.startswith("cards")]
-    assert sum(name.startswith("every_eval_ever/data/digits/") for name in names) == 2
+    assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
+    assert sum(name.startswith("every_eval_ever/data/digits/") for name in names) == 3
     card = (written / "cards" / digest / "README.md").read_text()
     assert "| file | random.pth |" in card and "| image, patch | 32 px, patches of 16 px |" in card
 
@@ -101,7 +107,7 @@ def test_what_is_in_a_record(folder, written):
 def test_nothing_private_is_in_a_record(folder, written):
     assert any(PRIVATE.encode() in content for name, content in contents(folder).items() if name.endswith(".json"))
     for name, content in contents(written).items():
-        for word in (PRIVATE, "alice", str(folder)):
+        for word in (PRIVATE, "alice", str(folder), "/pytest-"):
             assert word.encode() not in content, f"{name} holds {word}"
     result = read_result(next(written.glob("results/second-*/digits/knn@dino-seed0.json")))
     assert result.data.url.startswith("folder:path-") and result.data.url.endswith("/digits")
@@ -110,7 +116,7 @@ def test_nothing_private_is_in_a_record(folder, written):
 def test_the_commands_are_understood(written):
     lines = [shlex.split(line) for line in (written / "commands.sh").read_text().splitlines() if line[:5] == "bench"]
     found = [parse_arguments(words[1:]) for words in lines]
-    assert [each.command for each in found] == ["run"] * 8 and {each.suite for each in found} == {"knn@dino", "b@c"}
+    assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
     changed = next(each for each in found if each.set)
     assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
