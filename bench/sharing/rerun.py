@@ -37,9 +37,7 @@ def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject])
 def _described(subject: CardSubject) -> str:
     used, facts = subject.used, subject.facts
     sums = f", file with SHA-256 {facts['source_sha256']}" if facts.get("source_sha256") else ""
-    trained = (
-        f", bench pretrain {used.method} --recipe {used.recipe}" if used.recipe and used.method != "pixels" else ""
-    )
+    trained = f", trained by {used.method}, recipe {used.recipe}" if used.recipe and not used.is_floor else ""
     return printable(without_folders(f"{used.name}: digest {used.digest}{sums}{trained}"))
 
 

@@ -45,7 +45,8 @@ def folder(exports, tmp_path_factory) -> Path:
     trained = ViTExport.load(exports[1]).save(training / "export")
     (training / "run.json").write_text(json.dumps({"data": f"images:{PRIVATE}/photos"}))
     (training / "log.jsonl").write_text('{"loss": 1.0}\n')
-    third = made_checkpoint("third", digest=ViTExport.load(trained).digest, source=str(trained))
+    made = {"method": "mae", "recipe": "32px", "source": str(trained)}
+    third = made_checkpoint("third", digest=ViTExport.load(trained).digest, **made)
     floor = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
     for number, used in enumerate((first, second, floor, third)):
         for seed in (0, 1):
@@ -117,6 +118,7 @@ def test_the_commands_are_understood(written):
     lines = [shlex.split(line) for line in (written / "commands.sh").read_text().splitlines() if line[:5] == "bench"]
     found = [parse_arguments(words[1:]) for words in lines]
     assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
+    assert ", trained by mae, recipe 32px\n" in (written / "commands.sh").read_text()
     changed = next(each for each in found if each.set)
     assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
