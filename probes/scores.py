@@ -28,6 +28,16 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
 
 
+def prediction_arrays(
+    predicted: np.ndarray, confidence: np.ndarray, indices: np.ndarray, images: int
+) -> dict[str, np.ndarray]:
+    """Of the first metric, for all `images`: the class that was predicted (images,) int32, -1 for a skipped image, and
+    how sure the probe was of it (images,) float16, from 0 to 1. Both are of the read images (V,), at `indices` (V,)."""
+    classes = np.full(images, -1, np.int32)
+    classes[indices] = predicted
+    return {"predicted": classes, "confidence": spread_out(confidence, indices, images).astype(np.float16)}
+
+
 def with_class_means(
     metrics: Mapping[str, Metric], val: ImageSet, repeated: Mapping[str, Sequence[np.ndarray]] | None = None
 ) -> dict[str, Metric]:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
@@ -80,15 +79,15 @@ class LowShot(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
-    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
-        return {"image size": spec.side, "forward passes": passes, "subsets": subsets, "fits": fits}
+        return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
         counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]
@@ -100,7 +99,7 @@ class LowShot(Task):
         few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
         return [*few, *(round(share * images) for share in self.fractions)]
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         counts, classes = self.counts(len(train), len(train.classes)), len(train.classes)
         fit, gap, most = SOLVERS[self.solver]
@@ -113,16 +112,16 @@ class LowShot(Task):
 
         return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 
-    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
         return transform_of(export, space, self.crop, self.interpolation)
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "lowshot")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
         if train.has_several_labels:
@@ -154,7 +153,7 @@ class LowShot(Task):
         one = bool(self.holdout) or len(self.lambdas) == 1
         return not self.shots and self.fractions == (1.0,) and one
 
-    def class_by_class(self, export: ViTExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
+    def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
         """`evaluate` where images show several classes: mean average precision of a fit for each class."""
         transform = self.transform(export, space)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
@@ -169,7 +168,7 @@ class LowShot(Task):
             cost=cost(gallery, queries),
         )
 
-    def wants_all(self, export: ViTExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
+    def wants_all(self, export: FrozenExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
         """Whether to read features of all training images: they are few, or on disk already."""
         if len(train) <= SMALL:
             return True
