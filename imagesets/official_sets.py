@@ -106,7 +106,9 @@ def voc(data: Any) -> OfficialImages:
     return OfficialImages(classes=classes, labels=np.array(columns, np.int64).T, images=data.images)
 
 
-def drawn(root: str, split: Split, found: OfficialImages, share: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def drawn_split(
+    root: str, split: Split, found: OfficialImages, share: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
     """A random part of each class as train, the rest as val. share: images of each class (K,) -> those of train."""
     order = np.array(sorted(range(len(found.labels)), key=lambda row: (found.labels[row], found.images[row])))
     counts = np.bincount(found.labels, minlength=len(found.classes))
@@ -204,7 +206,7 @@ SETS: dict[str, OfficialSet] = {
         split="no official split: 30 images a class, drawn once, against the rest, as in Kornblith et al. 2019; "
         "102 classes with the background",
         read=caltech,
-        divide=partial(drawn, share=lambda counts: np.full(len(counts), 30)),
+        divide=partial(drawn_split, share=lambda counts: np.full(len(counts), 30)),
         reports="mean per class",
         **WHOLE,
     ),
@@ -260,7 +262,7 @@ SETS: dict[str, OfficialSet] = {
         needs=("eurosat/2750",),
         split="no official split: 80 % of each class, drawn once, against 20 %, as in Helber et al. 2019",
         read=by_loader,
-        divide=partial(drawn, share=lambda counts: np.rint(0.8 * counts).astype(np.int64)),
+        divide=partial(drawn_split, share=lambda counts: np.rint(0.8 * counts).astype(np.int64)),
         **WHOLE,
     ),
     "GTSRB": OfficialSet(
