@@ -18,7 +18,7 @@ import numpy as np
 from imagesets.selection import stratified_sample
 from imagesets.sets import Reported, Split
 
-VOC_LABELS = {"1": 1, "-1": 0, "0": -1}
+VOC_LABELS = {"1": 1, "-1": 0, "0": -1}  # as its lists say it -> as ImageSet.labels do
 SEED = 0  # of the splits that are drawn here, which never change
 
 Options = Mapping[str, Any]  # arguments of torchvision's class, beside ROOT
@@ -98,6 +98,8 @@ def voc(data: Any) -> OfficialImages:
     with nothing but objects marked as difficult, which its development kit leaves out of the evaluation."""
     lists = Path(data.root, "VOCdevkit", f"VOC{data.year}", "ImageSets", "Main")
     classes = sorted(path.name.removesuffix(f"_{data.image_set}.txt") for path in lists.glob(f"*_{data.image_set}.txt"))
+    if not classes:
+        raise ValueError(f"no lists *_{data.image_set}.txt of classes in {lists}")
     columns = []
     for name in classes:
         lines = (lists / f"{name}_{data.image_set}.txt").read_text(encoding="utf-8").split()

@@ -34,7 +34,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: no set {name!r}{guess} (sets: {', '.join(SETS)})")
     if not root:
         raise ValueError(f"{url}: no folder after the name; write torchvision:{name}:/path/to/folder")
-    root, known = os.path.normpath(os.path.expanduser(root)), SETS[name]
+    root, known = os.path.abspath(os.path.expanduser(root)), SETS[name]
     require_folder(root, url)
     parts = known.train if split == "train" else known.val
     if lacking := [path for path in known.needs if not os.path.exists(os.path.join(root, path))]:

@@ -82,6 +82,13 @@ def test_splits_that_are_drawn_are_whole_and_always_the_same(tmp_path, monkeypat
         assert val[-1] == held[name]
 
 
+@pytest.mark.parametrize("name", ["SUN397", "Places365"])
+def test_a_relative_folder(name, tmp_path, monkeypatch):
+    write(name, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert open_set(f"torchvision:{name}:.", "train").fingerprint == both(name, tmp_path)["train"].fingerprint
+
+
 def test_data_check_reads_a_set(tmp_path, monkeypatch):
     write("OxfordIIITPet", tmp_path, monkeypatch)
     report = check_image_set(f"torchvision:OxfordIIITPet:{tmp_path}")
@@ -118,6 +125,10 @@ def test_missing_images_are_one_line(tmp_path, monkeypatch):
     write("INaturalist2018", tmp_path, monkeypatch)
     (tmp_path / "2018/Aves/1/train0.jpg").unlink()
     assert "train2018.json: 1 of the 4 images that it names" in refused(f"torchvision:INaturalist2018:{tmp_path}")
+    write("VOC2007", tmp_path, monkeypatch)
+    for path in (tmp_path / "VOCdevkit/VOC2007/ImageSets/Main").glob("*_test.txt"):
+        path.unlink()
+    assert "(no lists *_test.txt of classes in " in refused(f"torchvision:VOC2007:{tmp_path}", "val")
     (tmp_path / "oxford-iiit-pet/annotations/test.txt").write_text("no list")
     assert "torchvision cannot read it (" in refused(f"torchvision:OxfordIIITPet:{tmp_path}", "val")
 
