@@ -158,7 +158,9 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
     from pyarrow.parquet import ParquetFile
 
     names: list[PackedNames] = []
-    sizes, labels, groups = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty((0, 3), np.int64)]
+    sizes: list[np.ndarray] = [np.empty(0, np.int64)]
+    labels: list[np.ndarray] = [np.empty(0, np.int64)]
+    groups: list[np.ndarray] = [np.empty((0, 3), np.int64)]
     texts: dict[str, int] = {}
     first = 0
     for number, path in enumerate(files):

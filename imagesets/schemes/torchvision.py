@@ -91,8 +91,8 @@ def _in_order(found: OfficialImages) -> tuple[list[str], np.ndarray]:
 
 def _with_several_labels(url: str, split: Split, found: OfficialImages, known: OfficialSet) -> ImageSet:
     """The set, in the order of its images' names; no folder is like it."""
-    assert not isinstance(found.images, np.ndarray)
     found = found.take(np.argsort([os.path.basename(path) for path in found.images]))
+    assert not isinstance(found.images, np.ndarray), "there is no such set in memory"
     return ImageSet(
         url=url,
         split=split,

@@ -153,6 +153,9 @@ class LowShot(Task):
         one = bool(self.holdout) or len(self.lambdas) == 1
         return not self.shots and self.fractions == (1.0,) and one
 
+    def takes(self, images: ImageSet) -> bool:
+        return self.takes_several_labels or not images.has_several_labels
+
     def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
         """`evaluate` where images show several classes: mean average precision of a fit for each class."""
         transform = self.transform(export, space)

@@ -8,7 +8,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
 
+from bench.results.record import CheckpointUsed, DataUsed
 from bench.run.outcomes import checked, recorded
+from bench.run.plan import left_out, plan
+from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
@@ -164,6 +167,20 @@ def test_other_probes_refuse_them_in_one_line(task, export, tmp_path):
     with pytest.raises(ValueError, match=r"several labels each, and this task knows one; .* logreg@dinov2$"):
         run(task, export, tmp_path)
     assert PROTOCOLS["logreg@dinov2"].task.takes_several_labels
+
+
+def test_a_run_leaves_them_out(tmp_path):
+    space = Workspace(cache=tmp_path, data="digits:")
+    data = [DataUsed(name="voc", url="digits:"), DataUsed(name="tiny", url="tiny:")]
+    space.opened.get("digits:", "val", lambda _, split: several(split))
+    space.opened.get("tiny:", "val", open_set)
+    transfer = choose_protocols("transfer", catalogue())
+    assert left_out(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
+    used = CheckpointUsed(name="one", digest="0" * 64)
+    jobs = {job.title for job in plan(tmp_path, used, data, transfer, space, rerun=False)}
+    assert jobs == {"logreg@dinov2 on voc"} | {f"{chosen.name} on tiny" for chosen in transfer}
+    with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
+        plan(tmp_path, used, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
 
 
 def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):
