@@ -15,7 +15,7 @@ from bench.visualize.deep_image_prior import DeepImagePrior, Level, inverted, vi
 from bench.visualize.drawing import KINDS, chosen_kind
 from bench.visualize.kinds.attention import Attention
 from bench.visualize.kinds.class_attention import ClassAttention
-from bench.visualize.kinds.inversion import normalised
+from bench.visualize.kinds.inversion import for_network
 from bench.visualize.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
 from bench.visualize.kinds.pca import Pca, at_border
 from bench.visualize.kinds.retrieval import Retrieval
@@ -238,7 +238,7 @@ class TestInversion:
         vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
 
         def run(steps: int) -> tuple[torch.Tensor, list[float]]:
-            return inverted(vit, normalised(viewer, image), keep, partial(normalised, viewer), steps, 1e-2, seed=0)
+            return inverted(vit, for_network(viewer, image), keep, partial(for_network, viewer), steps, 1e-2, seed=0)
 
         (first, _), (found, losses) = run(1), run(40)
         assert losses[-1] < 0.3 * losses[0] and torch.equal(run(1)[0], first)
@@ -267,13 +267,8 @@ class TestCommand:
     def test_the_same_input_gives_the_same_bytes(self, kind, tiny, extrema, photos, bench, tmp_path):
         images, limit = ("tiny:" if kind == "locality" else photos), (2 if kind == "retrieval" else 1)
         words = ("visualize", kind, "--checkpoint", tiny, extrema, "--images", images, "--limit", limit)
-        words = (
-            *words,
-            *(("--set", "steps=2", "mask_ratios=0.5") if kind == "inversion" else ()),
-            "--format",
-            "png",
-            "svg",
-        )
+        settings = {"inversion": ("steps=2", "mask_ratios=0.5"), "retrieval": ("neighbours=1",)}.get(kind, ())
+        words = (*words, *(("--set", *settings) if settings else ()), "--format", "png", "svg")
         assert all(bench(*words, "--out", tmp_path / out)[0] == 0 for out in ("a", "b"))
         for form in ("png", "svg"):
             first, second = ((tmp_path / out / f"{kind}.{form}").read_bytes() for out in ("a", "b"))
