@@ -34,6 +34,13 @@ def attention_map(
     return logits.softmax(dim=-1)
 
 
+def class_attention_map(attention: nn.Module, tokens: Tensor) -> Tensor:
+    """The softmax map (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D), of which the first one asks."""
+    heads = (attention.num_heads, -1)
+    query, key = attention.q(tokens[:, :1]).unflatten(-1, heads), attention.k(tokens).unflatten(-1, heads)
+    return torch.einsum("bqhd,bnhd->bhn", query * attention.scale, key).softmax(dim=-1)
+
+
 def _queries_and_keys(attention: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """(B, H, N, d) of both, from one projection or from two."""
     batch, length, _ = tokens.shape

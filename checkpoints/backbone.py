@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.compiling import compile_blocks
 from engine.precision import autocast, fit_attention
 
@@ -31,7 +31,7 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        export: ViTExport,
+        export: FrozenExport,
         device: str = "cpu",
         precision: Literal["float32", "bfloat16"] = "float32",
         compiled: bool = False,

@@ -7,14 +7,17 @@ from math import prod
 
 import torch
 
+from checkpoints.frozen import FrozenSpec
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine.flops import counted
 
 
 @cache
-def forward_flops(spec: ViTSpec, image_size: int | None = None) -> int:
+def forward_flops(spec: FrozenSpec, image_size: int | None = None) -> int:
     """Of a forward pass of one image; image_size: its side in pixels, by default the network's own."""
+    if not isinstance(spec, ViTSpec):
+        return spec.flops if image_size is None else round(spec.flops * image_size**2 / prod(spec.size))
     return _on_meta(spec, image_size, lambda vit, images: vit(images))
 
 
@@ -39,8 +42,10 @@ def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.T
         return counted(lambda: work(vit, images))[1]
 
 
-def parameters(spec: ViTSpec) -> int:
+def parameters(spec: FrozenSpec) -> int:
     """Weights of the network."""
+    if not isinstance(spec, ViTSpec):
+        return spec.parameters
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in ViT(spec, initialise=False).parameters())
 
@@ -52,12 +57,12 @@ def training_bytes(spec: ViTSpec, images: int, image_size: int | None = None) ->
     return 16.0 * parameters(spec) + images * spec.depth * 2 * 34 * tokens_of(spec, image_size) * spec.width
 
 
-def frozen_bytes(spec: ViTSpec, images: int, image_size: int | None = None) -> float:
+def frozen_bytes(spec: FrozenSpec, images: int, image_size: int | None = None) -> float:
     """Memory of a forward pass of `images` at once in float32: weights, and ten activations of one block, whose MLP is
     four times as wide; no block's are kept."""
     return 4 * (parameters(spec) + 10.0 * images * tokens_of(spec, image_size) * spec.width)
 
 
-def tokens_of(spec: ViTSpec, image_size: int | None = None) -> int:
+def tokens_of(spec: FrozenSpec, image_size: int | None = None) -> int:
     """Tokens of an image."""
     return (prod(spec.grid) if image_size is None else (image_size // spec.patch_size) ** 2) + spec.prefix

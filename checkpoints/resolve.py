@@ -5,6 +5,7 @@ timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewi
 IMPORTER:PATH     a foreign file, read by the importer of that name
 PATH              a foreign file whose format is found from its keys
 pixels:SIDE       no network: the image itself, resized to SIDE pixels
+module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
 """
 
 from difflib import get_close_matches
@@ -13,14 +14,25 @@ from types import ModuleType
 
 from checkpoints.baselines import pixels
 from checkpoints.export import ViTExport, is_export
+from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
 from checkpoints.importing import ImportOptions, import_file
+from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_transformers, read_folder
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
+
+
+def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> FrozenExport:
+    """As `load`, for evaluation of frozen features: also a network of the user's own, whose code then runs."""
+    if not str(reference).startswith(f"{SCHEME}:"):
+        return load(reference, options)
+    if (options or ImportOptions()) != ImportOptions():
+        raise ValueError(f"{SCHEME}: it is no file: leave branch, heads, image size, statistics and architecture")
+    return own_network(str(reference))
 
 
 def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExport:
@@ -36,6 +48,8 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         if options != ImportOptions():
             raise ValueError("pixels: it is no file: leave branch, heads, image size, statistics and architecture")
         return pixels(int(rest) if rest.isdecimal() else 0)
+    if colon and scheme == SCHEME:
+        raise ValueError(f"{reference} is a network of your own; frozen evaluation alone takes it, this needs a ViT")
     if colon and scheme in file_importers():
         return import_file(load_extension("importers", scheme), _foreign(Path(rest).expanduser()), options)
     path = Path(reference).expanduser()

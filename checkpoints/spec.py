@@ -40,8 +40,41 @@ MAX_GRID = 256  # patches a side: 4096 px in patches of 16; attention over more 
 MAX_BLOCKS = 256  # the deepest published ViTs have 64
 
 
+class ImageGrid:
+    """Sizes that follow from `image_size` and `patch_size`, which a dataclass adds."""
+
+    image_size: int | tuple[int, int]
+    patch_size: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the native image in pixels."""
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def size_text(self) -> str:
+        """The same for people: 224 px, 1024 x 768 px."""
+        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
+
+    @property
+    def side(self) -> int:
+        """Side of the native image. ValueError where it is not square, for what needs it to be."""
+        if isinstance(self.image_size, tuple):
+            height, width = self.image_size
+            raise ValueError(
+                f"the checkpoint is for images of {height} x {width} px and this needs square ones: import it with "
+                f"--image-size {max(height, width)}"
+            )
+        return self.image_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches at the native image size."""
+        return self.size[0] // self.patch_size, self.size[1] // self.patch_size
+
+
 @dataclass(frozen=True, kw_only=True)
-class ViTSpec:
+class ViTSpec(ImageGrid):
     """Architectural facts of a ViT."""
 
     architecture: str  # timm name; decides what no field says (activation, kind of norm, SwiGLU of a plain ViT, ...)
@@ -170,32 +203,6 @@ class ViTSpec:
         extras += f" and {self.class_attention} class-attention blocks" if self.class_attention else ""
         extras += f" and {self.registers} registers" if self.registers else ""
         return f"ViT-{size}/{self.patch_size}{extras}"
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the native image in pixels."""
-        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
-
-    @property
-    def size_text(self) -> str:
-        """The same for people: 224 px, 1024 x 768 px."""
-        return f"{' x '.join(map(str, dict.fromkeys(self.size)))} px"
-
-    @property
-    def side(self) -> int:
-        """Side of the native image. ValueError where it is not square, for what needs it to be."""
-        if isinstance(self.image_size, tuple):
-            height, width = self.image_size
-            raise ValueError(
-                f"the checkpoint is for images of {height} x {width} px and this needs square ones: import it with "
-                f"--image-size {max(height, width)}"
-            )
-        return self.image_size
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches at the native image size."""
-        return self.size[0] // self.patch_size, self.size[1] // self.patch_size
 
     @property
     def prefix(self) -> int:

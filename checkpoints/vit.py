@@ -20,7 +20,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from checkpoints.attention import attention_map
+from checkpoints.attention import attention_map, class_attention_map
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.rotary import rounded, turns
 from checkpoints.spec import ViTSpec
@@ -162,6 +162,22 @@ class ViT(nn.Module):
         return attention_map(
             block.attn, tokens if self.spec.norm_after else block.norm1(tokens), rows, **besides[number]
         )
+
+    def class_map(self, images: Tensor, layer: int = -1) -> Tensor:
+        """What the class token attends to (B, H, N), tokens as in `encode`: in a block of the trunk N = P+L, in one of
+        the class-attention blocks, where the spec has them, N = 1+P+L. ValueError for a model without class token."""
+        if not self.spec.has_class_token:
+            raise ValueError("the model has no class token, whose attention this would be")
+        if not self.spec.class_attention:
+            return self.attention(images, layer)[:, :, 0]
+        if not -self.spec.class_attention <= layer < self.spec.class_attention:
+            raise ValueError(f"layer {layer}: the model has {self.spec.class_attention} class-attention blocks")
+        tokens = self(images, norm=False)[0][:, 1:]
+        query = self.class_query.expand(len(tokens), -1, -1)
+        for block in self.class_attention[: layer % self.spec.class_attention]:
+            query = block(tokens, query)
+        block = self.class_attention[layer % self.spec.class_attention]
+        return class_attention_map(block.attn, block.norm1(torch.cat([query, tokens], dim=1)))
 
     def _block_number(self, layer: int) -> int:
         if not -self.spec.depth <= layer < self.spec.depth:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.detection_settings import DetectionSettings
@@ -135,7 +136,7 @@ class Detection(DetectionSettings):
         from downstream.models.detectors import detector
 
         backbone = DenseBackbone(
-            dense_network(export, export.spec.side, self.drop_path),
+            dense_network(export, export.spec.image_size, self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,
             train_positions=self.train_positions,
@@ -161,8 +162,9 @@ def mmdet_objects(train: SceneSet, val: SceneSet, sizes: "DetectionSizes", most:
         return detection_training_images(train, sizes), detection_validation_images(val, sizes), metric
 
 
-def check_patches(spec: ViTSpec) -> None:
-    """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made."""
+def check_patches(spec: FrozenSpec) -> None:
+    """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
+    vit_spec(spec, "detectors are trained with four blocks of a ViT")
     if spec.patch_size not in (4, 8, 16, 32):
         raise ValueError(
             f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"

@@ -17,7 +17,9 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes, training_bytes
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.own_networks import OwnSpec, own_network
+from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.saving import save_interval
@@ -61,8 +63,13 @@ def work_of_training(
     return Work(parts=parts, memory=memory, disk=2 * trainings * 12 * training_bytes(scale.spec, 0) / 16)
 
 
-def untrained(spec: ViTSpec, image_size: int | None = None) -> ViTExport:
-    """An export of this architecture whose weights are zero, for building models: drawing them would take seconds."""
+def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
+    """An export of this architecture whose weights are zero, for building models: drawing them would take seconds.
+
+    A network of the user's own comes as it is, from its function.
+    """
+    if isinstance(spec, OwnSpec):
+        return own_network(spec.reference)
     spec = replace(spec, image_size=image_size or spec.image_size)
     with torch.device("meta"):
         tensors = ViT(spec, initialise=False).state_dict()

@@ -137,8 +137,17 @@ def _folders(package: str) -> Sequence[str]:
 
 def one_line(path: Path) -> str:
     """First line of a file's docstring; empty when the file cannot be read as Python source."""
+    return _docstring(path).partition("\n")[0]
+
+
+def opening(path: Path) -> str:
+    """First two paragraphs of a file's docstring, in one line; empty when the file cannot be read as Python source."""
+    return " ".join(" ".join(_docstring(path).split("\n\n")[:2]).split())
+
+
+def _docstring(path: Path) -> str:
     try:
-        return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+        return ast.get_docstring(ast.parse(path.read_text())) or ""
     except (OSError, SyntaxError, ValueError):
         return ""
 

@@ -12,7 +12,12 @@ from collections.abc import Iterable
 
 def printable(text: object) -> str:
     r"""One line, in which whatever does not print is escaped as Python writes it: \x1b, \n, \u202e, \udcff."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))
+    line = str(text)
+    return line if line.isprintable() else "".join(map(_escaped, line))
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign.isprintable() else repr(sign)[1:-1]
 
 
 def text_of(lines: Iterable[object]) -> str:
@@ -26,8 +31,8 @@ def say(*lines: object, errors: bool = False) -> None:
 
 
 def in_markdown(text: object) -> str:
-    """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image or HTML."""
-    return re.sub(r"[\\|<]|(?<=\])\(", r"\\\g<0>", printable(text))
+    """Text for a cell, a heading or an item of Markdown, which starts no cell, link, image, definition or HTML."""
+    return re.sub(r"[\\|<]|(?<=\])[(:]", r"\\\g<0>", printable(text))
 
 
 def in_csv(value: object) -> object:

@@ -168,7 +168,7 @@ class Task:
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
 
-        spec: the export's ViTSpec. images: count of each split. Shares of these are approximate, as they are drawn
+        spec: the export's. images: count of each split. Shares of these are approximate, as they are drawn
         class by class. ValueError where the settings do not fit.
         """
         return {}

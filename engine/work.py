@@ -60,7 +60,7 @@ class Work:
 class Scale:
     """What the work of a task depends on beside its settings."""
 
-    spec: Any  # the export's ViTSpec
+    spec: Any  # the export's
     images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
     classes: int  # of the image set
     flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts

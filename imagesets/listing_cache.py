@@ -12,7 +12,7 @@ that cannot be written is not kept. Names: as imagesets/walk.py.
 import io
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from imagesets.walk import LOST, Walk, stamp_of, walk
 
 VERSION = 1  # of the files: raise it when the same folders would be listed otherwise
 LARGE = 10_000  # images; fewer are listed in a tenth of a second
-KEPT = 64  # listings on disk; one of ImageNet-1k takes 12 MB
+KEPT = 64  # files on disk in each folder; a listing of ImageNet-1k takes 12 MB
 SAMPLE = 1_000  # files whose sizes are compared
 SETTLED = 2e9  # ns; a directory that changed this shortly before may change again without another time of change
 FIELDS = ("names", "lengths", "sizes", "counts", "folders", "folder_lengths", "stamps")
@@ -138,8 +138,13 @@ def _write(path: Path, found: Walk) -> bool:
         *(np.frombuffer(found.names.blob, np.uint8), found.names.lengths.astype(np.uint16), found.sizes, found.counts),
         *(np.frombuffer(found.folders.blob, np.uint8), found.folders.lengths.astype(np.uint16), found.stamps),
     )
+    return keep_arrays(path, dict(zip(FIELDS, arrays, strict=True)))
+
+
+def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Write a .npz file into the user's cache, and remove the oldest in its folder beyond KEPT. Whether it is there."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **dict(zip(FIELDS, arrays, strict=True)))  # type: ignore[arg-type]  # might be a flag
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # one might be a flag
     try:
         write_atomic(path, buffer.getvalue())
         others = sorted(path.parent.glob("*.npz"), key=lambda other: other.stat().st_mtime, reverse=True)

@@ -1,4 +1,4 @@
-"""The random resized crop of every training: a window of random area and aspect ratio, resized to a square.
+"""The random resized crop of every training: a window of random area and aspect ratio, resized to the network's image.
 
 There are two rules for the window and one way to apply it. What the sources' codes differ in beside the rule is who
 draws the numbers: torch (torchvision, in pretraining), Python (timm, in fine-tuning), or a generator of the image's own
@@ -81,11 +81,12 @@ class OwnDraws:
 class RandomResizedCrop:
     """RGB image -> a window of it at size x size pixels, by Pillow. scale: least and largest area of the window.
 
+    size: or height and width. Ratios are then relative to that shape, so that squares stay about square (ours).
     rule: torchvision's ten tries for a window inside the image, else the largest central one of an allowed ratio; or
     MAE's one try, cut down to the image (util/crop.py:22-42). ValueError for a scale that is no range of shares.
     """
 
-    size: int
+    size: int | tuple[int, int]
     scale: tuple[float, float] = AREA
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule = "torchvision"
@@ -95,8 +96,13 @@ class RandomResizedCrop:
         checks.scales(self, "scale")
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        window = image.crop(self.window(*image.size))
-        return window.resize((self.size, self.size), FILTERS[self.interpolation])
+        height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        return image.crop(self.window(*image.size)).resize((width, height), FILTERS[self.interpolation])
+
+    @property
+    def shape(self) -> float:
+        """Width by height."""
+        return self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
 
     def window(self, width: int, height: int) -> Window:
         """The next window of an image of width x height pixels."""
@@ -107,15 +113,15 @@ class RandomResizedCrop:
             wide, high = self.sides(width, height)
             if 0 < wide <= width and 0 < high <= height:
                 return self.placed(width, height, wide, high)
-        wide = min(width, round(height * RATIO[1]))
-        high = min(height, round(width / RATIO[0]))
+        wide = min(width, round(height * (RATIO[1] * self.shape)))
+        high = min(height, round(width / (RATIO[0] * self.shape)))
         left, top = (width - wide) // 2, (height - high) // 2
         return left, top, left + wide, top + high
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of a window; it may be larger than the image."""
         area = width * height * self.draws.uniform(*self.scale)
-        ratio = self.draws.ratio()
+        ratio = self.draws.ratio() * self.shape
         return round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
 
     def placed(self, width: int, height: int, wide: int, high: int) -> Window:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from PIL import Image
@@ -22,6 +22,7 @@ from imagesets.names import PackedNames
 from imagesets.selection import balanced_indices
 
 SPLITS: tuple[Split, ...] = ("train", "val")
+Reported = Literal["top1", "mean per class"]
 
 
 class ImageSource(Protocol):
@@ -100,7 +101,7 @@ class ImageSet:
     """One split of a set, in a fixed order.
 
     labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes.
-    notes: what was recognised and assumed on opening, for people.
+    notes: what was recognised and assumed on opening, for people. reports: the accuracy that the set's papers report.
     """
 
     url: str
@@ -109,6 +110,7 @@ class ImageSet:
     labels: np.ndarray
     images: ImageSource
     notes: tuple[str, ...] = ()
+    reports: Reported = "top1"
 
     def __len__(self) -> int:
         return len(self.labels)

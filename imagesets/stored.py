@@ -5,11 +5,9 @@ and the same features in all its forms. N images.
 """
 
 import glob
-import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -17,12 +15,12 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from engine.files import digest, write_atomic
+from engine.files import digest
 from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import short_list
-from imagesets.listing_cache import user_cache
+from imagesets.listing_cache import keep_arrays, user_cache
 from imagesets.names import PackedNames
-from imagesets.sets import ImageSet, Split
+from imagesets.sets import FileImages, ImageSet, Reported, Split
 
 # Words in the names of files and folders that mean a split, the proper one first.
 SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
@@ -67,14 +65,48 @@ class StoredImages:
         return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedFiles:
+    """Files under the `names` (N) that they would have in a folder of class folders, wherever they lie."""
+
+    names: PackedNames
+    files: FileImages
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N,) int64, in bytes."""
+        return self.files.sizes
+
+    @property
+    def kept_in(self) -> str:
+        """The file that keeps their listing for other runs, "" if none."""
+        return self.files.kept_in
+
+    def path(self, index: int) -> str:
+        return self.files.path(index)
+
+    def encoded(self, index: int) -> bytes:
+        return self.files.encoded(index)
+
+    def image(self, index: int) -> Image.Image:
+        return self.files.image(index)
+
+    def take(self, indices: np.ndarray) -> "NamedFiles":
+        return NamedFiles(names=self.names.take(indices), files=self.files.take(indices))
+
+    def facts(self) -> tuple[bytes, ...]:
+        return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
+
+
 def stored_set(
     *,
     url: str,
     split: Split,
     classes: Sequence[str],
     labels: np.ndarray | None,
-    images: StoredImages,
+    images: StoredImages | NamedFiles,
     notes: Sequence[str],
+    reports: Reported = "top1",
 ) -> ImageSet:
     """The set, its images in the order that they would have in folders: by class, then by name.
 
@@ -91,17 +123,36 @@ def stored_set(
     low, high = labels.min(), labels.max()
     if not 0 <= low <= high < len(classes):
         raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
-    names = [f"{classes[label]}/{name}" for label, name in zip(labels, images.names, strict=True)]
-    order = np.array(sorted(range(len(names)), key=lambda at: (labels[at], names[at])), np.int64)
-    names = [names[at] for at in order]
-    if twice := next((one for one, other in pairwise(names) if one == other), None):
-        raise ValueError(f"{url}: two images of {split} are called {twice!r}; give them names of their own")
     if empty := [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]:
         raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
-    ordered = replace(images.take(order), names=PackedNames.pack(names))
+    order, names, double = _in_folders(classes, labels, images.names)
+    if double:
+        raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
+    ordered = replace(images.take(order), names=names)
     return ImageSet(
-        url=url, split=split, classes=tuple(classes), labels=labels[order], images=ordered, notes=tuple(notes)
+        url=url,
+        split=split,
+        classes=tuple(classes),
+        labels=labels[order],
+        images=ordered,
+        notes=tuple(notes),
+        reports=reports,
     )
+
+
+def _in_folders(classes: Sequence[str], labels: np.ndarray, names: PackedNames) -> tuple[np.ndarray, PackedNames, str]:
+    """Rows (N,) by class and by name, their names as CLASS/IMAGE, and one that occurs twice, "" if none.
+
+    The names of one class at a time are in memory as texts.
+    """
+    orders, parts, double = [], [], ""
+    ends = np.cumsum(np.bincount(labels, minlength=len(classes)))
+    for name, own in zip(classes, np.split(np.argsort(labels, kind="stable"), ends[:-1]), strict=True):
+        pairs = sorted((names[row], row) for row in own.tolist())
+        orders.append(np.array([row for _, row in pairs], np.int64))
+        parts.append(PackedNames.pack(f"{name}/{image}" for image, _ in pairs))
+        double = double or next((f"{name}/{one}" for (one, _), (other, _) in pairwise(pairs) if one == other), "")
+    return np.concatenate(orders), PackedNames.joined(parts), double
 
 
 def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
@@ -139,10 +190,7 @@ def indexed(files: Sequence[str], version: int, make: Callable[[], Mapping[str, 
             return dict(arrays)
     except Exception:  # not there, or damaged: NumPy and zipfile raise nearly anything
         found = dict(make())
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **found)  # type: ignore[arg-type]  # one could be a flag
-    with suppress(OSError):  # no space or no permission: it is made again next time
-        write_atomic(path, buffer.getvalue())
+    keep_arrays(path, found)
     return found
 
 

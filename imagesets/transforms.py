@@ -4,7 +4,7 @@ Decoders: "exact" gives the bytes of the published recipes, torchvision's Resize
 "fast" decodes JPEG by torchvision.io and resizes tensors, about twice as fast, and differs by up to 2 grey levels.
 "Exact" means the bytes of the installed Pillow, whose version results record: from 13 on it resizes some tall images
 (300 x 900, not 375 x 500) vertically first, with other roundings than Pillow 11 and 12 (its pull request 9549).
-Letters: B images, S crop side in pixels.
+Letters: B images, H x W crop in pixels, S its side where it is square.
 """
 
 import math
@@ -35,11 +35,13 @@ FAST_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMo
 class EvalTransform:
     """Resize the short side to floor(size / crop), crop size x size from the centre.
 
-    size: crop side in pixels. crop: the fraction of the resized short side that is kept, timm's crop_pct and, with
-    0.875, the papers' Resize(256) + CenterCrop(224). Raises ValueError for settings outside their range.
+    size: crop side in pixels, or its height and width: then the image is resized, its shape kept, until it just covers
+    floor(height / crop) x floor(width / crop), as in timm (data/transforms.py, ResizeKeepRatio). crop: the fraction of
+    the resized side that is kept, timm's crop_pct and, with 0.875, the papers' Resize(256) + CenterCrop(224). Raises
+    ValueError for settings outside their range.
     """
 
-    size: int = 224
+    size: int | tuple[int, int] = 224
     crop: float = 0.875
     interpolation: str = "bicubic"  # a key of FILTERS; "fast" has two of them
     decode: Literal["exact", "fast"] = "exact"
@@ -47,6 +49,8 @@ class EvalTransform:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.counts(self, "size")
+        if isinstance(self.size, tuple) and self.size[0] == self.size[1]:
+            object.__setattr__(self, "size", self.size[0])
         checks.factors(self, "crop")
         choices = FILTERS if self.decode == "exact" else FAST_MODES
         if self.interpolation not in choices:
@@ -54,17 +58,24 @@ class EvalTransform:
             raise ValueError(f"interpolation={self.interpolation!r}: {where}")
 
     @property
-    def resize(self) -> int:
-        """Length of the short side after resizing, in pixels."""
-        return math.floor(self.size / self.crop)
+    def window(self) -> tuple[int, int]:
+        """Height and width of the crop."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    @property
+    def resize(self) -> int | tuple[int, int]:
+        """Length of the short side after resizing, in pixels; of another shape, the height and width to cover."""
+        if isinstance(self.size, int):
+            return math.floor(self.size / self.crop)
+        return math.floor(self.size[0] / self.crop), math.floor(self.size[1] / self.crop)
 
     @property
     def name(self) -> str:
         """All that decides about pixels, e.g. resize256-bicubic_crop224_exact."""
-        return f"resize{self.resize}-{self.interpolation}_crop{self.size}_{self.decode}"
+        return f"resize{_text(self.resize)}-{self.interpolation}_crop{_text(self.size)}_{self.decode}"
 
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
+        """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
         if self.decode == "fast":
             return self._crop_tensor(fast_pixels(image_set, index))
         return planes(self._crop_image(image_set.image(index)))
@@ -74,23 +85,34 @@ class EvalTransform:
         # is not the same bits: `box` is float32, and which axis Pillow 13 resizes first is its own affair.
         width, height = resized_size(*image.size, self.resize)
         resized = image if image.size == (width, height) else image.resize((width, height), FILTERS[self.interpolation])
-        left, top = window_start(width, self.size), window_start(height, self.size)
-        return resized.crop((left, top, left + self.size, top + self.size))
+        left, top = window_start(width, self.window[1]), window_start(height, self.window[0])
+        return resized.crop((left, top, left + self.window[1], top + self.window[0]))
 
     def _crop_tensor(self, pixels: Tensor) -> Tensor:
         height, width = pixels.shape[1:]
         new_width, new_height = resized_size(width, height, self.resize)
         resized = resize_image(pixels, [new_height, new_width], FAST_MODES[self.interpolation], antialias=True)
-        top, left = window_start(new_height, self.size), window_start(new_width, self.size)
-        window = resized[:, top : top + self.size, left : left + self.size]
+        top, left = window_start(new_height, self.window[0]), window_start(new_width, self.window[1])
+        window = resized[:, top : top + self.window[0], left : left + self.window[1]]
         return window.expand(3, -1, -1).contiguous()
 
 
-def resized_size(width: int, height: int, short: int) -> tuple[int, int]:
-    """(width, height) after torchvision's Resize(short): the long side is cut down to whole pixels."""
+def resized_size(width: int, height: int, short: int | tuple[int, int]) -> tuple[int, int]:
+    """(width, height) after torchvision's Resize(short): the long side is cut down to whole pixels.
+
+    short: or the height and width to cover, after timm's ResizeKeepRatio, which rounds.
+    """
+    if isinstance(short, tuple):
+        ratio = min(height / short[0], width / short[1])
+        return round(width / ratio), round(height / ratio)
     if width <= height:
         return short, int(short * height / width)
     return int(short * width / height), short
+
+
+def _text(size: int | tuple[int, int]) -> str:
+    """224, or 224x336 of height and width."""
+    return "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
 
 
 def window_start(length: int, crop: int) -> int:

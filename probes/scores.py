@@ -1,8 +1,12 @@
 """What every probe says of its hits: accuracies with values for all validation images, and what the run spent."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from engine.resampling import resampled
 from engine.tasks import Metric
+from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet
 
 
@@ -22,6 +26,64 @@ def accuracy(correct: np.ndarray, indices: np.ndarray, images: int, chosen_on_va
     """Accuracy over the read images (V,) bool, which lie at `indices` (V,) among all `images`."""
     values = spread_out(correct, indices, images)
     return Metric(value=percent(correct), per_image=values, chosen_on_val=chosen_on_val)
+
+
+def prediction_arrays(
+    predicted: np.ndarray, confidence: np.ndarray, indices: np.ndarray, images: int
+) -> dict[str, np.ndarray]:
+    """Of the first metric, for all `images`: the class that was predicted (images,) int32, -1 for a skipped image, and
+    how sure the probe was of it (images,) float16, from 0 to 1. Both are of the read images (V,), at `indices` (V,)."""
+    classes = np.full(images, -1, np.int32)
+    classes[indices] = predicted
+    return {"predicted": classes, "confidence": spread_out(confidence, indices, images).astype(np.float16)}
+
+
+def with_class_means(
+    metrics: Mapping[str, Metric], val: ImageSet, repeated: Mapping[str, Sequence[np.ndarray]] | None = None
+) -> dict[str, Metric]:
+    """The metrics of a probe on validation images; where the set's papers report mean per-class accuracy, that of each
+    top-1 accuracy comes first, under its name with per_class in place of top1.
+
+    repeated: top-1 accuracy -> correctness (N,) in each of several repetitions, whose deviation is reported as well.
+    """
+    if val.reports == "top1":
+        return dict(metrics)
+    top1 = {name: each for name, each in metrics.items() if name.startswith("top1") and each.per_image is not None}
+    rates = {name: np.asarray(each.per_image, np.float64) for name, each in top1.items()}
+    drawn = resampled(lambda weights: class_means(rates, val.labels, weights), len(val))
+    found = {}
+    for name, values in rates.items():
+        own = name.replace("top1", "per_class")
+        value, chosen = class_mean(values, val.labels), top1[name].chosen_on_val
+        found[own] = Metric(value=value, resampled=drawn[name], chosen_on_val=chosen)
+        if parts := (repeated or {}).get(name):
+            spread = float(np.std([class_mean(part, val.labels) for part in parts]))
+            found[f"{own}_std"] = Metric(value=spread, higher_is_better=None, deviation_of=own)
+    return found | dict(metrics)
+
+
+def class_mean(values: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over the classes of `labels` (N,) of the accuracy in each, in percent, of correctness (N,)."""
+    return float(class_means({"": values}, labels, np.ones((1, len(labels))))[""][0])
+
+
+def class_means(rates: Mapping[str, np.ndarray], labels: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Name -> (r,) means over the classes that occur of the weighted mean rate in each, in percent.
+
+    rates: by name, correctness (N,) from 0 to 1, NaN for skipped images. labels: (N,). weights: (r, N), how often each
+    image counts.
+    """
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    ordered = weights[:, order]
+    found = {}
+    for name, values in rates.items():
+        read = ~np.isnan(values[order])
+        counts = np.add.reduceat(ordered * read, starts, axis=1)  # (r, classes)
+        right = np.add.reduceat(ordered * np.where(read, values[order], 0.0), starts, axis=1)
+        accuracies = right / np.maximum(counts, 1)  # counts are whole numbers
+        found[name] = 100.0 * accuracies.sum(axis=1) / np.maximum((counts > 0).sum(axis=1), 1)
+    return found
 
 
 def cost(*sets: FeatureSet) -> dict[str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from own_networks import write_networks
 from PIL import Image
 
 from bench.cli.meanings import meanings
@@ -13,7 +14,7 @@ from bench.cli.settings import Change, changed, setting_text, settings_of
 from bench.development.protocol_page import PAGE, protocol_page
 from bench.development.protocols import ROOT, own_tasks, protocol_versions, read_record
 from checkpoints.export import ViTExport
-from checkpoints.resolve import load
+from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
@@ -143,6 +144,24 @@ def test_raw_pixels_are_evaluated_like_a_network(name, tmp_path):
     assert max(accuracies(outcome).values()) > 70  # a row that is centred tells white from no other class
     reads_class = "cls" in str(settings_of(PROTOCOLS[name].task))
     assert ("read_instead" in outcome.facts) == reads_class
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_network_of_the_users_own_is_evaluated_or_refused(name, tmp_path, monkeypatch):
+    """Frozen features are those of any network; what trains one says so at once."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_networks(tmp_path)
+    export, protocol = load_frozen("module:toynets:last"), PROTOCOLS[name]
+    if name.startswith(("finetune", "semi")):
+        for ask in (lambda: run(name, export, "none:", tmp_path), lambda: protocol.task.sizes(export.spec, {})):
+            with pytest.raises(
+                ValueError, match="toynets:last is a frozen network of your own, and fine-tuning trains"
+            ):
+                ask()
+        return
+    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    assert max(accuracies(outcome).values()) > 70
+    assert outcome.facts["val"]["transform"].endswith("_crop16x24_exact")
 
 
 @pytest.mark.parametrize("name", SMOKE)

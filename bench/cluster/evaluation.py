@@ -16,7 +16,7 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
 from bench.run.plan import Job
 from bench.run.runner import RunRequest, surveyed
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import layout_of
 from engine.printing import say
 from engine.tasks import Workspace
@@ -48,7 +48,7 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     return [replace(task, expected={name: seconds[name] for name in task.results if name in seconds}) for task in tasks]
 
 
-def groups_sharing(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[list[Job]]:
+def groups_sharing(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
     """The jobs of one checkpoint in groups: those of a group share features or a stream, or are one protocol."""
     groups: list[tuple[set[Hashable], list[Job]]] = []
     for job in jobs:
@@ -60,7 +60,7 @@ def groups_sharing(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> 
     return [sorted(members, key=jobs.index) for _, members in groups]
 
 
-def _shared(job: Job, export: ViTExport, space: Workspace) -> set[Hashable]:
+def _shared(job: Job, export: FrozenExport, space: Workspace) -> set[Hashable]:
     """What a job shares with others: its protocol, the features and the stream of augmented images that it reads."""
     task = job.chosen.task
     try:

@@ -4,25 +4,38 @@ import argparse
 import shutil
 from pathlib import Path
 
+NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.leaderboard.files.FORMATS, which is slow to import
+EPILOG = """formats:
+  csv      leaderboard.csv: a row for each checkpoint; always written
+  markdown leaderboard.md: tables with intervals; always written
+  latex    leaderboard.tex: booktabs tables, mean and deviation over seeds, the best and its ties bold
+  html     leaderboard.html: plain tables without scripts (bench report writes the page to read)
+  parquet  results.parquet: every number with all that it rests on, for DuckDB or pandas
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench leaderboard`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument("--published", action="store_true",
-        help="show papers' numbers of the same protocols and images, marked, in leaderboard.md and here")  # fmt: skip
+        help="show papers' numbers of the same protocols and images, marked, in all but csv and parquet")  # fmt: skip
+    parser.add_argument("--format", nargs="+", default=[], choices=NAMES, metavar="F",
+        help=f"write other files too: {', '.join(NAMES)}")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.leaderboard.files import rewrite
+    from bench.leaderboard.files import ALWAYS, FORMATS, rewrite
     from bench.leaderboard.tables import to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 
     check_folder(arguments.out)
-    board, _ = rewrite(arguments.out, arguments.published)
-    say(*to_terminal(board, width=shutil.get_terminal_size().columns).split("\n"))
-    if arguments.published and not any(row.published for row in board.rows):
+    shown = rewrite(arguments.out, arguments.published, arguments.format).shown
+    say(*to_terminal(shown, width=shutil.get_terminal_size().columns).split("\n"))
+    if arguments.published and not any(row.published for row in shown.rows):
         say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
-    say("", f"written: {arguments.out / 'leaderboard.csv'}, {arguments.out / 'leaderboard.md'}", errors=True)
+    written = [str(arguments.out / FORMATS[key][0]) for key in dict.fromkeys((*ALWAYS, *arguments.format))]
+    say("", f"written: {', '.join(written)}", errors=True)
     return 0

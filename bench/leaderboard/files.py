@@ -7,10 +7,14 @@ them stands what the pretraining took, where it was done here.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.leaderboard.tables import to_markdown
+from bench.leaderboard.latex import to_latex
+from bench.leaderboard.long_form import to_parquet
+from bench.leaderboard.markdown import to_markdown
+from bench.leaderboard.webpage import to_html
 from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.index import stamps
@@ -36,7 +40,7 @@ def leaderboard_csv(board: Board) -> str:
     for row in board.rows:
         numbers = [_number(row.cells.get(key), part) for key in columns for part in parts[key]]
         facts = [in_csv(getattr(row.checkpoint, fact)) for fact in FACTS]
-        costs = [getattr(row.checkpoint.training_cost, name) or "" for name in spent]
+        costs = [in_csv(getattr(row.checkpoint.training_cost, name) or "") for name in spent]
         writer.writerow([*facts, *costs, *numbers, in_csv("; ".join(row.failed))])
     return buffer.getvalue()
 
@@ -64,11 +68,43 @@ def level_in(out: Path, board: Board, measured: Sequence[Measured]) -> dict[Key,
     return found
 
 
-def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
-    """Rebuild leaderboard.csv and leaderboard.md; returns what is in them, and the results that they are made of.
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """All that a leaderboard's files are made of. results: the folder of the result files."""
 
-    published: with published numbers of the same protocols in leaderboard.md and in what is returned; leaderboard.csv
-    holds what was measured.
+    board: Board  # what was measured
+    shown: Board  # the same, with published rows where they are asked for
+    level: Mapping[Key, frozenset[Key]]
+    measured: Sequence[Measured]
+    results: Path
+
+
+# Name of a format -> its file, and what is written there.
+FORMATS: dict[str, tuple[str, Callable[[Standing], str | bytes]]] = {
+    "csv": ("leaderboard.csv", lambda found: leaderboard_csv(found.board)),
+    "markdown": ("leaderboard.md", lambda found: to_markdown(found.shown, found.level)),
+    "latex": ("leaderboard.tex", lambda found: to_latex(found.shown, found.level)),
+    "html": ("leaderboard.html", lambda found: to_html(found.shown, found.level)),
+    "parquet": ("results.parquet", lambda found: to_parquet(found.measured, found.results)),
+}
+ALWAYS = ("csv", "markdown")
+
+
+def standing(out: Path, published: bool = False) -> Standing:
+    """What the results of a folder come to. published: with published numbers of the same protocols in `shown`."""
+    measured, problems = read_measured(out)
+    results = [each.result for each in measured]
+    board = board_of(results, problems)
+    level = level_in(out, board, measured)
+    shown = with_published(board, results) if published else board
+    return Standing(board=board, shown=shown, level=level, measured=measured, results=out / "results")
+
+
+def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> Standing:
+    """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; returns what they are made of.
+
+    published: with published numbers of the same protocols in the files for people; leaderboard.csv and
+    results.parquet hold what was measured.
 
     Only result files that changed are read, and only pairs of changed results are tested again; the rest is kept in
     OUT/cache. Two processes may do so at once. Each looks again after it has written: whoever writes last has seen
@@ -76,11 +112,9 @@ def rewrite(out: Path, published: bool = False) -> tuple[Board, list[Measured]]:
     """
     while True:
         before = stamps(out)
-        measured, problems = read_measured(out)
-        board = board_of([each.result for each in measured], problems)
-        write_atomic(out / "leaderboard.csv", leaderboard_csv(board))
-        level = level_in(out, board, measured)
-        board = with_published(board, [each.result for each in measured]) if published else board
-        write_atomic(out / "leaderboard.md", to_markdown(board, level))
+        found = standing(out, published)
+        for key in dict.fromkeys((*ALWAYS, *formats)):
+            name, content = FORMATS[key]
+            write_atomic(out / name, content(found))
         if stamps(out) == before:
-            return board, measured
+            return found

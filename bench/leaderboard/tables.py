@@ -1,57 +1,68 @@
-"""The leaderboard for people: one Markdown file, and a table that fits a terminal. One table per protocol."""
+"""The leaderboard for people, one table per protocol: what each file of it shows, and tables that fit a terminal."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from bench.results.board import Board, Cell, Row, best
 from bench.results.record import CheckpointUsed
 from bench.results.units import decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
 from checkpoints.training_cost import COST_UNITS, TrainingCost
-from engine.printing import in_markdown, text_of
-
-INTRODUCTION = """# Leaderboard
-
-Rebuilt by `bench leaderboard`; every number is in leaderboard.csv. In brackets: 95 % interval over validation images.
-Bold: the best of a column and all that a paired test on the same images cannot tell from it (5 %, Holm over the
-column; `bench compare` has the numbers). Without per-image results the best alone is bold. Floor: raw pixels.
-"""
+from engine.printing import text_of
 
 
-def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as Markdown; `level`: who of a column shares the first place, for the columns where that was tested."""
-    names = row_names(board)
-    lines = INTRODUCTION.split("\n")
-    used = [row.checkpoint for row in board.rows]
-    facts = [
-        (
-            *map(in_markdown, (names[each], each.method, each.architecture)),
-            each.parameters,
-            in_markdown(each.digest[:12]),
-        )
-        for each in used
-    ]
-    lines += _markdown_table(("checkpoint", "method", "architecture", "parameters", "digest"), facts, "---")
-    if spent := [each for each in used if each.training_cost != TrainingCost()]:
-        lines += ["", "## Cost of pretraining", ""]
-        body = [(in_markdown(names[each]), *_spent(each.training_cost)) for each in spent]
-        lines += _markdown_table(("checkpoint", *COST_UNITS.values(), "devices"), body, "---:")
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One cell of a table. bold: the best of its column, or what a paired test cannot tell from it."""
+
+    cell: Cell | None
+    bold: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTable:
+    """One group of the board as a table: what the files for people show, before any of them escapes it."""
+
+    group: str
+    caveats: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Entry, ...]], ...]  # a checkpoint's name, and an entry for each metric
+
+
+def group_tables(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> list[GroupTable]:
+    """A table of each group. level: who of a column shares the first place, for the columns where that was tested."""
+    names, found = row_names(board), []
     for group, metrics in board.groups.items():
-        lines += ["", f"## {in_markdown(group)}", ""]
-        lines += [f"> {in_markdown(caveat)}\n" for caveat in board.caveats[group]]
         first = {metric: best(board, group, metric) for metric in metrics}
         shared = {metric: (level or {}).get((group, metric), frozenset()) for metric in metrics}
-        body = [
+        rows = tuple(
             (
-                in_markdown(names[row.checkpoint]),
-                *(_bold(row, (group, metric), first[metric], shared[metric]) for metric in metrics),
+                names[row.checkpoint],
+                tuple(_entry(row, (group, metric), first[metric], shared[metric]) for metric in metrics),
             )
             for row in _in_group(board, group)
-        ]
-        lines += _markdown_table(("checkpoint", *map(in_markdown, metrics)), body, "---:")
-    if notes := troubles(board):
-        lines += ["", "## Failed or unreadable", ""] + [f"- {in_markdown(note)}" for note in notes]
-    return "\n".join(lines) + "\n"
+        )
+        found.append(GroupTable(group=group, caveats=tuple(board.caveats[group]), metrics=tuple(metrics), rows=rows))
+    return found
+
+
+def fact_rows(board: Board) -> list[tuple[str, ...]]:
+    """What each checkpoint is, below a header."""
+    names = row_names(board)
+    facts = [
+        (names[used], used.method, used.architecture, str(used.parameters), used.digest[:12])
+        for used in (row.checkpoint for row in board.rows)
+    ]
+    return [("checkpoint", "method", "architecture", "parameters", "digest"), *facts]
+
+
+def cost_rows(board: Board) -> list[tuple[str, ...]]:
+    """What the pretrainings took that are known to have taken something, below a header; empty where none is."""
+    names = row_names(board)
+    spent = [used for used in (row.checkpoint for row in board.rows) if used.training_cost != TrainingCost()]
+    rows = [(names[used], *_spent(used.training_cost)) for used in spent]
+    return [("checkpoint", *COST_UNITS.values(), "devices"), *rows] if rows else []
 
 
 def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) -> str:
@@ -77,7 +88,7 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
 
 def _spent(cost: TrainingCost) -> list[str]:
     numbers = [getattr(cost, name) for name in COST_UNITS]
-    return [*("" if number is None else f"{number:.4g}" for number in numbers), in_markdown(cost.devices)]
+    return [*("" if number is None else f"{number:.4g}" for number in numbers), cost.devices]
 
 
 def row_names(board: Board) -> dict[CheckpointUsed, str]:
@@ -152,14 +163,8 @@ def _in_group(board: Board, group: str) -> list[Row]:
     return [row for row in board.rows if any(key[0] == group for key in row.cells)]
 
 
-def _bold(row: Row, column: Key, first: float | None, shared: Collection[Key]) -> str:
+def _entry(row: Row, column: Key, first: float | None, shared: Collection[Key]) -> Entry:
     # first: the best number of the column; shared: the checkpoints that cannot be told from it.
     cell = row.cells.get(column)
-    text = in_markdown(number(cell))
     competes = cell is not None and not row.published
-    return f"**{text}**" if competes and (key_of(row.checkpoint) in shared or cell.mean == first) else text
-
-
-def _markdown_table(header: Sequence[str], body: Sequence[Sequence[object]], align: str) -> list[str]:
-    ruler = ["---", *[align] * (len(header) - 1)]
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (header, ruler, *body)]
+    return Entry(cell=cell, bold=competes and (key_of(row.checkpoint) in shared or cell.mean == first))

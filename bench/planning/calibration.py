@@ -22,8 +22,8 @@ import torch
 from bench.planning.rates import Calibration
 from bench.results.environment import hardware
 from checkpoints.backbone import Backbone
-from checkpoints.export import ViTExport
 from checkpoints.flops import forward_flops, training_flops
+from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
 from engine.printing import say
 from engine.tasks import Task, Workspace
@@ -41,7 +41,7 @@ GALLERY, QUERIES = 20_000, 512  # rows that are compared
 PRODUCT = 1024  # rows and columns of a matrix product
 
 
-def calibration_path(space: Workspace, export: ViTExport, fingerprints: Mapping[str, str]) -> Path:
+def calibration_path(space: Workspace, export: FrozenExport, fingerprints: Mapping[str, str]) -> Path:
     """Where the calibration of this machine, export and image set is kept."""
     key = [hardware(), space.device, space.precision, space.decode, space.batch_size, space.workers, space.world.size]
     named = digest([*key, asdict(export.spec), dict(fingerprints)])[:16]
@@ -57,7 +57,7 @@ def read_calibration(path: Path) -> Calibration | None:
 
 
 def calibrated(
-    path: Path, export: ViTExport, space: Workspace, tasks: Iterable[tuple[str, Task]], classes: int, fresh: bool
+    path: Path, export: FrozenExport, space: Workspace, tasks: Iterable[tuple[str, Task]], classes: int, fresh: bool
 ) -> Calibration:
     """What is measured for these tasks on the set `space.data`: kept where it was before, else measured now.
 
@@ -71,7 +71,7 @@ def calibrated(
     with scratch(space) as inside:
         rehearsed = {name: rehearsal(name, task, export, inside) for name, task in missing}
         kept = kept or measured(export, inside, reads_scenes=any(task.LAYOUT for _, task in missing))
-        models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing}
+        models = {name: dict(task.model_flops(export.spec, classes)) for name, task in missing if rehearsed[name]}
     probes = [rehearsed[name] for name, task in missing if not task.LAYOUT]
     trained = [found["training"] for found in probes if "training" in found]
     flops = {**kept.flops, **({"training": training_flops(export.spec) / min(trained)} if trained else {})}
@@ -93,7 +93,7 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
         yield replace(space, cache=Path(folder), wanted={}, limit=None)
 
 
-def rehearsal(name: str, task: Task, export: ViTExport, space: Workspace) -> dict[str, float]:
+def rehearsal(name: str, task: Task, export: FrozenExport, space: Workspace) -> dict[str, float]:
     """What a task rehearses; nothing where it cannot, which is said."""
     try:
         return dict(task.rehearse(export, space))
@@ -105,7 +105,7 @@ def rehearsal(name: str, task: Task, export: ViTExport, space: Workspace) -> dic
         return {}
 
 
-def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibration:
+def measured(export: FrozenExport, space: Workspace, reads_scenes: bool) -> Calibration:
     """What all tasks share. Of scenes nothing is shared but the matrix products."""
     product = seconds_of(lambda: _product(space.device))
     flops = {"product": 2.0 * PRODUCT**3 / product}
@@ -135,7 +135,7 @@ def measured(export: ViTExport, space: Workspace, reads_scenes: bool) -> Calibra
     )
 
 
-def bare_forward(export: ViTExport, space: Workspace) -> float:
+def bare_forward(export: FrozenExport, space: Workspace) -> float:
     """Operations a second of the network on images in memory."""
     backbone, count = Backbone(export, space.device, space.precision), 2
     sides = [patches * export.spec.patch_size for patches in export.spec.grid]
@@ -145,13 +145,13 @@ def bare_forward(export: ViTExport, space: Workspace) -> float:
     return count * forward_flops(export.spec) / seconds
 
 
-def passes(export: ViTExport, train: ImageSet, space: Workspace, augmented: bool) -> tuple[float, float]:
+def passes(export: FrozenExport, train: ImageSet, space: Workspace, augmented: bool) -> tuple[float, float]:
     """Seconds that one core takes to read an image, and that this machine takes for an image through the network."""
     transform: Any = transform_of(export, space)
     if augmented:
         names = np.arange(len(train))
         transform = TrainTransform(
-            size=export.spec.side, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
+            size=export.spec.size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
         )
     chunk = space.batch_size or BATCH.get(torch.device(space.device).type, BATCH["cpu"])
     kind = FeatureKind("cls" if export.spec.has_class_token else "avg")

@@ -25,6 +25,7 @@ class MeasuredNumbers:
     data: DataUsed
     numbers: Mapping[str, float]  # metric -> value
     limit: int | None = None
+    branch: str = ""  # of the file that it was imported from; "" for its importer's first
 
 
 def tolerance_of(value: PublishedValue) -> tuple[float, str]:
@@ -56,6 +57,7 @@ def _is_same(found: MeasuredNumbers, value: PublishedValue) -> bool:
         and value.protocol == found.protocol.name
         and sorted(value.settings.split()) == _texts(found.protocol.changes)
         and value.metric in found.numbers
+        and found.branch == value.network
         and found.limit is None
         and dict(found.data.images) == dict(SETS[value.data].images)
     )

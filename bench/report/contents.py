@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import PurePath
+from typing import Literal
 
 from bench.leaderboard.tables import number, row_names, troubles
 from bench.results.board import Board, Cell, Row, best, group_of
@@ -9,6 +12,10 @@ from bench.results.record import CheckpointUsed, Result
 from bench.results.units import number_text
 from bench.statistics.matching import Measured
 from bench.statistics.significance import Key, key_of
+from engine.extensions import opening, source_files
+
+# measured: competes. floor: raw pixels. initial: a pretraining's weights before its first update. published: a paper's.
+Kind = Literal["measured", "floor", "initial", "published"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +34,7 @@ class ShownRow:
     """One checkpoint in a table."""
 
     name: str
-    kind: str  # "measured", "floor" or "published"
+    kind: Kind
     rank: str  # "1", "2-3" for several that share it, "" for rows that compete with none
     numbers: tuple[ShownNumber, ...]
 
@@ -40,13 +47,16 @@ class ShownTable:
     group: str
     data: str
     protocol: str
+    about: str  # what the task is, for people; "" where it is not installed
     source: str
     settings: Mapping[str, object]
     metrics: tuple[str, ...]
     axis: tuple[str, str] | None  # what the ends of the first column's axis mean
     rows: tuple[ShownRow, ...]
     caveats: tuple[str, ...]
-    verdict: str
+    images: int | None  # validation images that the first result saw
+    tested: bool  # whether a paired test compared the first column's best with the others
+    on_val: bool  # whether some number was chosen on the validation images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +67,6 @@ class ReportContents:
     checkpoints: tuple[Mapping[str, object], ...]
     results: tuple[Mapping[str, object], ...]  # each as its file has it, without what only programs read
     troubles: tuple[str, ...]
-    verdict: str
     newest: str  # date of the newest result
 
 
@@ -73,7 +82,6 @@ def contents(board: Board, measured: Sequence[Measured], level: Mapping[Key, fro
         checkpoints=tuple(_facts(row, name) for row, name in zip(board.rows, _names(board), strict=True)),
         results=tuple(provenance(result) for result in good),
         troubles=tuple(troubles(board)),
-        verdict=overall(tables),
         newest=max((result.date for result in good), default=""),
     )
 
@@ -99,9 +107,25 @@ def _facts(row: Row, name: str) -> dict[str, object]:
     }
 
 
-def row_kind(row: Row) -> str:
-    """ "published", "floor" or "measured"."""
-    return "published" if row.published else "floor" if row.checkpoint.is_floor else "measured"
+def row_kind(row: Row) -> Kind:
+    """What a row is to the others; initial weights are known by the folder that a pretraining writes them to."""
+    if row.published:
+        return "published"
+    if row.checkpoint.is_floor:
+        return "floor"
+    return "initial" if PurePath(row.checkpoint.source).name == "start" else "measured"
+
+
+@cache
+def about_task(task: str) -> str:
+    """The first two paragraphs of a task's file."""
+    files = source_files("probes") | source_files("downstream")
+    return opening(files[task]) if task in files else ""
+
+
+def _images_of(result: Result) -> int | None:
+    images = result.data.images.get("val")
+    return images if images is None or result.limit is None else min(images, result.limit)
 
 
 def _table(
@@ -136,13 +160,16 @@ def _table(
         group=group,
         data=one.data.name,
         protocol=one.protocol.name,
+        about=about_task(one.task),
         source=one.protocol.source,
         settings=dict(one.settings),
         metrics=tuple(metrics),
         axis=tuple(number_text(end, _unit(rows, (group, main))) for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(shown),
         caveats=tuple(board.caveats[group]),
-        verdict=verdict(shown, one, level.get((group, main))),
+        images=_images_of(one),
+        tested=(group, main) in level,
+        on_val=any(metric.chosen_on_val for metric in one.metrics.values()),
     )
 
 
@@ -197,48 +224,6 @@ def ranks(rows: Sequence[Row], column: Key, level: frozenset[Key]) -> dict[Check
             better = [other for other in ordered if _order(cells[other]) < _order(cells[used])]
             found[used] = str(1 + max(len(better), top if top > 1 else 0))
     return found
-
-
-def verdict(rows: Sequence[ShownRow], result: Result, level: frozenset[Key] | None) -> str:
-    """One sentence on who leads, and what that rests on."""
-    competing = [row for row in rows if row.kind != "published" and row.numbers[0].value is not None]
-    leaders = [row.name for row in competing if row.numbers[0].first] or [competing[0].name]
-    images = result.data.images.get("val")
-    over = f"on {images if result.limit is None or images is None else min(images, result.limit)} validation images"
-    if len(competing) == 1:
-        return f"{leaders[0]} alone was measured, {over}."
-    if level is None:
-        return f"{leaders[0]} has the best number {over}; there is no paired test of this metric."
-    if len(leaders) == 1:
-        return f"{leaders[0]} leads {over}: better than every other by a paired test on the same images (5 %, Holm)."
-    if len(leaders) == len(competing):
-        return f"No difference between the {len(leaders)} is significant {over}."
-    named = ", ".join(leaders[:-1]) + f" and {leaders[-1]}"
-    return f"{named} lead {over}; a paired test on the same images does not tell them apart (5 %, Holm)."
-
-
-def overall(tables: Sequence[ShownTable]) -> str:
-    """One sentence on the whole board."""
-    wins: dict[str, int] = {}
-    contested = 0
-    for table in tables:
-        competing = [row for row in table.rows if row.kind != "published" and row.numbers[0].value is not None]
-        if len(competing) < 2:
-            continue
-        contested += 1
-        for row in competing:
-            if row.numbers[0].first:
-                wins[row.name] = wins.get(row.name, 0) + 1
-    if not wins:
-        return "Nothing was measured under one protocol for two checkpoints yet, so there is nothing to compare."
-    most = max(wins.values())
-    names = sorted(name for name, count in wins.items() if count == most)
-    who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    verb = "is" if len(names) == 1 else "are"
-    return (
-        f"{who} {verb} best, or level with the best, in {most} of {contested} tables with two checkpoints or more. "
-        "Level: a paired test on the same validation images does not tell them apart."
-    )
 
 
 def provenance(result: Result) -> dict[str, object]:

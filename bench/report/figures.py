@@ -8,10 +8,9 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from engine.printing import printable
 
@@ -22,6 +21,7 @@ MARKERS = "osD^vPX*"
 INK = "#123456"  # drawn in this colour, then replaced by currentColor
 CURVES = ("loss", "lr", "grad_norm", "images_per_second", "knn_top1")  # of a training's log, where it has them
 POINTS = 400  # of a curve, at most
+FEW = 30  # points of a curve up to which each has a marker
 
 
 def cost_figure(points: Mapping[str, tuple[float, float]], cost: str, metric: str) -> str:
@@ -49,21 +49,54 @@ def training_figure(logs: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     if not shown:
         return ""
     figure, panels = _axes(len(shown))
-    drawn: dict[str, Any] = {}
     for axes, value in zip(panels, shown, strict=True):
-        for number, (name, lines) in enumerate(logs.items()):
-            points = [(line["epoch"], line[value]) for line in lines if value in line and "epoch" in line]
-            if points:
-                every = -(-len(points) // POINTS)
-                style = DASHES[number // len(COLOURS) % len(DASHES)]
-                (line,) = axes.plot(*zip(*points[::every], strict=True), style, color=COLOURS[number % len(COLOURS)])
-                drawn.setdefault(printable(name), line)
+        _draw_lines(axes, {name: points_of(lines, value) for name, lines in logs.items()})
         axes.set_title(value.replace("_", " "), fontsize=10, color=INK)
         axes.set_xlabel("epoch")
-    legend = panels[0].legend(drawn.values(), drawn, fontsize=8, labelcolor=INK, framealpha=0)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    _legend(panels[0], logs)
     return _svg(figure, "curves of the pretrainings")
+
+
+def points_of(lines: Sequence[Mapping[str, float]], value: str) -> list[tuple[float, float]]:
+    """Epoch and value of the lines of a log that hold it, POINTS at most."""
+    points = [(line["epoch"], line[value]) for line in lines if value in line and "epoch" in line]
+    return points[:: max(1, -(-len(points) // POINTS))]
+
+
+def lines_figure(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, title: str) -> str:
+    """One line for each name. x, y: what the axes mean."""
+    figure, (axes,) = _axes(1)
+    _draw_lines(axes, curves)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    _legend(axes, curves)
+    return _svg(figure, title)
+
+
+def calibration_figure(bins: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Accuracy against confidence, in percent, and the diagonal on which both are the same. bins: name -> (bins, 2)
+    confidences and accuracies, from 0 to 1."""
+    figure, (axes,) = _axes(1)
+    axes.plot([0, 100], [0, 100], color=INK, alpha=0.4, linewidth=1)
+    _draw_lines(axes, {name: [(100 * sure, 100 * right) for sure, right in each] for name, each in bins.items()})
+    axes.set_xlabel("confidence, %")
+    axes.set_ylabel("accuracy, %")
+    _legend(axes, bins)
+    return _svg(figure, "accuracy against confidence")
+
+
+def _draw_lines(axes, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    for number, points in enumerate(curves.values()):
+        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+        marker = MARKERS[number % len(MARKERS)] if len(points) <= FEW else ""
+        axes.plot([x for x, _ in points], [y for _, y in points], dashes, color=colour, marker=marker, markersize=4)
+
+
+def _legend(axes, names: Iterable[str]) -> None:
+    lines = [line for line in axes.get_lines() if line.get_color() != INK]
+    legend = axes.legend(lines, [printable(name) for name in names], fontsize=8, labelcolor=INK, framealpha=0)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name is no formula
 
 
 def log_of(path: Path) -> list[dict[str, float]]:

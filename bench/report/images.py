@@ -1,22 +1,19 @@
 """Which validation images a table's checkpoints get wrong: the hardest ones as small pictures, accuracy by class.
 
-Read off the correctness of each image that results keep, and off the image set itself, where it is on this machine and
-still the one that was measured.
+Read off the correctness of each image that results keep.
 """
 
-import base64
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from bench.report.mistakes import predictions_of
+from bench.report.pictures import small_picture
 from bench.statistics.matching import Measured, array_of
-from imagesets.decoding import UnreadableImage
-from imagesets.sets import ImageSet, open_set
+from imagesets.sets import ImageSet
 
 SHOWN = 12  # images, and classes at either end
-SIDE = 96  # pixels of the longer side of a small picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +25,7 @@ class HardImage:
     path: str
     right: int  # checkpoints that get it right
     of: int  # checkpoints
+    taken_for: str  # what the best checkpoint takes it for; "" where that is not kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,54 +41,29 @@ class ClassAccuracy:
 class ImageView:
     """What can be seen of a table's images. names: the checkpoints, whose first seed was read."""
 
+    metric: str
     names: tuple[str, ...]
     hardest: tuple[HardImage, ...]
     classes: tuple[ClassAccuracy, ...]  # those on which the first checkpoint is worst, then those on which it is best
     all_classes: int
 
 
-def image_view(
-    measured: Mapping[str, Measured], metric: str, opened: Callable[[str], ImageSet | None]
-) -> ImageView | None:
-    """What the named results of one table, the best first, say of its images. None where no correctness is kept, or
-    the images are not on this machine.
-
-    opened: URL -> its validation images, or None; see `on_this_machine`.
-    """
+def image_view(measured: Mapping[str, Measured], metric: str, images: ImageSet) -> ImageView | None:
+    """What the named results of one table, the best first, say of its images; None where no correctness is kept."""
     kept = {name: each for name, each in measured.items() if _per_image(each, metric)}
-    if not kept:
-        return None
-    first = next(iter(kept.values())).result
-    images = opened(first.data.url)
-    if images is None or images.fingerprint != first.data.fingerprints.get("val"):
-        return None
-    images = images if first.limit is None else images.limited(first.limit)
     right = {name: array_of(each, metric).astype(np.float64) for name, each in kept.items()}
     right = {name: values for name, values in right.items() if len(values) == len(images)}
     if not right or not images.classes:
         return None
     table = np.stack(list(right.values()))  # (checkpoints, images), NaN where an image was skipped
+    best = predictions_of(measured[next(iter(right))], len(images))
     return ImageView(
+        metric=metric,
         names=tuple(right),
-        hardest=tuple(_hardest(images, table)),
+        hardest=tuple(_hardest(images, table, best[0] if best else None)),
         classes=tuple(_by_class(images, table)),
         all_classes=len(np.unique(images.labels)),
     )
-
-
-def on_this_machine() -> Callable[[str], ImageSet | None]:
-    """A function that opens validation images by URL, each once; None where they cannot be opened here."""
-    found: dict[str, ImageSet | None] = {}
-
-    def opened(url: str) -> ImageSet | None:
-        if url not in found:
-            try:
-                found[url] = open_set(url, "val")
-            except (ValueError, OSError):  # moved, unmounted, or no image set
-                found[url] = None
-        return found[url]
-
-    return opened
 
 
 def _per_image(measured: Measured, metric: str) -> bool:
@@ -98,7 +71,7 @@ def _per_image(measured: Measured, metric: str) -> bool:
     return record is not None and record.array is not None and record.array_over == "images" and record.unit == "%"
 
 
-def _hardest(images: ImageSet, right: np.ndarray) -> list[HardImage]:
+def _hardest(images: ImageSet, right: np.ndarray, predicted: np.ndarray | None) -> list[HardImage]:
     """The images that the fewest checkpoints get right, spread over the set; those that all get right are none."""
     share = np.nanmean(right, axis=0) if len(right) > 1 else right[0]
     candidates = np.flatnonzero(share < 1)
@@ -108,31 +81,18 @@ def _hardest(images: ImageSet, right: np.ndarray) -> list[HardImage]:
         ordered = level[np.arange(SHOWN) * len(level) // SHOWN]
     found = []
     for index in ordered[:SHOWN].tolist():
-        try:
-            picture = small_picture(images, index)
-        except (UnreadableImage, OSError):
-            continue
-        label = images.classes[images.labels[index]]
-        scores = right[:, index]
+        taken = images.labels[index] if predicted is None or predicted[index] < 0 else predicted[index]
         found.append(
             HardImage(
-                picture=picture,
-                label=label,
+                picture=small_picture(images, index),
+                label=images.classes[images.labels[index]],
                 path=images.path(index),
-                right=int(np.nansum(scores)),
-                of=int((~np.isnan(scores)).sum()),
+                right=int(np.nansum(right[:, index])),
+                of=int((~np.isnan(right[:, index])).sum()),
+                taken_for="" if taken == images.labels[index] else images.classes[taken],
             )
         )
-    return found
-
-
-def small_picture(images: ImageSet, index: int) -> str:
-    """An image of a set as a data: URL of a small JPEG."""
-    image = images.image(index)
-    image.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return [image for image in found if image.picture]
 
 
 def _by_class(images: ImageSet, right: np.ndarray) -> Sequence[ClassAccuracy]:

@@ -52,12 +52,17 @@
     shown.textContent = word ? `${names.size} shown` : "";
   });
 
-  const results = JSON.parse(document.getElementById("results").textContent);
+  // What numbers rest on is read when it is first asked for: of 500 checkpoints it is most of the page.
+  let results;
+  const result = (at) => {
+    results ??= JSON.parse(document.getElementById("results").textContent);
+    return results.names.map((name, column) => [name, results.texts[results.rows[at][column]]]);
+  };
   const dialog = document.getElementById("provenance");
   const body = document.getElementById("provenance-body");
-  const listed = (result) => {
+  const listed = (entries) => {
     const list = document.createElement("dl");
-    for (const [name, value] of Object.entries(result)) {
+    for (const [name, value] of entries) {
       const line = document.createElement("div");
       for (const [tag, text] of [["dt", name], ["dd", value]]) {
         const part = document.createElement(tag);
@@ -71,7 +76,7 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-results]");
     if (!button) return;
-    body.replaceChildren(...button.dataset.results.split(" ").map((at) => listed(results[Number(at)])));
+    body.replaceChildren(...button.dataset.results.split(" ").map((at) => listed(result(Number(at)))));
     dialog.showModal();
   });
 })();

@@ -7,13 +7,13 @@ from bench.leaderboard.files import level_in
 from bench.published.rows import with_published
 from bench.report.contents import ReportContents, ShownTable, contents
 from bench.report.figures import cost_figure, log_of, training_figure
-from bench.report.images import ImageView, image_view, on_this_machine
-from bench.results.board import board_of, group_of
-from bench.statistics.matching import Measured, read_measured
+from bench.report.verdicts import grounds, headline, verdict
+from bench.report.views import TableView, views_of
+from bench.results.board import board_of
+from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS
 from engine.printing import printable
 
-BEST = 8  # checkpoints of a table whose accuracy by class is shown
 HERE = Path(__file__).parent
 COSTS = ("hours", "gflop_per_image", "memory_gib")  # of a pretraining, the first that two checkpoints have is drawn
 
@@ -29,24 +29,7 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     board = board_of(results, problems)
     level = level_in(out, board, measured)
     found = contents(with_published(board, results) if published else board, measured, level)
-    views = views_of(found, measured) if pictures else {}
-    return page_of(found, figures_of(found), views)
-
-
-def views_of(report: ReportContents, measured: Sequence[Measured]) -> dict[str, ImageView]:
-    """Anchor of a table -> what can be seen of its images: of the first seed of its eight best checkpoints."""
-    by_place: dict[tuple[str, str], Measured] = {}
-    for each in measured:
-        if each.result.status == "ok":
-            by_place.setdefault((group_of(each.result), each.result.checkpoint.digest), each)
-    digests = {each["name"]: str(each["digest"]) for each in report.checkpoints}
-    opened, found = on_this_machine(), {}
-    for table in report.tables:
-        rows = [row.name for row in table.rows if row.kind != "published"][:BEST]
-        own = {name: by_place[table.group, digests[name]] for name in rows if (table.group, digests[name]) in by_place}
-        if own and (view := image_view(own, table.metrics[0], opened)):
-            found[table.anchor] = view
-    return found
+    return page_of(found, figures_of(found), views_of(found, measured, pictures))
 
 
 def figures_of(report: ReportContents) -> dict[str, str]:
@@ -62,7 +45,7 @@ def figures_of(report: ReportContents) -> dict[str, str]:
     logs = {
         str(each["name"]): lines
         for each in report.checkpoints
-        if (lines := log_of(Path(str(each["source"])).parent / "log.jsonl"))
+        if each["kind"] == "measured" and (lines := log_of(Path(str(each["source"])).parent / "log.jsonl"))
     }
     if curves := training_figure(logs) if logs else "":
         found["Pretraining"] = curves
@@ -79,8 +62,8 @@ def _costs(report: ReportContents, table: ShownTable, cost: str) -> dict[str, tu
     }
 
 
-def page_of(report: ReportContents, figures: Mapping[str, str], views: Mapping[str, ImageView]) -> str:
-    """HTML of a report. figures: SVG by heading. views: of images, by the anchor of their table."""
+def page_of(report: ReportContents, figures: Mapping[str, str], views: Mapping[str, TableView]) -> str:
+    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -94,9 +77,22 @@ def page_of(report: ReportContents, figures: Mapping[str, str], views: Mapping[s
     )
     return environment.get_template("page.html").render(
         report=report,
-        results=[{name: printable(value) for name, value in each.items()} for each in report.results],
+        headline=headline(report),
+        grounds=grounds(report),
+        verdict=verdict,
+        results=packed([{name: printable(value) for name, value in each.items()} for each in report.results]),
         views=views,
-        figures={title: Markup(svg) for title, svg in figures.items()},
+        figures=figures,
+        svg=Markup,  # of figures, whose texts matplotlib escapes
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
     )
+
+
+def packed(results: Sequence[Mapping[str, str]]) -> dict[str, list]:
+    """Texts under the same names, each different text once: names, texts, and the places of each result's texts. For
+    500 checkpoints under ten protocols an eighth of the bytes."""
+    names = list(results[0]) if results else []
+    places: dict[str, int] = {}
+    rows = [[places.setdefault(each[name], len(places)) for name in names] for each in results]
+    return {"names": names, "texts": list(places), "rows": rows}

@@ -118,7 +118,7 @@ class Result:
     # what else the task recorded about its numbers; the same when it was killed and begun again. `read_instead`: where
     # the model lacks what the protocol reads, what it reads -> what was read instead
     facts: Mapping[str, Any] = field(default_factory=dict)
-    # names of the other arrays in the `.npz` file, from which metrics can be computed again: areas, detections
+    # names of the other arrays in the `.npz` file: areas, detections, predictions
     arrays: tuple[str, ...] = ()
     device: str = ""  # `cpu`, `cuda`, `cuda:1`
     compiled: bool = False  # torch.compile computed the transformer blocks (`--compile`; dense tasks never)

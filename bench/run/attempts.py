@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bench.cli.messages import in_one_line
 from bench.run.outcomes import checked
 from bench.run.plan import Job
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.distributed import World
 from engine.tasks import Outcome, Workspace
 from engine.training.interruptions import Stopped
@@ -28,7 +28,7 @@ class Attempt:
         return self.seconds / self.planned if self.planned and not self.error else None
 
 
-def in_groups(jobs: Sequence[Job], export: ViTExport | None, space: Workspace) -> list[list[Job]]:
+def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
     """The jobs in their order; those on one stream of one image set together, where the first of them stands.
 
     A job that failed before is not put together with new ones, which it might stop.
@@ -41,7 +41,7 @@ def in_groups(jobs: Sequence[Job], export: ViTExport | None, space: Workspace) -
     return list(groups.values())
 
 
-def attempts(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
+def attempts(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
     """Run jobs of one stream together, or a single one: each as soon as it ends.
 
     Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.

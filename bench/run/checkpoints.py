@@ -8,9 +8,10 @@ from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.importing import ImportOptions
-from checkpoints.resolve import load
-from checkpoints.spec import ViTSpec
+from checkpoints.own_networks import SCHEME
+from checkpoints.resolve import load, load_frozen
 from checkpoints.training_cost import TrainingCost
 from engine.printing import say
 from pretrain.loop.exporting import exports_in, finished_export, is_run
@@ -24,7 +25,7 @@ class LoadedCheckpoint:
     """A checkpoint that has been loaded and verified."""
 
     used: CheckpointUsed  # what results say about it
-    spec: ViTSpec
+    spec: FrozenSpec
     reference: str  # from which other processes load it without an import
 
     @property
@@ -35,13 +36,19 @@ class LoadedCheckpoint:
 
 def prepare(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
-) -> tuple[LoadedCheckpoint, ViTExport]:
+) -> tuple[LoadedCheckpoint, FrozenExport]:
     """Load `reference`, verify an export's fingerprint and, if `save`, save an import under `out`/exports.
+
+    A network of the user's own is not saved: every process asks its function for it.
 
     options: of an import. It needs no verification: its fingerprint was just computed from its weights. ValueError
     where the checkpoint cannot be loaded or its activations differ from the recorded ones.
     """
     try:
+        if reference.startswith(f"{SCHEME}:"):
+            own = load_frozen(reference, options)
+            used = describe(own, name or default_name(reference, own.digest), reference)
+            return LoadedCheckpoint(used=used, spec=own.spec, reference=reference), own
         reference, export = opened(reference, options)
     except (ValueError, OSError) as error:
         raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
@@ -89,7 +96,7 @@ def save_once(export: ViTExport, folder: Path) -> None:
             raise
 
 
-def describe(export: ViTExport, name: str, reference: str) -> CheckpointUsed:
+def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
     """What results say about an export."""
     facts = export.facts
     return CheckpointUsed(

@@ -11,7 +11,7 @@ from bench.cli.settings import setting_text
 from bench.run.forecast import Forecast, text_of_forecast
 from bench.run.plan import Job
 from bench.run.suites import ChosenProtocol
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenSpec
 from engine.printing import say
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
@@ -41,7 +41,7 @@ class Planned:
             yield from _wrapped(text_of_forecast(self.forecast), width)
 
 
-def planned(job: Job, spec: ViTSpec, limit: int | None, forecast: Forecast | None = None) -> Planned:
+def planned(job: Job, spec: FrozenSpec, limit: int | None, forecast: Forecast | None = None) -> Planned:
     """What a job would do with a network of this architecture, on at most `limit` images of each split."""
     images = {split: min(count, limit or count) for split, count in job.data.images.items()}
     if job.state == "done":

@@ -13,7 +13,8 @@ from bench.run.attempts import Attempt
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.outcomes import recorded
 from bench.run.plan import Job
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
+from engine.extensions import extensions, load_extension
 from engine.printing import text_of
 from engine.tasks import Workspace
 
@@ -58,7 +59,7 @@ def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, att
     return record(job.path, result, found.arrays, log)
 
 
-def numbers_of(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
     """What is compared with published numbers."""
     return MeasuredNumbers(
         digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
@@ -66,7 +67,16 @@ def numbers_of(job: Job, export: ViTExport, space: Workspace, attempt: Attempt) 
         data=job.data,
         numbers=attempt.outcome.numbers,
         limit=space.limit,
+        branch=branch_of(export),
     )
+
+
+def branch_of(export: FrozenExport) -> str:
+    """Which of the networks in its file an export holds; "" for its importer's first."""
+    name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
+    if not name or importer not in extensions("importers"):
+        return ""
+    return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
 
 
 def _rate(cost: Mapping[str, float]) -> float | None:

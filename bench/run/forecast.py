@@ -14,7 +14,7 @@ from bench.planning.calibration import calibration_path, read_calibration
 from bench.planning.rates import Calibration, Speed, seconds_of_work
 from bench.planning.sharing import Shares, shared_keys
 from bench.run.plan import Job
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.tasks import Workspace
 from engine.work import Scale, Work
 from imagesets.sets import open_set
@@ -40,7 +40,7 @@ class Forecast:
 
 def forecasts(
     jobs: Sequence[Job],
-    export: ViTExport,
+    export: FrozenExport,
     space: Workspace,
     speeds: Mapping[str, Speed],
     classes: Classes,
@@ -69,7 +69,7 @@ def forecasts(
     return sorted(_in_company(found, export, space), key=lambda each: jobs.index(each.job))
 
 
-def _in_company(found: Sequence[Forecast], export: ViTExport, space: Workspace) -> list[Forecast]:
+def _in_company(found: Sequence[Forecast], export: FrozenExport, space: Workspace) -> list[Forecast]:
     """Jobs on one stream run together, and their time is divided equally among them, as in results."""
     streams: dict[Any, list[float]] = {}
     keys = [(each.job.data.url, each.job.chosen.key, each.job.chosen.task.stream(export, space)) for each in found]
@@ -84,7 +84,7 @@ def _in_company(found: Sequence[Forecast], export: ViTExport, space: Workspace) 
 
 
 def models_of(
-    speed: Speed | None, job: Job, export: ViTExport, classes: Classes, count_models: bool
+    speed: Speed | None, job: Job, export: FrozenExport, classes: Classes, count_models: bool
 ) -> Mapping[Any, float]:
     """Operations of the models that a task builds: those of a calibration, else counted, if asked."""
     if isinstance(speed, Calibration) and job.chosen.name in speed.models:
@@ -93,7 +93,12 @@ def models_of(
 
 
 def work_of(
-    job: Job, export: ViTExport, space: Workspace, images: Mapping[str, int], classes: int, flops: Mapping[Any, float]
+    job: Job,
+    export: FrozenExport,
+    space: Workspace,
+    images: Mapping[str, int],
+    classes: int,
+    flops: Mapping[Any, float],
 ) -> Work:
     """All that a job does by itself."""
     on_cpu = torch.device(space.device).type == "cpu"
@@ -124,7 +129,7 @@ def text_of_forecast(each: Forecast) -> str:
     return f"{taken}; {counted}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
 
 
-def expectations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> dict[Path, float]:
+def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:
     """Result path -> seconds that the job should take, where `bench plan` has calibrated before."""
     speeds = kept_calibrations(jobs, export, space)
     if not speeds:
@@ -134,14 +139,14 @@ def expectations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> di
     return {each.job.path: each.seconds for each in known if each.seconds}
 
 
-def kept_calibrations(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> dict[str, Calibration]:
+def kept_calibrations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[str, Calibration]:
     """Name of each image set on which this machine was measured before -> what was measured."""
     fingerprints = {job.data.name: job.data.fingerprints for job in jobs}
     found = {name: read_calibration(calibration_path(space, export, each)) for name, each in fingerprints.items()}
     return {name: each for name, each in found.items() if each}
 
 
-def forecasts_without_measuring(jobs: Sequence[Job], export: ViTExport, space: Workspace) -> list[Forecast]:
+def forecasts_without_measuring(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[Forecast]:
     """With times where they are known, and without building the models of dense tasks: quick, for a dry run."""
     speeds = kept_calibrations(jobs, export, space)
     return forecasts(jobs, export, space, speeds, classes_of_opened(space), count_models=False)

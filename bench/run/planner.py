@@ -17,7 +17,7 @@ from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import Forecast, classes_of_opened, forecasts, text_of_forecast
 from bench.run.plan import Job
 from bench.run.runner import RunRequest, checkpoint_title, surveyed
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.printing import say
 
 CLASSES = {"imagenet": 1000, "ade20k": 150, "cityscapes": 19, "coco": 80}  # of the sets that papers evaluate on
@@ -67,7 +67,7 @@ def _known(name: str) -> DataUsed:
 
 
 def _calibrated(
-    request: RunRequest, export: ViTExport, jobs: Sequence[Job], classes: Callable[[Job], int], fresh: bool
+    request: RunRequest, export: FrozenExport, jobs: Sequence[Job], classes: Callable[[Job], int], fresh: bool
 ) -> dict[str, Calibration]:
     """Name of the image set -> what is measured on it, for its jobs."""
     found = {}

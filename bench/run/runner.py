@@ -28,9 +28,9 @@ from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.forecast import expectations, forecasts_without_measuring
 from bench.run.plan import Job, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from checkpoints.importing import ImportOptions
-from checkpoints.resolve import load
+from checkpoints.resolve import load_frozen
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
 from engine.extensions import warn_of
@@ -38,7 +38,7 @@ from engine.printing import say
 from engine.tasks import SelectOn, Workspace
 
 # Name and digest -> export, in the process that loaded it, until its tasks are done.
-Exports = dict[tuple[str, str], ViTExport]
+Exports = dict[tuple[str, str], FrozenExport]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +185,14 @@ def _say_ending(out: Path, tally: Tally) -> None:
 
 
 def _rewrite_leaderboard(out: Path, jobs: Sequence[Job]) -> None:
-    board, measured = leaderboard.rewrite(out)
+    found = leaderboard.rewrite(out)
     of_run = {job.path for job in jobs}
-    shown = {group_of(each.result) for each in measured if each.path in of_run and each.result.status == "ok"}
-    say("", *to_terminal(board, get_terminal_size().columns, shown).split("\n"), "")
+    shown = {group_of(each.result) for each in found.measured if each.path in of_run and each.result.status == "ok"}
+    say("", *to_terminal(found.board, get_terminal_size().columns, shown).split("\n"), "")
 
 
 def _run_one(
-    request: RunRequest, checkpoint: LoadedCheckpoint, export: ViTExport | None, jobs: Sequence[Job], tally: Tally
+    request: RunRequest, checkpoint: LoadedCheckpoint, export: FrozenExport | None, jobs: Sequence[Job], tally: Tally
 ) -> None:
     """Run all jobs of one checkpoint. export: the checkpoint, if this process has loaded it already."""
     world = request.space.world
@@ -227,14 +227,14 @@ def _run_one(
                 tally.errors.append(ending.error)
 
 
-def _loaded(candidate: LoadedCheckpoint) -> ViTExport:
-    export = load(candidate.reference)
+def _loaded(candidate: LoadedCheckpoint) -> FrozenExport:
+    export = load_frozen(candidate.reference)
     if export.digest != candidate.used.digest:
         raise ValueError(f"{candidate.reference} was replaced while this ran; run the same command again")
     return export
 
 
-def _wanted(export: ViTExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
+def _wanted(export: FrozenExport, jobs: Sequence[Job], space: Workspace) -> dict[str, tuple[Any, ...]]:
     """Transform name -> all feature kinds that the jobs will read; one pass over the images extracts them all."""
     found: dict[str, tuple[Any, ...]] = {}
     for job in jobs:
@@ -279,7 +279,7 @@ def _say_nothing(*lines: object) -> None:
 class Survey:
     """What a run would do, with its checkpoints imported."""
 
-    plans: Sequence[tuple[LoadedCheckpoint, ViTExport, Sequence[Job]]]
+    plans: Sequence[tuple[LoadedCheckpoint, FrozenExport, Sequence[Job]]]
     lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
 
 

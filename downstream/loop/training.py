@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from checkpoints.spec import SIZES
 from downstream.data.scenes import TINY, SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
@@ -58,7 +58,7 @@ class Plan:
 class Place:
     """Where trainings of one export run."""
 
-    export: ViTExport
+    export: FrozenExport
     space: Workspace
     task: str  # name of a folder in the cache
     largest: int = MICRO_BATCH  # images in a forward pass, unless --batch-size is given
@@ -197,7 +197,9 @@ def chosen_elsewhere(task: Task, source: Source, train: SceneSet) -> list[str]:
     ]
 
 
-def warnings(export: ViTExport, size: str, branch: str, asked: int, crop: int, batch: Mapping[str, Any]) -> list[str]:
+def warnings(
+    export: FrozenExport, size: str, branch: str, asked: int, crop: int, batch: Mapping[str, Any]
+) -> list[str]:
     """How this training differs from its recipe. batch: facts of `Place`."""
     found, own = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
     if size and own != size:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
+from checkpoints.own_networks import OwnNetwork
 from checkpoints.positions import resize_relative
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
@@ -47,12 +49,14 @@ class DenseViT(ViT):
         return table[index].permute(2, 0, 1).unsqueeze(0)
 
 
-def dense_network(export: ViTExport, image_size: int, drop_path: float) -> ViT:
+def dense_network(export: FrozenExport, image_size: int | tuple[int, int], drop_path: float) -> ViT | OwnNetwork:
     """The export's patch encoder with tables resized for `image_size`, which training then moves.
 
     Class-attention blocks are left out: dense tasks read patches, which these blocks do not change (ExtreMA's README
     has its segmentation follow CAE "without the class token").
     """
+    if not isinstance(export, ViTExport):
+        return export.build()
     if export.spec.class_attention:
         spec = replace(export.spec, class_attention=0, pool="avg")
         export = ViTExport(spec=spec, preparation=export.preparation, tensors=export.tensors)
@@ -82,7 +86,7 @@ class DenseBackbone(BaseModule):
 
     def __init__(
         self,
-        network: ViT,
+        network: ViT | OwnNetwork,
         taps: Sequence[int],
         norm: bool = False,
         frozen: bool = False,
@@ -92,16 +96,19 @@ class DenseBackbone(BaseModule):
         super().__init__()
         self.vit, self.taps, self.norm, self.frozen = network, tuple(taps), norm, frozen
         self._freeze(train_positions)
-        if recompute:
+        if recompute and not frozen:
             for block in network.trunk.blocks:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     def _freeze(self, train_positions: bool) -> None:
+        if self.frozen:
+            self.vit.requires_grad_(False)
+            return
         trunk, last = self.vit.trunk, max(tap % self.vit.spec.depth for tap in self.taps)
         unused = [*trunk.blocks[last + 1 :], *(m for name in ("norm", "fc_norm") if (m := getattr(trunk, name, None)))]
         used_norm = trunk.norm if self.norm and self.vit.spec.final_norm == "all" else None
-        for module in [self.vit] if self.frozen else [module for module in unused if module is not used_norm]:
-            module.requires_grad_(False)
+        for module in unused:
+            module.requires_grad_(module is used_norm)
         if trunk.pos_embed is not None and not train_positions:
             trunk.pos_embed.requires_grad_(False)
 
@@ -115,8 +122,7 @@ class DenseBackbone(BaseModule):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         grid = tuple(side // self.vit.spec.patch_size for side in images.shape[-2:])
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            patches = self.vit.place(self.vit.project(images), grid)
-            found = self.vit.encode(patches, layers=self.taps, norm=self.norm, grid=grid)
+            found = self.vit(images, layers=self.taps, norm=self.norm)
         maps = (tokens[:, self.vit.spec.prefix :].transpose(1, 2).unflatten(2, grid) for tokens in found)
         # Channels first in memory too: convolutions pass strides on, and mmcv's compiled RoIAlign ignores them.
         return tuple(each.contiguous() for each in maps)

@@ -14,7 +14,7 @@ from mmseg.models.decode_heads import FCNHead, SegmenterMaskTransformerHead, UPe
 from mmseg.models.losses import CrossEntropyLoss
 from torch import nn
 
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from downstream.data.segmentation_data import SegmentationSizes
 from downstream.metrics.scores import scores
 from downstream.models.backbone import DenseBackbone, Pyramid
@@ -26,7 +26,7 @@ Config = Mapping[str, Any]
 def segmentor(
     backbone: DenseBackbone,
     heads: Sequence[Config],
-    export: ViTExport,
+    export: FrozenExport,
     sizes: SegmentationSizes,
     seed: int,
     pyramid: Config | None = None,
@@ -57,7 +57,7 @@ def segmentor(
     return model
 
 
-def pyramid(export: ViTExport, synchronised: bool) -> Config:
+def pyramid(export: FrozenExport, synchronised: bool) -> Config:
     """Four scales of the four taps. synchronised: batch statistics over all processes."""
     batch_norm = nn.SyncBatchNorm if synchronised else nn.BatchNorm2d
     spec = export.spec

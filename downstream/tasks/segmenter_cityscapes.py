@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
@@ -97,7 +96,8 @@ class Segmenter(Task):
         checks.ranges(self, "ratios")
         checks.below_one(self, "drop_path")
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
         self.check_count(images["train"])
         count = self.images or images["train"]
         return {
@@ -126,13 +126,15 @@ class Segmenter(Task):
             frozen=self.decoder == "linear",
         )
 
-    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
         """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
+        self.check_network(spec)
         crop = round_up_to_patch(self.crop, spec.patch_size)
         build = partial(self.model, untrained(spec, crop), classes, self.pixels(crop), 0)
         return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+        self.check_network(export.spec)
         loading_seconds()
         everything, val = open_both(space, self.LAYOUT)
         crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
@@ -145,16 +147,22 @@ class Segmenter(Task):
         score = partial(weighted_scores, [areas])
         return rehearsed_plan(plan, self.place(export, space), score, operations)
 
-    def place(self, export: ViTExport, space: Workspace) -> Place:
+    def place(self, export: FrozenExport, space: Workspace) -> Place:
         """Where the trainings run."""
         return Place(export=export, space=space, task="segmenter_cityscapes")
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        """ValueError for a network that cannot be trained."""
+        if self.decoder == "mask":
+            vit_spec(spec, "the mask transformer is trained with the blocks of a ViT")
 
     def check_count(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a split takes."""
         if self.images > images:
             raise ValueError(f"{where}there are {images} training images, not {self.images}")
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         everything, val = open_both(space, self.LAYOUT)
         splits = self.training_sets(everything)
         place = self.place(export, space)
@@ -188,7 +196,7 @@ class Segmenter(Task):
             ],
         }
 
-    def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
+    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
         """One training at one rate, as `Place` runs it."""
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
         sizes = self.pixels(crop)
@@ -216,7 +224,7 @@ class Segmenter(Task):
 
         return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
 
-    def model(self, export: ViTExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
+    def model(self, export: FrozenExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
         """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
@@ -231,7 +239,7 @@ class Segmenter(Task):
         )
         return segmentor(backbone, heads, export, sizes, seed)
 
-    def optimiser(self, model: "nn.Module", export: ViTExport, lr: float) -> torch.optim.Optimizer:
+    def optimiser(self, model: "nn.Module", export: FrozenExport, lr: float) -> torch.optim.Optimizer:
         """SGD with Nesterov's momentum, which is what timm's name "sgd" means, and no weight decay."""
         groups = optimizer_groups(model, export.spec.depth, 1.0, lr, 0.0, decay_tokens=False)
         parameters = [parameter for group in groups for parameter in group["params"]]

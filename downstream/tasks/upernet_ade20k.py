@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet
 from downstream.loop.optimisation import optimizer_groups
 from downstream.loop.training import (
@@ -96,7 +95,8 @@ class UperNet(Task):
         checks.up_to(self, "warmup", "steps")
         checks.ranges(self, "ratios")
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        self.check_network(spec)
         return {
             "crop": round_up_to_patch(self.crop, spec.patch_size),
             "epochs": f"{self.steps * self.batch / images['train']:.1f}",
@@ -106,6 +106,7 @@ class UperNet(Task):
         }
 
     def work(self, scale: Scale) -> Work:
+        self.check_network(scale.spec)
         crop, evaluations = round_up_to_patch(self.crop, scale.spec.patch_size), self.judge_every or self.steps
         at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
         shown = -(-self.steps // evaluations)
@@ -120,15 +121,17 @@ class UperNet(Task):
             frozen=self.head == "linear",
         )
 
-    def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
+    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
         """Of images of 4 : 3, as most of ADE20K are."""
+        self.check_network(spec)
         crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
         looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
         sizes = self.pixels(crop)
         build = partial(self.model, untrained(spec, crop), classes, sizes, False, 0)
         return segmentation_operations(build, crop, self.head == "linear", looks)
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+        self.check_network(export.spec)
         loading_seconds()
         train, val = open_both(space, self.LAYOUT)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
@@ -141,11 +144,17 @@ class UperNet(Task):
         score = partial(weighted_scores, [areas])
         return rehearsed_plan(plan, self.place(export, space), score, operations)
 
-    def place(self, export: ViTExport, space: Workspace) -> Place:
+    def check_network(self, spec: FrozenSpec) -> None:
+        """ValueError for a network that cannot be trained."""
+        if self.head == "upernet":
+            vit_spec(spec, "UPerNet is trained with four blocks of a ViT")
+
+    def place(self, export: FrozenExport, space: Workspace) -> Place:
         """Where the training runs."""
         return Place(export=export, space=space, task="upernet_ade20k")
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         train, val = open_both(space, self.LAYOUT)
         place = self.place(export, space)
         crop = round_up_to_patch(self.crop, export.spec.patch_size)
@@ -154,7 +163,7 @@ class UperNet(Task):
         departures += chosen_elsewhere(self, ADE20K, train)
         return segmentation_outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
 
-    def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
+    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
         """The one training, as `Place` runs it."""
         sizes = self.pixels(crop)
         return Plan(
@@ -181,7 +190,7 @@ class UperNet(Task):
         return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
 
     def model(
-        self, export: ViTExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
+        self, export: FrozenExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
     ) -> "nn.Module":
         """mmseg's EncoderDecoder around the export."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
@@ -203,7 +212,7 @@ class UperNet(Task):
             necks = pyramid(export, synchronised)
         return segmentor(backbone, heads, export, sizes, seed, necks)
 
-    def optimiser(self, model: "nn.Module", export: ViTExport) -> torch.optim.Optimizer:
+    def optimiser(self, model: "nn.Module", export: FrozenExport) -> torch.optim.Optimizer:
         """AdamW over what trains; of a linear head the bias decays too, as where nobody groups parameters."""
         if self.head == "linear":
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from checkpoints.backbone import Backbone
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.distributed import World
 from engine.progress import Progress
 from engine.tasks import Workspace
@@ -65,11 +65,11 @@ class FeatureSet:
 
 
 def transform_of(
-    export: ViTExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
+    export: FrozenExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
 ) -> EvalTransform:
     """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
     return EvalTransform(
-        size=export.spec.side,
+        size=export.spec.size,
         crop=crop or export.crop,
         interpolation=interpolation or export.interpolation,
         decode=space.decode,
@@ -77,7 +77,7 @@ def transform_of(
 
 
 def extract(
-    export: ViTExport,
+    export: FrozenExport,
     image_set: ImageSet,
     kinds: Sequence[FeatureKind],
     space: Workspace,
@@ -107,7 +107,7 @@ def extract(
 class Order:
     """One call of `extract`: what is asked for, and the steps that bring it about."""
 
-    export: ViTExport
+    export: FrozenExport
     image_set: ImageSet
     kinds: tuple[FeatureKind, ...]
     space: Workspace

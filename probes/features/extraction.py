@@ -4,7 +4,7 @@ On a CPU every core reads, decodes, resizes and computes its own batches (engine
 processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
 crosses processes here. `tests/benchmarks/extraction.py` compares the two.
 
-B images of a batch, S side in pixels, D width.
+B images of a batch, H x W pixels, D width.
 """
 
 import os
@@ -29,7 +29,7 @@ LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 Ima
 
 
 class Loaded(NamedTuple):
-    """Decoded images of batch `number`: (B, 3, S, S) uint8, black where unreadable."""
+    """Decoded images of batch `number`: (B, 3, H, W) uint8, black where unreadable."""
 
     number: int
     pixels: Tensor
@@ -55,7 +55,7 @@ class Reader(Dataset):
 
     def __getitem__(self, item: int) -> Loaded:
         number, span = self.spans[item]
-        pixels = torch.zeros(len(span), 3, self.transform.size, self.transform.size, dtype=torch.uint8)
+        pixels = torch.zeros(len(span), 3, *self.transform.window, dtype=torch.uint8)
         unreadable = {}
         for place, index in enumerate(span):
             try:

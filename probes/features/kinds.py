@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenSpec
 from engine import checks
 
 
@@ -32,13 +32,13 @@ class FeatureKind:
         """For file names and messages, e.g. cls-layer-1-norm."""
         return f"{self.pool}-layer{self.layer}-{'norm' if self.norm else 'raw'}"
 
-    def exists_in(self, spec: ViTSpec) -> bool:
+    def exists_in(self, spec: FrozenSpec) -> bool:
         """Whether a network of this architecture has such a vector."""
         last = self.layer in (-1, spec.depth - 1)
         has_class = spec.class_token or (spec.class_attention > 0 and last)
         return -spec.depth <= self.layer < spec.depth and (self.pool == "avg" or has_class)
 
-    def check(self, spec: ViTSpec, task: str) -> None:
+    def check(self, spec: FrozenSpec, task: str) -> None:
         """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
         if not -spec.depth <= self.layer < spec.depth:
             raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; add --set {task}.layer=-1")

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenSpec
 from engine.tasks import Outcome
 from probes.features.readouts import Readout
 
 Suited = TypeVar("Suited")
 
 
-def suited(task: Suited, spec: ViTSpec) -> Suited:
+def suited(task: Suited, spec: FrozenSpec) -> Suited:
     """A task with a setting `pool`, which becomes avg where the network has no class token."""
     return task if spec.has_class_token else replace(task, pool="avg")  # type: ignore[type-var]
 
 
-def readout_of(text: str, spec: ViTSpec) -> str:
+def readout_of(text: str, spec: FrozenSpec) -> str:
     """What a network has of a readout: of a single block without a class token, cls4+avg is avg."""
     asked = Readout.parse(text)
     if asked.pool == "cls" and spec.class_attention:
@@ -32,7 +32,7 @@ def readout_of(text: str, spec: ViTSpec) -> str:
     return str(there if spec.has_class_token else Readout("avg", there.blocks, False, there.block))
 
 
-def noted(outcome: Outcome, read: Mapping[str, str], spec: ViTSpec) -> Outcome:
+def noted(outcome: Outcome, read: Mapping[str, str], spec: FrozenSpec) -> Outcome:
     """The outcome with a record of what was read instead. read: pool or readout of the protocol -> what was read."""
     others = {asked: found for asked, found in read.items() if found != asked}
     if not others:
@@ -43,7 +43,7 @@ def noted(outcome: Outcome, read: Mapping[str, str], spec: ViTSpec) -> Outcome:
     return replace(outcome, facts=dict(outcome.facts) | {"read_instead": others, "warnings": warnings})
 
 
-def _lack(asked: Iterable[str], spec: ViTSpec) -> str:
+def _lack(asked: Iterable[str], spec: FrozenSpec) -> str:
     # Why these cannot be read.
     found = [] if spec.has_class_token else ["no class token"]
     if spec.class_attention:

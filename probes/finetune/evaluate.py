@@ -27,10 +27,12 @@ Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits 
 
 
 class Correct(NamedTuple):
-    """Which images are right."""
+    """Which images are right. All arrays (N,) float32, NaN where unreadable."""
 
-    top1: np.ndarray  # (N,) float32: 1 where the label is the first guess, NaN where unreadable
+    top1: np.ndarray  # 1 where the label is the first guess, else 0
     top5: np.ndarray  # the same for the first five guesses
+    predicted: np.ndarray  # class that is the first guess
+    confidence: np.ndarray  # its probability
     unreadable: dict[str, str]  # path -> reason
 
     @property
@@ -53,7 +55,7 @@ class Evaluator:
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         world = self.space.world
         mine = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
-        places, unreadable = np.full((2, count), np.nan, np.float32), {}
+        places, unreadable = np.full((4, count), np.nan, np.float32), {}
         for found in world.gather_results(lambda: self.share(network, mine)):
             for number, (hits, bad) in found.items():
                 places[:, batches[number]] = hits
@@ -61,7 +63,7 @@ class Evaluator:
         return Correct(*places, unreadable)
 
     def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
-        """Number of each of these batches -> hits (2, B), NaN where unreadable, and the reasons."""
+        """Number of each of these batches -> hits (4, B), the arrays of `Correct`, and the reasons."""
         reader = Reader(self.image_set, self.transform, batches)
         found = {}
 
@@ -85,7 +87,9 @@ class Evaluator:
         with torch.inference_mode():
             logits = network(loaded.pixels)
         labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
-        match = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        hits = torch.stack([match[:, 0], match.any(dim=1)]).cpu().numpy().astype(np.float32)
+        guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
+        found = (match[:, 0], match.any(dim=1), guesses[:, 0], sure)
+        hits = torch.stack([values.float() for values in found]).cpu().numpy()
         hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
         return hits

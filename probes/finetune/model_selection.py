@@ -16,7 +16,7 @@ from engine.tasks import Metric
 from imagesets.transforms import normalise
 from probes.finetune.evaluate import Evaluator
 from probes.finetune.trainer import Training, TrainState
-from probes.scores import percent
+from probes.scores import percent, prediction_arrays
 
 Select = Literal["last", "holdout", "val"]
 
@@ -55,7 +55,9 @@ class ModelSelection:
             train_state.skipped["val"] |= right.unreadable
         for name, wanted in (("best", is_best), ("last", is_last)):
             if wanted:
-                train_state.arrays |= {f"{name}_top1": right.top1, f"{name}_top5": right.top5}
+                kept = {"top1": right.top1, "top5": right.top5}
+                kept |= {"predicted": right.predicted, "confidence": right.confidence}
+                train_state.arrays |= {f"{name}_{what}": values for what, values in kept.items()}
 
     def metrics(self, train_state: TrainState) -> dict[str, Metric]:
         """Accuracies of the reported and of the last epoch."""
@@ -68,6 +70,14 @@ class ModelSelection:
                     value=percent(right[~np.isnan(right)]), per_image=right, chosen_on_val=by_val
                 )
         return found
+
+    def predictions(self, train_state: TrainState) -> dict[str, np.ndarray]:
+        """Of the reported epoch, as results keep them; nothing of a training that began before they were kept."""
+        epoch, arrays = "last" if self.select == "last" else "best", train_state.arrays
+        if f"{epoch}_predicted" not in arrays:
+            return {}
+        values, images = arrays[f"{epoch}_predicted"], np.flatnonzero(~np.isnan(arrays[f"{epoch}_predicted"]))
+        return prediction_arrays(values[images], arrays[f"{epoch}_confidence"][images], images, len(values))
 
     def facts(self, train_state: TrainState) -> dict[str, Any]:
         """JSON values: the rule, the best, the last and the reported epoch, and the accuracy of each."""

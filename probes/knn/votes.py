@@ -19,10 +19,29 @@ VOTERS = 512  # queries whose votes are counted together: stays in a core's cach
 
 
 class Hits(NamedTuple):
-    """Which queries have their class among the 1 or 5 with the highest scores: two (Q,) arrays of bool."""
+    """Of Q queries, what the vote says.
+
+    top1, top5: whether their class is among the 1 or 5 with the highest scores, (Q,) bool.
+    predicted: the class with the highest score, (Q,) int64. confidence: its share of all scores, (Q,) float32.
+    """
 
     top1: np.ndarray
     top5: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+
+    @classmethod
+    def empty(cls, queries: int) -> "Hits":
+        right, dtypes = (np.zeros(queries, bool) for _ in range(2)), (np.int64, np.float32)
+        return cls(*right, *(np.zeros(queries, dtype) for dtype in dtypes))
+
+
+class _Decision(NamedTuple):
+    """Of some queries (q,): the place of their class, from 0; the number of the first class, its share of scores."""
+
+    place: np.ndarray
+    first: np.ndarray
+    share: np.ndarray
 
 
 def vote(
@@ -40,17 +59,21 @@ def vote(
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
         raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    hits = {(k, t): Hits(np.zeros(len(labels), bool), np.zeros(len(labels), bool)) for k in ks for t in temperatures}
+    hits = {(k, t): Hits.empty(len(labels)) for k in ks for t in temperatures}
 
     def count(rows: slice) -> None:
         near, candidates, truth = _local_classes(neighbour_labels[rows], labels[rows])
+        classes = np.zeros((len(near), candidates), np.int64)  # number among the query's neighbours -> class
+        np.put_along_axis(classes, near.numpy(), neighbour_labels[rows], axis=1)
         lead = torch.from_numpy(similarities[rows]).double()
         lead = lead - lead[:, :1]  # a common factor of all scores, taken out so that exp cannot overflow
         for temperature in temperatures:
             weights = (lead / temperature).clamp_(min=-700).exp_()  # exp(-745) is 0, and weights are positive
-            for k, place in _ranks(weights, near, candidates, truth, ks):
-                hits[k, temperature].top1[rows] = place < 1
-                hits[k, temperature].top5[rows] = place < 5
+            for k, ranked in _ranks(weights, near, candidates, truth, ks):
+                found = hits[k, temperature]
+                found.top1[rows], found.top5[rows] = ranked.place < 1, ranked.place < 5
+                found.predicted[rows] = np.take_along_axis(classes, ranked.first[:, None], axis=1)[:, 0]
+                found.confidence[rows] = ranked.share
 
     run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
     return hits
@@ -60,10 +83,11 @@ def all_hits(
     parts: Sequence[tuple[np.ndarray, Mapping[tuple[int, float], Hits]]], queries: int
 ) -> dict[tuple[int, float], Hits]:
     """Hits of all queries, from parts: places of some of them, and (k, T) -> their hits."""
-    whole = {pair: Hits(np.zeros(queries, bool), np.zeros(queries, bool)) for pair in parts[0][1]}
+    whole = {pair: Hits.empty(queries) for pair in parts[0][1]}
     for places, hits in parts:
         for pair, found in hits.items():
-            whole[pair].top1[places], whole[pair].top5[places] = found
+            for all_values, values in zip(whole[pair], found, strict=True):
+                all_values[places] = values
     return whole
 
 
@@ -85,9 +109,9 @@ def _local_classes(neighbour_labels: np.ndarray, labels: np.ndarray) -> tuple[to
 
 def _ranks(
     weights: torch.Tensor, near: torch.Tensor, candidates: int, truth: torch.Tensor, ks: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """For each k the place (Q,) of the true class among the classes of the first k neighbours, from 0; a large number
-    where it is not among them."""
+) -> Iterator[tuple[int, _Decision]]:
+    """For each k what the first k neighbours say; the place of the true class is a large number where it is not among
+    them."""
     scores = torch.zeros(len(weights), candidates, dtype=weights.dtype)
     before_truth = torch.arange(candidates) < truth
     counted = 0
@@ -98,4 +122,7 @@ def _ranks(
         ahead = (scores > own) | ((scores == own) & before_truth)
         absent = (truth < 0) | (own == 0)
         place = ahead.sum(dim=1, keepdim=True).masked_fill_(absent, candidates + 5)
-        yield k, place.squeeze(1).numpy()
+        counts = scores.numpy()
+        first = counts.argmax(axis=1)  # of equals the first, as above
+        share = np.take_along_axis(counts, first[:, None], axis=1)[:, 0] / counts.sum(axis=1)
+        yield k, _Decision(place.squeeze(1).numpy(), first, share)

@@ -34,15 +34,20 @@ from probes.linear.pieces import Pieces
 class TrainTransform:
     """A random window of the image, resized by Pillow, mirrored with chance 1/2; --decode fast does not apply."""
 
-    size: int  # S, side in pixels
+    size: int | tuple[int, int]  # side in pixels, or height and width
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule  # whose rule draws the window
     seed: int
     epoch: int
     names: np.ndarray  # (N,) numbers that seed the images' draws
 
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width of the crop."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
-        """Image `index` of the set -> (3, S, S) uint8. Raises UnreadableImage."""
+        """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
         generator = RandomState([self.seed, self.epoch, int(self.names[index])])
         crop = RandomResizedCrop(
             size=self.size, interpolation=self.interpolation, rule=self.rule, draws=OwnDraws(generator)
@@ -133,7 +138,7 @@ class AugmentedStream:
 
     def transform(self, epoch: int, names: np.ndarray) -> "TrainTransform":
         return TrainTransform(
-            size=self.backbone.spec.side,
+            size=self.backbone.spec.size,
             interpolation=self.interpolation,
             rule=self.rule,
             seed=self.seed,

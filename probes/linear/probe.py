@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from checkpoints.backbone import Backbone
-from checkpoints.export import ViTExport
+from checkpoints.frozen import FrozenExport
 from engine.files import digest
 from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
@@ -24,7 +24,7 @@ from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep, SweepConfig
-from probes.scores import accuracy, cost
+from probes.scores import accuracy, cost, prediction_arrays, with_class_means
 from probes.splits import open_splits
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
@@ -39,7 +39,7 @@ class Probe:
 
     task: LinearSettings  # with readouts that the network has
     read: Mapping[str, str]  # readout asked for -> the one read
-    export: ViTExport
+    export: FrozenExport
     space: Workspace
     train: ImageSet
     val: ImageSet
@@ -48,7 +48,7 @@ class Probe:
     queries: FeatureSet  # of the validation images
 
     @classmethod
-    def of(cls, task: LinearSettings, export: ViTExport, space: Workspace) -> "Probe":
+    def of(cls, task: LinearSettings, export: FrozenExport, space: Workspace) -> "Probe":
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
         suited, read = task.suited(export.spec)
         train, val = open_splits(space)
@@ -209,7 +209,10 @@ class Probe:
         found = cost(self.gallery, queries)
         if self.task.augment:  # the sum over results is what was computed; beside it what was shared
             found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
-        return noted(Outcome(metrics=metrics, facts=facts, cost=found), self.read, self.export.spec)
+        best = hits["top1"]
+        arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
+        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=found)
+        return noted(outcome, self.read, self.export.spec)
 
 
 def company_of(probes: Sequence[Probe]) -> Company:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, Self
 
-from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
@@ -92,12 +91,12 @@ class LinearSettings:
             grid, self.widths(width), classes, recipe, batch=batch, seed=space.seed, device=space.device, own=own
         )
 
-    def suited(self, spec: ViTSpec) -> tuple[Self, dict[str, str]]:
+    def suited(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
         """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
-    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
         """How images are prepared for evaluation, and for training without augmentation."""
         return transform_of(export, space, self.crop, self.interpolation)
 

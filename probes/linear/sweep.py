@@ -142,6 +142,7 @@ class Sweep:
             "batch": size,
             "steps_per_epoch": self.plan.count,
             "chosen": grid[self.best_place] | {"epoch": self.best_epoch + 1},
+            "chosen_history": (100 * self.history[:, self.best_place] / evaluated).tolist(),  # after each epoch
             "chosen_last": grid[self.last_place],
             "grid": grid,
         }
@@ -191,18 +192,21 @@ class Sweep:
 
 
 class Ranked(NamedTuple):
-    """Whether each image's label is the first guess, and among the first five: (V,) bool."""
+    """Whether each image's label is the first guess, and among the first five: (V,) bool; the first guess (V,) int64,
+    and its probability (V,) float32."""
 
     first: np.ndarray
     five: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
 
 
 def ranked(head: Heads, table: Table) -> Ranked:
     """What a single head says of every image of a table."""
-    first, five = [], []
+    parts = []
     for features, labels in table.blocks(np.arange(len(table.labels))):
         logits = head.logits(features)[:, 0]
-        found = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        first.append(found[:, 0])
-        five.append(found.any(dim=1))
-    return Ranked(torch.cat(first).cpu().numpy(), torch.cat(five).cpu().numpy())
+        guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
+        parts.append((match[:, 0], match.any(dim=1), guesses[:, 0], sure))
+    return Ranked(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
+from checkpoints.frozen import vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine import checks
 from engine.distributed import World
@@ -42,6 +43,7 @@ from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.splits import open_splits
 
+TRAINED = "fine-tuning trains the blocks of a ViT"
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
 RULES = {
@@ -116,6 +118,7 @@ class Finetune(Task):
         return replace(self, select=select) if "val" in (select, self.select) else self
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+        vit_spec(spec, TRAINED)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         self.check_fills(count)
         steps = self.epochs * (count // self.batch)
@@ -133,6 +136,7 @@ class Finetune(Task):
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         """On batches of a few images, whose mixing costs the same."""
+        vit_spec(export.spec, TRAINED)
         train, val = open_splits(space)
         count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
@@ -148,6 +152,7 @@ class Finetune(Task):
             raise ValueError(f"{where}{images} images do not fill a batch of {self.batch}; set a smaller batch")
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
+        vit_spec(export.spec, TRAINED)
         train, val = open_splits(space)
         train, held = part_of(train, self.fraction, space.seed, self.lists), None
         if self.select == "holdout":
@@ -172,7 +177,8 @@ class Finetune(Task):
         sets = {"train": train, "val": val}
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
-        return Outcome(metrics=selection.metrics(training.train_state), facts=facts)
+        state = training.train_state
+        return Outcome(metrics=selection.metrics(state), arrays=selection.predictions(state), facts=facts)
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace

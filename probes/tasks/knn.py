@@ -10,23 +10,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
+from imagesets.selection import evenly
+from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
 from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels
-from probes.knn.neighbours import first_search_seconds, search, search_bytes, tiles_of, unit_rows
+from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.knn.votes import Hits, all_hits, vote
-from probes.scores import accuracy, cost, percent
+from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import open_splits
+
+SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,12 @@ class Knn(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
-    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
-        found = {"image size": spec.side, "forward passes": gallery + images["val"]}
+        found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
 
     def work(self, scale: Scale) -> Work:
@@ -78,19 +81,19 @@ class Knn(Task):
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
         return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
-    def transform(self, export: ViTExport, space: Workspace) -> EvalTransform:
+    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
         """How this evaluation prepares images."""
         return transform_of(export, space, self.crop, self.interpolation)
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "knn")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""
         train, val = open_splits(space)
         if self.fraction < 1:
@@ -100,13 +103,13 @@ class Knn(Task):
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable_ks(self.k, len(gallery))
-        hits = self.classify(gallery, queries, ks, space)
-        return self.outcome(hits, ks, gallery, queries, len(val))
+        hits, shown = self.classify(gallery, queries, ks, space)
+        return self.outcome(hits, shown if self.fraction == 1 else {}, ks, gallery, queries, val)
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
-    ) -> dict[tuple[int, float], Hits]:
-        """(k, T) -> hits of all queries; the processes share the search and the votes."""
+    ) -> tuple[dict[tuple[int, float], Hits], dict[str, np.ndarray]]:
+        """(k, T) -> hits of all queries, and neighbours of a few to look at; the processes share search and votes."""
         world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
         tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
@@ -119,24 +122,36 @@ class Knn(Task):
             labels = gallery.labels[near.indices], queries.labels[near.places]
             return near.places, vote(near.similarities, *labels, ks, self.temperature)
 
-        return all_hits(world.gather_results(voted), len(asked))
+        hits = all_hits(world.gather_results(voted), len(asked))
+        parts = world.gather_results(lambda: few_of(near, len(asked)))
+        found = Neighbours(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        order = np.argsort(found.places)
+        return hits, {
+            "neighbours_of": queries.indices[found.places[order]],
+            "neighbours": gallery.indices[found.indices[order]],
+            "similarities": found.similarities[order],
+        }
 
     def outcome(
         self,
         hits: Mapping[tuple[int, float], Hits],
+        shown: Mapping[str, np.ndarray],
         ks: Sequence[int],
         gallery: FeatureSet,
         queries: FeatureSet,
-        images: int,
+        val: ImageSet,
     ) -> Outcome:
-        """Accuracies on `images` validation images, and what they rest on."""
-        metrics, sweep, several = {}, {}, len(self.temperature) > 1
+        """Accuracies on the validation images, and what they rest on; of the first k what was predicted."""
+        metrics, sweep, several, arrays = {}, {}, len(self.temperature) > 1, dict(shown)
         for k in ks:
             by_temperature = {t: percent(hits[k, t].top1) for t in self.temperature}
             best = max(self.temperature, key=by_temperature.__getitem__)
             suffix = f"k{k}_bestT" if several else f"k{k}"
-            for top, right in hits[k, best]._asdict().items():
-                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, images, chosen_on_val=several)
+            found = hits[k, best]
+            for top, right in (("top1", found.top1), ("top5", found.top5)):
+                metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, len(val), chosen_on_val=several)
+            if k == ks[0]:
+                arrays |= prediction_arrays(found.predicted, found.confidence, queries.indices, len(val))
             sweep[f"k{k}"] = [
                 {"T": t, "top1": by_temperature[t], "top5": percent(hits[k, t].top5)} for t in self.temperature
             ]
@@ -147,7 +162,14 @@ class Knn(Task):
             facts["k_beyond_the_gallery"] = dropped
             facts["warnings"] = [beyond_gallery(dropped, ks, len(gallery))]
         spent, drawn = cost(gallery, queries), self.fraction < 1
-        return Outcome(metrics=metrics, facts=facts, cost=spent, random=drawn)
+        metrics = with_class_means(metrics, val)
+        return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=spent, random=drawn)
+
+
+def few_of(near: Neighbours, queries: int) -> Neighbours:
+    """The nearest SHOWN of SHOWN of the queries, evenly spread, as far as they are among these."""
+    wanted = np.isin(near.places, evenly(queries, min(SHOWN, queries)))
+    return Neighbours(near.places[wanted], near.similarities[wanted, :SHOWN], near.indices[wanted, :SHOWN])
 
 
 def usable_ks(ks: Sequence[int], gallery: int) -> list[int]:
@@ -206,6 +228,7 @@ SUITES = {
     "frozen": ("knn@dino", "knn@moca"),
     "full": ("knn@dino",),
     "everything": tuple(PROTOCOLS),
+    "transfer": ("knn@dino",),
     "paper:moca": ("knn@moca",),
     "paper:mst": ("knn@mst",),
 }

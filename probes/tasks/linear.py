@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from checkpoints.export import ViTExport
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import BATCH
@@ -35,23 +34,23 @@ class Linear(LinearSettings, Task):
 
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
-    def features(self, export: ViTExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
+    def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
 
-    def stream(self, export: ViTExport, space: Workspace) -> str:
+    def stream(self, export: FrozenExport, space: Workspace) -> str:
         return self.augmentation
 
     def selecting(self, select: SelectOn) -> "Linear":
         return replace(self, select=select)
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         readouts = self.suited(spec)[0].readouts
         held = round(self.holdout * images["train"]) if self.select == "holdout" else 0
         plan = EpochPlan(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
-        found = {"image size": spec.side, "heads": heads, "epochs": self.epochs, "steps": steps}
+        found = {"image size": spec.image_size, "heads": heads, "epochs": self.epochs, "steps": steps}
         shared = {"shared stream": self.augmentation} if self.augment else {}
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
@@ -63,13 +62,13 @@ class Linear(LinearSettings, Task):
         chunk = scale.batch_size or BATCH["cpu" if scale.on_cpu else "cuda"]
         return work_of_heads(scale, plan, self.epochs, widths, len(task.kinds), held, self.augment, chunk)
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         task, (train, _) = self.suited(export.spec)[0], open_splits(space)
         batch, classes, widths = min(self.batch, len(train)), len(train.classes), task.widths(export.spec.width)
         heads = task.heads(export.spec.width, classes, batch, space)
         return rehearsed_heads(heads, widths, classes, batch, space.device)
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         ((_, found),) = self.together([self], export, space)
         if isinstance(found, Exception):
             raise found
@@ -77,7 +76,7 @@ class Linear(LinearSettings, Task):
 
     @classmethod
     def together(
-        cls, tasks: Sequence["Linear"], export: ViTExport, space: Workspace
+        cls, tasks: Sequence["Linear"], export: FrozenExport, space: Workspace
     ) -> Iterator[tuple[int, Outcome | Exception]]:
         space = replace(space, wanted=wanted_by(tasks, export, space))
         probes: dict[Path, list[tuple[int, Probe]]] = {}  # folder of a training -> who asks for it
@@ -95,7 +94,7 @@ class Linear(LinearSettings, Task):
                 yield place, sweep.error or probe.outcome(sweep, spent=not number)
 
 
-def wanted_by(tasks: Sequence[Linear], export: ViTExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
+def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -> dict[str, tuple[Any, ...]]:
     """What these tasks, beside others of the run, read of images without augmentation; one pass extracts it for all."""
     found = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():

@@ -5,48 +5,26 @@ import io
 from dataclasses import replace
 
 import pytest
+from made_results import made_metrics, made_result, save_result
 
 from bench.leaderboard.files import leaderboard_csv, rewrite
-from bench.leaderboard.tables import text_table, to_markdown, to_terminal
+from bench.leaderboard.markdown import to_markdown
+from bench.leaderboard.tables import text_table, to_terminal
 from bench.results.board import best, board_of
-from bench.results.record import (
-    CheckpointUsed,
-    DataUsed,
-    MetricRecord,
-    ProtocolUsed,
-    Result,
-    result_path,
-    result_stem,
-    write_result,
-)
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.training_cost import TrainingCost
-from engine.tasks import Workspace
 
 A = CheckpointUsed(name="alpha", digest="a" * 64, method="dino", architecture="vit_small", parameters=21665664)
 B = CheckpointUsed(name="beta", digest="b" * 64, method="mae", architecture="vit_base", parameters=85798656)
 KNN = ProtocolUsed(name="knn@dino", version=1)
 
 
-def numbers(values, intervals=None, **others) -> dict[str, MetricRecord]:
-    """Metrics of these values, with intervals where they are given."""
-    ends = intervals or {}
-    return {name: MetricRecord(value=value, interval=ends.get(name), **others) for name, value in values.items()}
-
-
 def result(checkpoint=A, top1=90.0, interval=None, **others) -> Result:
-    fields = dict(
-        status="ok",
-        task="knn",
-        protocol=KNN,
-        metrics={
-            "top1_k20": MetricRecord(value=top1, interval=interval),
-            "loss": MetricRecord(value=100 - top1, unit="", higher_is_better=False),
-        },
-        checkpoint=checkpoint,
-        data=DataUsed(name="digits", url="digits:"),
-        seed=0,
-    )
-    return Result(**fields | others)
+    metrics = {
+        "top1_k20": MetricRecord(value=top1, interval=interval),
+        "loss": MetricRecord(value=100 - top1, unit="", higher_is_better=False),
+    }
+    return made_result(checkpoint, others.pop("metrics", metrics), **others)
 
 
 def failed(checkpoint=A, **others) -> Result:
@@ -55,12 +33,6 @@ def failed(checkpoint=A, **others) -> Result:
 
 def rows_of(results) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(leaderboard_csv(board_of(results)))))
-
-
-def save(out, found: Result) -> None:
-    space = Workspace(cache=out, data="", seed=found.seed, limit=found.limit)
-    path = result_path(out, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
-    write_result(path, found, {})
 
 
 def test_one_row_per_checkpoint_sorted_by_name():
@@ -127,7 +99,7 @@ def test_intervals_over_seeds_are_the_means_of_their_ends():
 
 
 def test_tables_show_intervals_where_they_fit():
-    metrics = numbers({"top1": 90.0, "top5": 99.0}, {"top1": (88.04, 91.96), "top5": (98.0, 99.5)})
+    metrics = made_metrics({"top1": 90.0, "top5": 99.0}, {"top1": (88.04, 91.96), "top5": (98.0, 99.5)})
     board = board_of([result(A, metrics=metrics)])
     assert "| alpha | 90.00 [88.0, 92.0] | 99.00 [98.0, 99.5] |" in to_markdown(board)
     assert "  alpha       90.00 [88.0, 92.0]  99.00 [98.0, 99.5]" in to_terminal(board, 52)
@@ -154,7 +126,7 @@ def read_columns(path) -> dict[str, list]:
 
 def test_spreadsheets_and_pandas_can_read_it(tmp_path):
     for each in (result(replace(A, method='says "hi", really'), 12345.5), failed(B)):
-        save(tmp_path, each)
+        save_result(tmp_path, each)
     rewrite(tmp_path)
     columns = read_columns(tmp_path / "leaderboard.csv")
     assert float(columns["digits/knn@dino:top1_k20"][0]) == 12345.5
@@ -163,11 +135,11 @@ def test_spreadsheets_and_pandas_can_read_it(tmp_path):
 
 
 def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
-    save(tmp_path, result(A))
+    save_result(tmp_path, result(A))
     path = tmp_path / "results" / "x" / "broken.json"
     path.parent.mkdir()
     path.write_text('{"schema": 1, "status"')
-    board, _ = rewrite(tmp_path)
+    board = rewrite(tmp_path).board
     assert [row.checkpoint.name for row in board.rows] == ["alpha"]
     assert str(path) in board.problems[0]
     assert str(path) in (tmp_path / "leaderboard.md").read_text()
@@ -176,17 +148,17 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
 def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
     from bench.leaderboard import files as module
 
-    save(tmp_path, result(A))
+    save_result(tmp_path, result(A))
     read = module.read_measured
 
     def read_then_another_process_writes(out):
         measured, problems = read(out)
         if len(measured) == 1:
-            save(out, result(B))
+            save_result(out, result(B))
         return measured, problems
 
     monkeypatch.setattr(module, "read_measured", read_then_another_process_writes)
-    assert len(rewrite(tmp_path)[0].rows) == 2
+    assert len(rewrite(tmp_path).board.rows) == 2
     assert "beta" in (tmp_path / "leaderboard.csv").read_text()
 
 
@@ -208,7 +180,7 @@ def test_variants_come_with_a_caveat():
 
 
 def test_the_terminal_table_fits():
-    metrics = numbers({f"top1_k{k}": float(k) for k in range(30)})
+    metrics = made_metrics({f"top1_k{k}": float(k) for k in range(30)})
     text = to_terminal(board_of([result(A, metrics=metrics), result(B, metrics=metrics)]), 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "more columns in leaderboard.csv" in text
@@ -223,9 +195,9 @@ def test_a_table_shows_one_number_however_narrow():
 
 
 def test_an_empty_folder_is_an_empty_board(tmp_path):
-    board, measured = rewrite(tmp_path)
-    assert board.rows == () and measured == []
-    assert to_terminal(board, 80) == "no results yet"
+    found = rewrite(tmp_path)
+    assert found.board.rows == () and found.measured == []
+    assert to_terminal(found.board, 80) == "no results yet"
 
 
 def test_a_tasks_warnings_stand_beside_its_table():
@@ -248,13 +220,14 @@ def test_the_floor_is_marked_in_the_table_of_the_models():
 
 
 def test_no_deviation_is_the_best():
-    spreads = [numbers({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
+    spreads = [made_metrics({"spread": value}, higher_is_better=None, deviation_of="top1") for value in (1.0, 2.0)]
     board = board_of([result(A, metrics=spreads[0]), result(B, metrics=spreads[1])])
     assert best(board, "digits/knn@dino", "spread") is None
 
 
 def test_numbers_that_mean_different_things_have_no_best():
-    board = board_of([result(A, metrics=numbers({"time": 2.0}, unit="s")), result(B, metrics=numbers({"time": 3.0}))])
+    times = [made_metrics({"time": 2.0}, unit="s"), made_metrics({"time": 3.0})]
+    board = board_of([result(A, metrics=times[0]), result(B, metrics=times[1])])
     assert best(board, "digits/knn@dino", "time") is None
     assert "| alpha | 2.00 s |" in to_markdown(board) and "| beta | 3.00 |" in to_markdown(board)
 
@@ -276,7 +249,7 @@ def test_left_out_images_have_a_caveat_and_a_column_of_their_own():
 
 
 def test_a_number_chosen_on_the_validation_images_says_so():
-    metrics = numbers({"best": 90.0}, chosen_on_val=True) | numbers({"fixed": 89.0})
+    metrics = made_metrics({"best": 90.0}, chosen_on_val=True) | made_metrics({"fixed": 89.0})
     (caveat,) = board_of([result(A, metrics=metrics)]).caveats["digits/knn@dino"]
     assert caveat == "Chosen on the validation images, so that number and interval are too good: best."
 

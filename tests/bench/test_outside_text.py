@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from bench.leaderboard.files import leaderboard_csv
-from bench.leaderboard.tables import to_markdown, to_terminal
+from bench.leaderboard.markdown import to_markdown
+from bench.leaderboard.tables import to_terminal
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.export import ViTExport

@@ -15,6 +15,7 @@ from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, published_v
 from bench.reproduce.reach import chosen, known, reach, trained_by
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
+from bench.run.endings import branch_of
 from checkpoints.export import ViTExport
 from downstream.metrics.average_precision import AT
 from downstream.metrics.scores import scores
@@ -143,6 +144,8 @@ def test_a_stated_deviation_is_the_tolerance():
         (measured(top1_k10_bestT=1.0), of_digest("ffffffff")),
         (measured(top1_k20_bestT=1.0), of_digest("ffffffff", settings="k=20")),
         (replace(measured(top1_k20_bestT=1.0), limit=100), of_digest("ffffffff")),
+        (measured(top1_k20_bestT=1.0), of_digest("ffffffff", network="student")),
+        (replace(measured(top1_k20_bestT=1.0), branch="student"), of_digest("ffffffff")),
         (replace(measured(top1_k20_bestT=1.0), data=DataUsed(name="imagenet", url="x")), of_digest("ffffffff")),
         (replace(measured(top1_k20_bestT=1.0), protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
     ],
@@ -158,6 +161,19 @@ def test_a_run_says_so_at_once(bench, exports, tmp_path, monkeypatch):
     words = ("--checkpoint", exports[0], "--suite", "knn@moca", "--data", "any=tiny:", "--out", tmp_path)
     code, out, _ = bench("run", *words)
     assert code == 0 and "NOT AS PUBLISHED: top1_k20_bestT is -50 in moca:table9, difference +" in out
+
+
+@pytest.mark.parametrize(
+    ("facts", "branch"),
+    [
+        ({"importer": "moca", "branch": "teacher"}, ""),
+        ({"importer": "moca", "branch": "student"}, "student"),
+        ({"method": "moca", "branch": "teacher"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_branch_is_named_unless_it_is_the_first_of_its_importer(exports, facts, branch):
+    assert branch_of(replace(ViTExport.load(exports[0]), facts=facts)) == branch
 
 
 def result(top1: float, **others) -> Result:

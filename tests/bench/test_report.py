@@ -11,58 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_results import EVIL, made_checkpoint, save_result
+from shown_results import result
 
-from bench.report.contents import contents, overall, provenance
+from bench.report.contents import contents, provenance
 from bench.report.figures import log_of, training_figure
 from bench.report.images import image_view
-from bench.report.page import figures_of, page_of, report_page
+from bench.report.page import figures_of, packed, page_of, report_page
+from bench.report.verdicts import grounds, headline, verdict
 from bench.results.board import board_of
-from bench.results.record import (
-    CheckpointUsed,
-    DataUsed,
-    MetricRecord,
-    ProtocolUsed,
-    Result,
-    result_path,
-    result_stem,
-    write_result,
-)
+from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
 from checkpoints.training_cost import TrainingCost
-from engine.tasks import Workspace
 from imagesets.sets import open_set
 
-EVIL = (
-    "<script>alert(1)</script>",
-    "</script><img src=x onerror=alert(1)>",
-    '"><svg onload=alert(1)>',
-    "$x_1$ & 'quotes', commas",
-    "{{ 7 * 7 }}{% raw %}",
-    "l\u00ednea \u202e\x1b[31m\n\x00 \udcff \U0001f600",
-    "_hidden",
-)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def used(name: str, number: int = 0, **others) -> CheckpointUsed:
-    return CheckpointUsed(name=name, digest=f"{number:064x}", architecture="ViT-S/16", parameters=22_000_000, **others)
-
-
-def result(checkpoint: CheckpointUsed, top1: float, **others) -> Result:
-    fields = dict(
-        status="ok",
-        task="knn",
-        protocol=ProtocolUsed(name="knn@dino", version=1, source="eval_knn.py"),
-        metrics={
-            "top1": MetricRecord(value=top1, interval=(top1 - 2, top1 + 2), array="top1"),
-            "seconds": MetricRecord(value=100 - top1, unit="s", higher_is_better=False),
-        },
-        checkpoint=checkpoint,
-        data=DataUsed(name="digits", url="digits:", images={"train": 1297, "val": 500}),
-        seed=0,
-        date="2026-01-02T03:04:05+00:00",
-    )
-    return Result(**fields | others)
 
 
 def report_of(results, level=None):
@@ -79,7 +42,8 @@ def level_of(*checkpoints: CheckpointUsed) -> dict:
 
 
 def test_checkpoints_that_are_level_share_a_rank():
-    a, b, c, floor = used("a", 1), used("b", 2), used("c", 3), used("raw", 4, method="pixels")
+    a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc", 1))
+    floor = made_checkpoint("raw", 4, method="pixels")
     results = [result(c, 60.0), result(a, 80.0), result(b, 79.5), result(floor, 70.0)]
     (table,) = report_of(results, level_of(a, b)).tables
     assert [(row.name, row.rank, row.kind) for row in table.rows] == [
@@ -89,17 +53,17 @@ def test_checkpoints_that_are_level_share_a_rank():
         ("c", "4", "measured"),
     ]
     assert [row.numbers[0].first for row in table.rows] == [True, True, False, False]
-    assert table.verdict == (
+    assert verdict(table) == (
         "a and b lead on 500 validation images; a paired test on the same images does not tell them apart (5 %, Holm)."
     )
     (table,) = report_of(results, level_of(a)).tables
-    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and table.verdict.startswith("a leads on 500")
+    assert [row.rank for row in table.rows] == ["1", "2", "3", "4"] and verdict(table).startswith("a leads on 500")
     (table,) = report_of(results[:1]).tables
-    assert table.verdict == "c alone was measured, on 500 validation images."
+    assert verdict(table) == "c alone was measured, on 500 validation images."
 
 
 def test_a_lower_number_leads_where_lower_is_better():
-    quick, slow = used("quick", 1), used("slow", 2)
+    quick, slow = made_checkpoint("quick", 1), made_checkpoint("slow", 2)
     seconds = {"seconds": MetricRecord(value=3.0, unit="s", higher_is_better=False)}
     results = [
         result(slow, 1.0, metrics={"seconds": replace(seconds["seconds"], value=9.0)}),
@@ -107,20 +71,40 @@ def test_a_lower_number_leads_where_lower_is_better():
     ]
     (table,) = report_of(results).tables
     assert [(row.name, row.rank) for row in table.rows] == [("quick", "1"), ("slow", "2")]
-    assert "there is no paired test" in table.verdict
+    assert "there is no paired test" in verdict(table)
 
 
 def test_the_whole_board_in_one_sentence():
-    a, b = used("a", 1), used("b", 2)
+    a, b = made_checkpoint("a", 1), made_checkpoint("b", 2)
     other = DataUsed(name="cifar10", url="cifar10:x")
     results = [result(a, 80.0), result(b, 70.0), result(a, 50.0, data=other), result(b, 60.0, data=other)]
     found = report_of(results, level_of(a))
-    assert found.verdict.startswith("a and b are best, or level with the best, in 1 of 2 tables")
-    assert "nothing to compare" in overall(report_of(results[:1]).tables)
+    assert (
+        headline(found) == "a and b are the best checkpoints: each is best, or level with the best, in 1 of 2 tables."
+    )
+    found = report_of(results[:1])
+    assert "nothing to compare" in headline(found) and grounds(found) == []
+
+
+def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
+    a, start = made_checkpoint("a", 1), made_checkpoint("a-start", 2, source="/runs/a/start")
+    floor = made_checkpoint("raw", 3, method="pixels")
+    results = [result(a, 80.0), result(start, 70.0), result(floor, 60.0)]
+    found = report_of(results, level_of(a))
+    assert [row.kind for row in found.tables[0].rows] == ["measured", "initial", "floor"]
+    assert headline(found) == "a is the best checkpoint: best, or level with the best, in 1 of 1 table."
+    told = " ".join(grounds(found))
+    assert "It is significantly better than raw pixels in 1 of 1 tables that hold raw pixels." in told
+    assert "better than initial weights in 1 of 1 tables" in told and "No number was chosen" in told
+    told = " ".join(grounds(report_of(results, level_of(a, floor))))
+    assert "better than raw pixels in 0 of 1 tables" in told
+    top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
+    found = report_of([replace(results[0], metrics={"top1": top1}), *results[1:]], level_of(a))
+    assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(grounds(found))
 
 
 def test_numbers_lie_where_they_belong_on_their_axis():
-    (table,) = report_of([result(used("a", 1), 80.0), result(used("b", 2), 99.9)]).tables
+    (table,) = report_of([result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 99.9)]).tables
     for row in table.rows:
         low, value, high = row.numbers[0].place
         assert 0 <= low < value < high
@@ -143,7 +127,8 @@ class Elements(html.parser.HTMLParser):
 def evil_results() -> list[Result]:
     found = []
     for number, text in enumerate(EVIL):
-        checkpoint = used(text, number, source=text, recipe=text, training_cost=TrainingCost(hours=number + 1.0))
+        cost = TrainingCost(hours=number + 1.0)
+        checkpoint = made_checkpoint(text, number, source=text, recipe=text, training_cost=cost)
         found.append(
             result(
                 checkpoint,
@@ -153,7 +138,7 @@ def evil_results() -> list[Result]:
                 facts={"warnings": [text]},
             )
         )
-    return [*found, result(used("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
+    return [*found, result(made_checkpoint("broken"), 1.0, status="failed", metrics={}, message=EVIL[0])]
 
 
 def test_nothing_in_a_result_becomes_markup_or_script():
@@ -173,14 +158,14 @@ def test_nothing_in_a_result_becomes_markup_or_script():
 
 @pytest.mark.parametrize("count", [0, 1, 60])
 def test_the_same_results_give_the_same_bytes(count):
-    results = [result(used(f"c{number}", number), 40.0 + number / 2) for number in range(count)]
+    results = [result(made_checkpoint(f"c{number}", number), 40.0 + number / 2) for number in range(count)]
     first = page(results)
     assert first == page(list(results)) and first.encode() and "</html>" in first
     assert ("There are no results yet" in first) == (count == 0)
 
 
 def test_missing_metrics_leave_empty_cells():
-    whole, part = result(used("a", 1), 80.0), result(used("b", 2), 70.0)
+    whole, part = result(made_checkpoint("a", 1), 80.0), result(made_checkpoint("b", 2), 70.0)
     part = replace(part, metrics={"top1": part.metrics["top1"]})
     (table,) = report_of([whole, part]).tables
     assert [row.numbers[1].text for row in table.rows] == ["20.0 s", ""]
@@ -188,7 +173,7 @@ def test_missing_metrics_leave_empty_cells():
 
 
 def test_provenance_names_everything_that_a_number_rests_on():
-    found = provenance(result(used("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
+    found = provenance(result(made_checkpoint("a", 1, source="/runs/a"), 80.0, limit=100, seed=3))
     assert found["from"] == "/runs/a" and found["limit"] == 100 and found["seed"] == 3
     assert found["protocol"] == "knn@dino, version 1" and "digits=digits:" in found["images"]
 
@@ -204,13 +189,6 @@ def test_curves_are_read_from_a_log_with_a_torn_last_line(tmp_path):
     )
 
 
-def saved(folder: Path, found: Result, arrays: dict[str, np.ndarray]) -> Measured:
-    space = Workspace(cache=folder, data="", seed=found.seed, limit=found.limit)
-    path = result_path(folder, found.checkpoint, found.data.name, result_stem(found.protocol, found.settings, space))
-    write_result(path, found, arrays)
-    return Measured(path=path, result=found)
-
-
 @pytest.fixture
 def board(tmp_path):
     """Results of two checkpoints on the digits: the first is right but for two images, the second on none."""
@@ -220,8 +198,8 @@ def board(tmp_path):
     right[[7, 300]] = False
     for number, correct in ((1, right), (2, np.zeros(len(images), bool))):
         value = 100 * float(correct.mean())
-        found = result(used(f"c{number}", number), value, data=data)
-        saved(tmp_path, found, {"top1": correct})
+        found = result(made_checkpoint(f"c{number}", number), value, data=data)
+        save_result(tmp_path, found, {"top1": correct})
     return tmp_path
 
 
@@ -231,7 +209,7 @@ def test_the_hardest_images_and_classes(board):
     measured, _ = read_measured(board)
     images = open_set("digits:", "val")
     named = {each.result.checkpoint.name: each for each in measured}
-    view = image_view(named, "top1", lambda url: images)
+    view = image_view(named, "top1", images)
     assert [image.path for image in view.hardest[:2]] == [images.path(7), images.path(300)]
     assert [image.right for image in view.hardest] == [0, 0, *[1] * 10] and {image.of for image in view.hardest} == {2}
     assert len(view.classes) == view.all_classes == 10 and view.classes[0].accuracies[1] == 0
@@ -239,8 +217,8 @@ def test_the_hardest_images_and_classes(board):
     assert {each.name for each in view.classes if each.accuracies[0] < 100} == {
         images.classes[label] for label in wrong
     }
-    assert image_view(named, "top1", lambda url: images.limited(100)) is None, "other images than those measured"
-    assert image_view(named, "seconds", lambda url: images) is None
+    assert image_view(named, "top1", images.limited(100)) is None, "other images than those measured"
+    assert image_view(named, "seconds", images) is None
 
 
 def test_a_folder_of_results_becomes_one_file(board, bench):
@@ -334,3 +312,9 @@ def test_in_a_browser(board, tmp_path, width):
 def test_hostile_names_in_a_browser(tmp_path):
     found = in_browser(tmp_path / "page.html", page(evil_results()))
     assert found["errors"] == [] and found["requests"] == 0
+
+
+def test_each_text_of_the_provenance_is_kept_once():
+    rows = [{"a": "x", "b": "y"}, {"a": "x", "b": "x"}]
+    assert packed(rows) == {"names": ["a", "b"], "texts": ["x", "y"], "rows": [[0, 1], [0, 0]]}
+    assert packed([]) == {"names": [], "texts": [], "rows": []}

@@ -8,6 +8,7 @@ checkpoints, all pairs, then again. Peak: memory of the process so far.
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,20 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from made_results import made_checkpoint, made_result, save_result
+
 from bench.leaderboard.files import rewrite
-from bench.results.record import (
-    CheckpointUsed,
-    DataUsed,
-    MetricRecord,
-    ProtocolUsed,
-    Result,
-    result_path,
-    result_stem,
-    write_result,
-)
+from bench.results.record import DataUsed, MetricRecord, ProtocolUsed
 from bench.statistics.compare import Wanted, compare
 from engine.files import digest
-from engine.tasks import Workspace
 
 METRICS = 4
 FRACTIONS = (2, 3)  # of every ten protocols
@@ -83,20 +77,16 @@ def save(out: Path, number: int, protocol: int, skill: float, hard: np.ndarray, 
         value = 100 * float(values.mean(dtype=np.float64))
         arrays[f"top1_{metric}"] = values
         metrics[f"top1_{metric}"] = MetricRecord(value=value, interval=(value - 1, value + 1), array=f"top1_{metric}")
-    used = CheckpointUsed(name=f"model{number:03d}", digest=digest(number), method="dino", architecture="ViT-S/16")
-    result = Result(
-        status="ok",
+    found = made_result(
+        made_checkpoint(f"model{number:03d}", method="dino", digest=digest(number)),
+        metrics,
         task="task",
         protocol=ProtocolUsed(name=f"task@{protocol}", version=1),
-        metrics=metrics,
-        checkpoint=used,
         data=DataUsed(name="images", url="x:", fingerprints={"val": digest("val")}, images={"val": len(hard)}),
-        seed=0,
         settings=SETTINGS,
         facts={"transform": "t" * 60, "search": {f"option {each}": each for each in range(90)}},
     )
-    stem = result_stem(result.protocol, result.settings, Workspace(cache=out, data=""))
-    write_result(result_path(out, used, "images", stem), result, arrays)
+    save_result(out, found, arrays)
 
 
 def peak_mib() -> float:

@@ -178,6 +178,8 @@ def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select)
     assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 4
     assert facts["epoch"] == (4 if select == "last" else facts["best_epoch"])
     assert outcome.numbers["top1"] == pytest.approx(100 * outcome.metrics["top1"].per_image.mean())
+    labels = open_set("digits:", "val").limited(400).labels
+    assert np.array_equal(outcome.arrays["predicted"] == labels, outcome.metrics["top1"].per_image == 1)
     assert set(outcome.metrics) == {"top1", "top5", "top1_last", "top5_last"} and facts["warnings"] == []
     chosen = {name for name, metric in outcome.metrics.items() if metric.chosen_on_val}
     assert chosen == ({"top1", "top5"} if select == "val" else set())

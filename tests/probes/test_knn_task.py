@@ -39,6 +39,8 @@ def test_a_separable_set_is_solved(export, tmp_path, backend):
     outcome = replace(SMALL, backend=backend).run(export, space)
     assert outcome.numbers == {"top1_k1": 100.0, "top5_k1": 100.0, "top1_k5": 100.0, "top5_k5": 100.0}
     assert outcome.metrics["top1_k5"].per_image.tolist() == [1.0] * 24
+    assert outcome.arrays["predicted"].tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    assert (outcome.arrays["confidence"] == 1).all()
     facts = outcome.facts
     assert (facts["train"]["images"], facts["val"]["images"], outcome.cost["forwards"]) == (36, 24, 60)
     assert facts["train"]["fingerprint"] != facts["val"]["fingerprint"]
@@ -101,6 +103,10 @@ def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_pa
         SMALL.run(export, space)
     outcome = SMALL.run(export, replace(space, skip_bad=True))
     assert list(outcome.facts["val"]["skipped"]) == [str(broken)]
+    predicted, labels = outcome.arrays["predicted"], np.repeat(np.arange(3), 8)
+    assert predicted[5] == -1 and np.array_equal(np.delete(predicted, 5), np.delete(labels, 5))
+    neighbours = outcome.arrays["neighbours"] // 12  # 12 training images of each class
+    assert (neighbours == labels[outcome.arrays["neighbours_of"]][:, None]).all() and neighbours.shape == (8, 5)
     correct = outcome.metrics["top1_k1"].per_image
     assert np.flatnonzero(np.isnan(correct)).tolist() == [5] and len(correct) == 24
     assert outcome.numbers["top1_k1"] == 100.0

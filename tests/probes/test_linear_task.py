@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
+from imagesets.sets import open_set
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined, kinds_of
@@ -67,7 +68,11 @@ def test_the_chosen_head_is_the_one_that_is_reported(export, tmp_path):
     assert (held.facts["training_images"], held.facts["selection_images"]) == (270, 30)
     assert held.facts["chosen"]["best"] == max(row["best"] for row in held.facts["grid"])
     assert not any(metric.chosen_on_val for metric in held.metrics.values()) and held.facts["warnings"] == []
+    labels = open_set("digits:", "val").limited(300).labels
     for outcome in (by_val, held):
+        assert outcome.facts["chosen"]["best"] == max(outcome.facts["chosen_history"])
+        assert np.array_equal(outcome.arrays["predicted"] == labels, outcome.metrics["top1"].per_image == 1)
+        assert 0.1 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
         for metric in outcome.metrics.values():
             assert 100 * metric.per_image.mean() == pytest.approx(metric.value)
 

@@ -189,7 +189,8 @@ def test_votes_are_the_formula(voters, monkeypatch):
         for query, label in enumerate(labels):
             found = scores(similarities[query], near[query], k, temperature)
             ranked = sorted(found, key=lambda name: (-found[name], name))
-            assert ours.top1[query] == (ranked[0] == label)
+            assert ours.top1[query] == (ranked[0] == label) and ours.predicted[query] == ranked[0]
+            assert ours.confidence[query] == pytest.approx(found[ranked[0]] / sum(found.values()), rel=1e-6)
             assert ours.top5[query] == (label in ranked[:5])
 
 
@@ -198,6 +199,7 @@ def test_equal_scores_rank_by_class_and_absent_classes_never_count():
     near = np.array([[8, 3]] * 3)
     hits = vote(similarities, near, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
     assert hits.top1.tolist() == [True, False, False]
+    assert hits.predicted.tolist() == [3, 3, 3] and hits.confidence.tolist() == [0.5, 0.5, 0.5]
     assert hits.top5.tolist() == [True, True, False]
 
 

@@ -1,0 +1,66 @@
+"""What pretraining methods show their networks: crops, colours and masks, of a recipe, without weights.
+
+Read off each method's own views and forward pass, with its initial weights.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bench.cli.settings import meant
+from bench.pretraining.recipes import choose_recipe
+from bench.visualize.inputs import GivenView, as_image, given_views, method_views
+from bench.visualize.pictures import Panel, PanelRow, Picture
+from bench.visualize.shown import Shown
+from checkpoints.spec import Preparation
+from engine import checks
+from engine.extensions import load_extension, source_files
+from pretrain.loop.trainer import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Settings of the picture."""
+
+    methods: tuple[str, ...] = ()  # such as mae,lut; all, where none is named
+    recipe: str = ""  # of all these methods, such as 32px; the first recipe of each, where none is named
+    views: int = 8  # shown of a method, at most
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.counts(self, "views")
+        for name in self.methods:
+            if name not in (known := list(source_files("methods"))):
+                raise ValueError(f"methods={name}: there is no such method{meant(name, known)}")
+
+    def pictures(self, shown: Shown) -> Iterator[Picture]:
+        """One picture: rows are methods and images, columns what their networks see."""
+        rows = []
+        for name in self.methods or sorted(source_files("methods")):
+            recipe = self.recipe or next(iter(load_extension("methods", name).RECIPES))
+            chosen = choose_recipe(name, recipe, ())
+            method = build(chosen.module, chosen.recipe, shown.seed)
+            for number, image in enumerate(shown.images):
+                views = given_views(method, method_views(method, image.image, shown.seed, number))
+                panels = self.panels(views, method.preparation)
+                rows.append(PanelRow(panels=(image.panel(), *panels), label=f"{name} {recipe}"))
+        yield Picture(
+            name="masks",
+            rows=tuple(rows),
+            note="What the networks of each method are given; hidden patches are grey. Students learn by gradients.",
+        )
+
+    def panels(self, views: list[GivenView], preparation: Preparation) -> list[Panel]:
+        """The first of the views, the students' before the teachers'."""
+        ordered = sorted(views, key=lambda view: view.network)
+        panels = [view_panel(view, preparation) for view in ordered[: self.views]]
+        if more := len(ordered) - len(panels):
+            panels[-1] = replace(panels[-1], caption=f"{more} more are not shown")
+        return panels
+
+
+def view_panel(view: GivenView, preparation: Preparation) -> Panel:
+    """What a network sees of one view."""
+    colours = as_image(view.pixels, preparation, view.hidden)
+    share = view.hidden.mean()
+    title = f"{view.network}, {colours.shape[1]} px" + (f", {share:.0%} hidden" if share else "")
+    return Panel(values=colours, size=colours.shape[:2], title=title)

@@ -1,0 +1,229 @@
+"""Pictures as panels in rows and columns, drawn by matplotlib as PNG or SVG: the same panels give the same bytes.
+
+Maps are drawn in cividis, whose lightness rises evenly, so that colour-blind readers and grey prints see the same.
+Queries and boxes differ in number or dashes too, not in colour alone. Sizes of the layout are in inches.
+"""
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any, Literal
+
+import numpy as np
+
+from bench.report.figures import COLOURS, DASHES
+from engine.printing import printable
+
+Format = Literal["png", "svg"]
+MAP = "cividis"  # Nunez, Anderton and Renslow 2018
+CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1  # width of a cell; a line of text; a row's label
+TALLEST = 2.5  # height of a cell over its width, at most; longer images are drawn narrower
+FONT, LETTER = 7, 0.058  # points; about the width of a letter
+LINES = 2  # of a heading; what is longer is cut
+DPI = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """A numbered place of an image; x, y: shares of its width and height from the left and the top."""
+
+    x: float
+    y: float
+    number: int  # from 0; shown from 1 on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A part of an image, in shares of its width and height. style: number of its colour and dashes."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    style: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Panel:
+    """One cell. values: colours (H, W, 3) uint8, or a map (h, w) that is drawn from its least to its largest value.
+
+    size: height and width of the image that the values cover, which give the panel its shape. frame: number of the
+    point that it belongs to. low: what is drawn darkest, in place of the least value.
+    """
+
+    values: np.ndarray
+    size: tuple[int, int]
+    title: str = ""  # above
+    caption: str = ""  # below
+    points: tuple[Spot, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    frame: int | None = None
+    low: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PanelRow:
+    """Panels side by side; None leaves a cell empty. label: at the left."""
+
+    panels: tuple[Panel | None, ...]
+    label: str = ""
+
+    @property
+    def height(self) -> float:
+        """Of the panels without their texts."""
+        shapes = [panel.size[0] / panel.size[1] for panel in self.panels if panel]
+        return CELL * min(max(shapes, default=1.0), TALLEST)
+
+    def lines(self, part: Literal["title", "caption"]) -> int:
+        """Lines of text above or below the panels."""
+        return max((len(getattr(panel, part).split("\n")) for panel in self.panels if panel and getattr(panel, part)),
+                   default=0)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Picture:
+    """One file. headings: texts above the rows, each with the number of columns that it spans. note: a line below."""
+
+    name: str  # of the file, without its suffix
+    rows: tuple[PanelRow, ...]
+    headings: tuple[tuple[str, int], ...] = ()
+    note: str = ""
+
+    @property
+    def columns(self) -> int:
+        return max(len(row.panels) for row in self.rows)
+
+
+def encoded(picture: Picture, form: Format) -> bytes:
+    """The file's bytes. They hold no date, no version and no random ids."""
+    import matplotlib
+
+    figure, buffer = drawn(picture), io.BytesIO()
+    dropped = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[form]
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench visualize"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
+        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=dropped)
+    return buffer.getvalue()
+
+
+def drawn(picture: Picture) -> Any:
+    """matplotlib's Figure, every panel at its place."""
+    from matplotlib.figure import Figure
+
+    heads = [fitted_text(text, span * (CELL + GAP)) for text, span in picture.headings]
+    notes = wrap(printable(picture.note), int(_width(picture) / LETTER))
+    top = EDGE + LINE * max((len(head) for head in heads), default=0) + GAP * bool(heads)
+    heights = [row.height + LINE * (row.lines("title") + row.lines("caption")) + GAP for row in picture.rows]
+    total = top + sum(heights) + LINE * len(notes) + EDGE
+    figure = Figure(figsize=(_width(picture) + 2 * EDGE, total))
+    sheet = Sheet(figure=figure, width=_width(picture) + 2 * EDGE, height=total)
+    _draw_headings(sheet, picture, heads, top)
+    for row, height in zip(picture.rows, heights, strict=True):
+        _draw_row(sheet, row, _left(picture), top)
+        top += height
+    for number, line in enumerate(notes):
+        sheet.text(EDGE, top + LINE * (number + 0.5), line, ha="left", color="0.3")
+    return figure
+
+
+def _left(picture: Picture) -> float:
+    return EDGE + (LABEL if any(row.label for row in picture.rows) else 0.0)
+
+
+def _width(picture: Picture) -> float:
+    return _left(picture) - EDGE + picture.columns * (CELL + GAP) - GAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A figure whose places are inches from its left and top."""
+
+    figure: Any
+    width: float
+    height: float
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Text whose middle line is at y; a name is no formula."""
+        place = (x / self.width, 1 - y / self.height)
+        self.figure.text(
+            *place, text, **{"fontsize": FONT, "va": "center", "ha": "center", "parse_math": False} | style
+        )
+
+    def lines(self, x: float, top: float, texts: Sequence[str]) -> None:
+        """Small lines of text whose upper edge is `top`."""
+        for number, text in enumerate(texts):
+            self.text(x, top + LINE * (number + 0.5), printable(text), fontsize=FONT - 1)
+
+    def axes(self, left: float, top: float, width: float, height: float) -> Any:
+        """Axes without ticks."""
+        box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
+        found = self.figure.add_axes(box)
+        found.set_xticks([])
+        found.set_yticks([])
+        return found
+
+
+def fitted_text(text: str, width: float) -> list[str]:
+    """The lines of a text in `width` inches; what does not fit in LINES is cut."""
+    lines = wrap(printable(text), max(4, int(width / LETTER)))
+    return lines if len(lines) <= LINES else [*lines[: LINES - 1], f"{lines[LINES - 1][:-3]}..."]
+
+
+def _draw_headings(sheet: Sheet, picture: Picture, heads: Sequence[Sequence[str]], bottom: float) -> None:
+    left = _left(picture)
+    for lines, (_, span) in zip(heads, picture.headings, strict=True):
+        width = span * (CELL + GAP) - GAP
+        for number, line in enumerate(reversed(lines)):
+            sheet.text(left + width / 2, bottom - GAP - LINE * (number + 0.5), line, weight="bold")
+        left += width + GAP
+
+
+def _draw_row(sheet: Sheet, row: PanelRow, left: float, top: float) -> None:
+    """Titles, panels and captions of one row whose upper edge is at `top`."""
+    panel_top = top + LINE * row.lines("title")
+    if row.label:
+        label = fitted_text(row.label, row.height)[0]
+        sheet.text(EDGE + LABEL / 2 - GAP / 2, panel_top + row.height / 2, label, rotation="vertical")
+    for panel in row.panels:
+        if panel is not None:
+            height = min(row.height, CELL * panel.size[0] / panel.size[1])
+            _draw_panel(sheet.axes(left, panel_top, CELL, height), panel)
+            texts = [
+                (panel.title, panel_top - LINE * panel.title.count("\n")),
+                (panel.caption, panel_top + height + LINE),
+            ]
+            for text, first in texts:
+                for number, line in enumerate(text.split("\n")):
+                    sheet.text(left + CELL / 2, first + LINE * (number - 0.45), printable(line), fontsize=FONT - 1)
+        left += CELL + GAP
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    height, width = panel.size
+    axes.imshow(
+        panel.values, cmap=MAP, vmin=panel.low, extent=(0, width, height, 0), interpolation="nearest", aspect="equal"
+    )
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    for spine in axes.spines.values():
+        spine.set_linewidth(0.5 if panel.frame is None else 2.0)
+        spine.set_color("0.3" if panel.frame is None else COLOURS[panel.frame % len(COLOURS)])
+    for box in panel.boxes:
+        _draw_box(axes, box, width, height)
+    for point in panel.points:
+        colour = COLOURS[point.number % len(COLOURS)]
+        ring = {"boxstyle": "circle,pad=0.2", "facecolor": colour, "edgecolor": "white", "linewidth": 0.8}
+        axes.text(point.x * width, point.y * height, str(point.number + 1), fontsize=FONT - 1, color="white",
+                  weight="bold", ha="center", va="center", bbox=ring)  # fmt: skip
+
+
+def _draw_box(axes: Any, box: Box, width: int, height: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    place = (box.left * width, box.top * height)
+    size = ((box.right - box.left) * width, (box.bottom - box.top) * height)
+    colour, dashes = COLOURS[box.style % len(COLOURS)], DASHES[box.style % len(DASHES)]
+    axes.add_patch(Rectangle(place, *size, fill=False, edgecolor="white", linewidth=3))  # seen on any ground
+    axes.add_patch(Rectangle(place, *size, fill=False, edgecolor=colour, linewidth=1.5, linestyle=dashes))

@@ -1,0 +1,224 @@
+"""What a picture shows: images of files, folders and URLs at any size, and checkpoints by name.
+
+p patch side, h x w grid of patches, D width.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from bench.run.checkpoints import checked_name, default_name, opened
+from bench.visualize.pictures import Panel
+from checkpoints.backbone import Backbone
+from checkpoints.export import ViTExport
+from checkpoints.spec import ViTSpec
+from imagesets.decoding import decode_rgb, read_bytes
+from imagesets.selection import evenly
+from imagesets.sets import ImageSet, open_set, parse_url, splits_of
+from imagesets.transforms import FILTERS, planes, resized_size, window_start
+
+MAX_GRID = 128  # patches of a side; attention of more takes gigabytes
+DRAWN = 448  # pixels of the longer side of an image in a picture, at most
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShownImage:
+    """name: for people. image: RGB."""
+
+    name: str
+    image: Image.Image
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.image.height, self.image.width
+
+    def panel(self, image: Image.Image | None = None, **more) -> Panel:
+        """The image, or another version of it, as a panel; large ones are made smaller."""
+        shown = image or self.image
+        size = shown.height, shown.width
+        if max(size) > DRAWN:
+            shown = shown.copy()
+            shown.thumbnail((DRAWN, DRAWN))
+        return Panel(values=np.asarray(shown), size=size, **more)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShownCheckpoint:
+    """A checkpoint, which is loaded when somebody asks for it. reference: what the user wrote."""
+
+    reference: str
+    given: str | None = None  # its name
+
+    @cached_property
+    def export(self) -> ViTExport:
+        """ValueError, naming the option, where it cannot be loaded."""
+        try:
+            return opened(self.reference)[1]
+        except (ValueError, OSError) as error:
+            text = str(error).removeprefix(f"{self.reference}: ")
+            raise ValueError(f"--checkpoint {self.reference}: {text}") from error
+
+    @cached_property
+    def name(self) -> str:
+        """The given name, else its export's own, else one from the reference."""
+        if self.given:
+            return checked_name(self.given, "--name")
+        return str(self.export.facts.get("name") or default_name(self.reference, self.export.digest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the user wants to see.
+
+    size: length of the images' short side in pixels for the networks; None: as each network was trained. square: the
+    middle of each image alone.
+    """
+
+    checkpoints: tuple[ShownCheckpoint, ...]
+    sources: tuple[str, ...]  # files, folders, URLs
+    split: str | None = None  # of URLs; None: val where there is one
+    limit: int | None = 4  # images of each folder or URL; None: all
+    size: int | None = None
+    square: bool = False
+    seed: int = 0
+    device: str = "cpu"
+
+    @cached_property
+    def images(self) -> tuple[ShownImage, ...]:
+        """All images, in the order of the sources. ValueError for one that cannot be read."""
+        return tuple(image for source in self.sources for image in self._of(source))
+
+    def _of(self, source: str) -> Iterator[ShownImage]:
+        if os.path.isfile(source):
+            yield ShownImage(name=Path(source).stem, image=self._part(decode_rgb(read_bytes(source), source)))
+            return
+        found = opened_set(source, self.split)
+        if self.limit is not None and self.limit < len(found):
+            found = found.limited(self.limit) if found.classes else found.subset(evenly(len(found), self.limit), "some")
+        for index in range(len(found)):
+            name = Path(found.path(index)).stem
+            label = found.classes[found.labels[index]] if found.classes else ""
+            yield ShownImage(name=f"{label}: {name}" if label else name, image=self._part(found.image(index)))
+
+    def _part(self, image: Image.Image) -> Image.Image:
+        if not self.square:
+            return image
+        side = min(image.size)
+        left, top = window_start(image.width, side), window_start(image.height, side)
+        return image.crop((left, top, left + side, top + side))
+
+    def sides(self, spec: ViTSpec, image: Image.Image) -> tuple[int, int]:
+        """Height and width at which the network sees the image: multiples of its patches nearest to its shape.
+
+        ValueError where that is more than the network, or memory, can take.
+        """
+        patch, native = spec.patch_size, min(spec.size)
+        short = self.size or native
+        if spec.relative_position == "per_block" and not (self.square and short == native):
+            raise ValueError(f"its position tables are for {spec.size_text} alone: add --square, and leave --size")
+        width, height = resized_size(*image.size, short)
+        found = max(1, round(height / patch)) * patch, max(1, round(width / patch)) * patch
+        if max(found) > MAX_GRID * patch:
+            raise ValueError(
+                f"an image of {found[0]} x {found[1]} pixels is more than {MAX_GRID} patches of {patch} a side: "
+                "ask for fewer by --size, or add --square"
+            )
+        return found
+
+    def fitted(self, spec: ViTSpec, image: Image.Image, interpolation: str = "bicubic") -> Image.Image:
+        """The image at the network's size."""
+        height, width = self.sides(spec, image)
+        return image.resize((width, height), FILTERS[interpolation])
+
+
+@dataclass(frozen=True, eq=False)
+class Viewer:
+    """A checkpoint on a device, for one image after the other."""
+
+    checkpoint: ShownCheckpoint
+    shown: Shown
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        return Backbone(self.checkpoint.export, self.shown.device)
+
+    @property
+    def spec(self) -> ViTSpec:
+        return self.checkpoint.export.spec
+
+    def fitted(self, image: Image.Image) -> Image.Image:
+        """As the network sees it. ValueError names the checkpoint."""
+        with self.named():
+            return self.shown.fitted(self.spec, image, self.checkpoint.export.interpolation)
+
+    def tensor(self, image: Image.Image) -> Tensor:
+        """The fitted image (1, 3, H, W), normalised, on the device."""
+        return self.backbone.prepare(planes(self.fitted(image))[None])
+
+    def grid(self, tensor: Tensor) -> tuple[int, int]:
+        """Rows and columns of the patches of (1, 3, H, W)."""
+        return tensor.shape[-2] // self.spec.patch_size, tensor.shape[-1] // self.spec.patch_size
+
+    def named(self) -> "Naming":
+        """Puts the checkpoint's name before a ValueError."""
+        return Naming(self.checkpoint.name)
+
+    @torch.inference_mode()
+    def patches(self, image: Image.Image, layer: int) -> np.ndarray:
+        """The image's patch tokens after a block, behind the final norm -> (h, w, D) float32."""
+        with self.named():
+            found = self.backbone.views(self.tensor(image), [(layer, True)])
+        return found[layer, True].patches[0].cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Naming:
+    """A context whose ValueErrors begin with a name."""
+
+    name: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError) and not str(error).startswith(f"{self.name}: "):
+            raise ValueError(f"{self.name}: {error}") from error
+
+
+def viewers(shown: Shown) -> tuple[Viewer, ...]:
+    """A viewer for each checkpoint. ValueError where there is none."""
+    if not shown.checkpoints:
+        raise ValueError("--checkpoint is missing: name one or several, as bench run takes them")
+    return tuple(Viewer(checkpoint, shown) for checkpoint in shown.checkpoints)
+
+
+def opened_set(source: str, split: str | None) -> ImageSet:
+    """The image set that a folder or URL means. ValueError, naming the option, for anything else."""
+    url = f"images:{source}" if os.path.isdir(source) else source
+    try:
+        parse_url(url)
+        splits = splits_of(url)
+        if split and split not in splits:
+            raise ValueError(f"there is no split {split}, only {' and '.join(splits)}; leave --split")
+        return open_set(url, split or ("val" if "val" in splits else splits[0]))
+    except ValueError as error:
+        where = "" if ":" in source else f"{source} does not exist; "
+        raise ValueError(f"--images {source}: {where}{str(error).removeprefix(f'{url}: ')}") from error
+
+
+def checkpoints_of(references: Sequence[str], names: Sequence[str] | None) -> tuple[ShownCheckpoint, ...]:
+    """ValueError where there are more or fewer names than checkpoints."""
+    if names and len(names) != len(references):
+        raise ValueError(f"--name: {len(names)} names for {len(references)} checkpoints; give one for each")
+    return tuple(
+        ShownCheckpoint(reference=reference, given=name)
+        for reference, name in zip(references, names or [None] * len(references), strict=True)
+    )

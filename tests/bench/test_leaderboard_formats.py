@@ -1,0 +1,351 @@
+"""Every file of the leaderboard, over generated results: it parses back, nothing in it runs, its bytes are the same."""
+
+import csv
+import html.parser
+import io
+import re
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pyarrow.parquet
+import pytest
+from made_results import EVIL, made_checkpoint, made_metrics, made_result, save_result
+from markdown_it import MarkdownIt
+
+from bench.commands.leaderboard import NAMES
+from bench.leaderboard.files import FORMATS, Standing
+from bench.leaderboard.latex import in_latex
+from bench.results.board import board_of
+from bench.results.record import DataUsed, MetricRecord, ProtocolUsed, Result
+from bench.statistics.matching import Measured
+from bench.statistics.significance import key_of
+from checkpoints.training_cost import TrainingCost
+from engine.printing import printable
+
+ROOT = Path("/folder/results")
+SIGNS = (
+    *("=1+1", "@SUM(A1)", "+1", "-1", "--", "a|b", "[x]: javascript:alert(1)", "[x](javascript:alert(1))", "]("),
+    *("\\input{x}", "\\", "{", "}", "%", "# $x^2$ ~ _", "[1cm]", "*", '"', "``", "&amp;", "\u2028", "\u4e2d\u6587"),
+)
+BOARDS = 60  # generated ones, of which every file is checked
+
+
+def any_text(draw: Random) -> str:
+    """A text that harms somewhere, or any signs, those that are no text among them."""
+    signs = [chr(draw.choice((draw.randrange(128), draw.randrange(0x110000)))) for _ in range(draw.randrange(8))]
+    return draw.choice((draw.choice(EVIL), draw.choice(SIGNS), "".join(signs)))
+
+
+def any_metric(draw: Random) -> MetricRecord:
+    value = draw.choice((draw.uniform(0, 100), draw.uniform(-1e6, 1e6), 0.0, -0.0, 5e-324, 1e300))
+    return MetricRecord(
+        value=value,
+        unit=draw.choice(("%", "", any_text(draw))),
+        interval=draw.choice((None, (value - 1, value + 1))),
+        higher_is_better=draw.choice((True, False, None)),
+        deviation_of=draw.choice((None, any_text(draw))),
+    )
+
+
+def any_board(draw: Random) -> Standing:
+    """Some results of a few checkpoints under a few protocols, each with any metrics or none; any text is hostile."""
+    names, columns = ([any_text(draw) for _ in range(draw.randint(1, 3))] for _ in range(2))
+    results = []
+    for number in range(draw.randrange(7)):
+        metrics = {name: any_metric(draw) for name in columns if draw.random() < 0.7}
+        place, text = draw.randrange(len(names)), any_text(draw)
+        cost = TrainingCost(hours=draw.choice((None, draw.uniform(0, 1e4))), devices=draw.choice(("", any_text(draw))))
+        used = made_checkpoint(names[place], place, method=text, source=text, architecture=text, training_cost=cost)
+        results.append(
+            made_result(
+                used,
+                metrics,
+                status="ok" if metrics else "failed",
+                message="" if metrics else text,
+                protocol=ProtocolUsed(name=draw.choice(names), version=1, changes=draw.choice(({}, {text: text}))),
+                data=DataUsed(name=draw.choice(names), url=text, images={"val": 2**70}),
+                seed=number,
+                facts={"warnings": [text, any_text(draw)], text: text},
+                settings={text: [text, 1, None]},
+            )
+        )
+    return standing_of(results, level=draw.random() < 0.5)
+
+
+def standing_of(results: list[Result], level: bool = False) -> Standing:
+    """level: whether all checkpoints share the first place of every column."""
+    board = board_of(results, [f"{each.message}: unreadable" for each in results[:1]])
+    everyone = frozenset(key_of(row.checkpoint) for row in board.rows)
+    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
+    shared = dict.fromkeys(columns, everyone) if level else {}
+    measured = [Measured(path=ROOT / f"{at}.json", result=each) for at, each in enumerate(results)]
+    return Standing(board=board, shown=board, level=shared, measured=measured, results=ROOT)
+
+
+def written(found: Standing, name: str) -> bytes:
+    content = FORMATS[name][1](found)
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def shape(found: Standing) -> list[tuple[int, int]]:
+    """Rows and columns of the table of each group, without header and name."""
+    rows = [sum(any(key[0] == group for key in row.cells) for row in found.board.rows) for group in found.board.groups]
+    return [(count, len(metrics)) for count, metrics in zip(rows, found.board.groups.values(), strict=True)]
+
+
+def tables_before(found: Standing) -> list[tuple[int, int]]:
+    """Those of facts and costs, which stand before the groups in some files."""
+    spent = sum(row.checkpoint.training_cost != TrainingCost() for row in found.board.rows)
+    return [(len(found.board.rows), 4), *([(spent, 7)] if spent else [])]
+
+
+def harmless(text: str) -> str:
+    assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
+    return text
+
+
+def check_csv(found: Standing) -> None:
+    text = harmless(written(found, "csv").decode())
+    header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    assert len(rows) == len(found.board.rows) and {len(row) for row in rows} <= {len(header)}
+    for cell in (cell for row in (header, *rows) for cell in row if cell[:1] in ("=", "+", "-", "@")):
+        float(cell)
+    for row, checkpoint in zip(rows, found.board.rows, strict=True):
+        assert Counter(str(cell.mean) for cell in checkpoint.cells.values()) <= Counter(row)
+
+
+def check_markdown(found: Standing) -> None:
+    text = harmless(written(found, "markdown").decode())
+    if len(found.measured) > 100:  # too long for the parser
+        cells = Counter(len(re.split(r"(?<!\\)\|", line)) - 3 for line in text.split("\n") if line.startswith("|"))
+        assert cells == {4: 502 + 15 * 502}
+        return
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+    kinds = [token.type for token in tokens] + [child.type for token in tokens for child in token.children or ()]
+    assert not {"html_block", "html_inline", "link_open", "image", "fence", "code_block"} & set(kinds)
+    sizes, cells = [], 0
+    for token in tokens:
+        cells += token.type == "td_open"
+        if token.type == "table_open":
+            sizes.append([0, 0])
+        elif token.type == "tr_open":
+            sizes[-1][0] += 1
+        elif token.type == "th_open":
+            sizes[-1][1] += 1
+    expected = tables_before(found) + shape(found)
+    assert [(rows - 1, columns - 1) for rows, columns in sizes] == expected
+    assert cells == sum(rows * (columns + 1) for rows, columns in expected)
+    assert kinds.count("list_item_open") == len(found.board.problems) + sum(len(row.failed) for row in found.board.rows)
+
+
+class Page(html.parser.HTMLParser):
+    """Elements that are open, their attributes, and the text of each cell of each row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.attributes, self.tables = [], set(), []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+
+def check_html(found: Standing) -> None:
+    text = harmless(written(found, "html").decode())
+    page = Page(text)
+    assert page.attributes == {"lang", "charset", "name", "content", "http-equiv", *(["scope"] if page.tables else [])}
+    assert set(re.findall(r"<(\w+)", text)) <= {
+        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "ul", "li", "strong"),
+        *("table", "thead", "tbody", "tr", "th", "td"),
+    }
+    sizes = [(len(table) - 1, {len(row) - 1 for row in table}) for table in page.tables]
+    assert sizes == [(rows, {columns}) for rows, columns in tables_before(found) + shape(found)]
+    methods = [row[1] for row in page.tables[0][1:]]
+    assert methods == [printable(row.checkpoint.method) for row in found.board.rows]
+
+
+COMMANDS = {
+    **{name: "" for name in ("begin", "end", "centering", "caption", "toprule", "midrule", "bottomrule", "textbf")},
+    **{"\\": "\n", "pm": "+-", "textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^"},
+    **{"textless": "<", "textgreater": ">", "textbar": "|", "textasciigrave": "`"},
+    **{sign: sign for sign in "{}$&#%_"},
+}
+TOKEN = re.compile(r"\\([a-zA-Z]+|.)|([{}$&])|(.)", re.DOTALL)
+
+
+def untypeset(text: str) -> str:
+    """What a fragment of LaTeX sets as text. AssertionError for a command, brace or sign that does more than that."""
+    shown, depth, inside = "", 0, False
+    for command, mark, sign in TOKEN.findall(text):
+        if command:
+            assert command in COMMANDS, command
+            shown += COMMANDS[command]
+        elif mark in ("{", "}"):
+            depth += 1 if mark == "{" else -1
+            assert depth >= 0
+        elif mark == "$":
+            inside = not inside
+        else:
+            assert (mark or sign) not in '#^~_%"<>|\\`' and (sign.isascii() or "\xc0" <= sign <= "\xff")
+            shown += mark or sign
+    assert depth == 0 and not inside
+    return shown
+
+
+def spelled(text: object) -> str:
+    """A text as the tables spell it."""
+    is_kept = re.compile("[\x20-\x7e\xc0-\xcf\xd1-\xd6\xd8-\xdd\xdf-\xef\xf1-\xf6\xf8-\xfd\xff]").match
+    kept = "".join(sign if is_kept(sign) else f"[U+{ord(sign):04X}]" for sign in printable(text))
+    return kept.replace('"', "''")
+
+
+def check_latex(found: Standing) -> None:
+    text = written(found, "latex").decode()
+    lines = text.split("\n")[3:]
+    assert text.count("%") == text.count("\\%") + 4  # three lines of comments, which name a percentage
+    assert not re.search(r"(\\\\|rule)\s*[\[*]", text), "a row would begin with an option"
+    blocks = re.findall(r"\\begin\{table\}\[t\]\n(.*?)\\end\{table\}\n", "\n".join(lines), re.DOTALL)
+    sizes = []
+    for group, block in zip(found.board.groups, blocks, strict=True):
+        caption, columns, header, body = re.fullmatch(
+            r"\\centering\n\\caption\{(.*)\}\n\\begin\{tabular\}\{l(r*)\}\n\\toprule\n(.*)\n\\midrule\n(.*)\\bottomrule\n\\end\{tabular\}\n",
+            block,
+            re.DOTALL,
+        ).groups()
+        assert untypeset(caption).startswith(spelled(group))
+        rows = [re.split(r"(?<!\\) & ", row.removesuffix(r" \\")) for row in (header, *body.rstrip("\n").split("\n"))]
+        assert {len(row) for row in rows} == {1 + len(columns)}
+        assert [untypeset(cell) for cell in rows[0][1:]] == [spelled(name) for name in found.board.groups[group]]
+        names = {spelled(name) for row in found.board.rows for name in (row.checkpoint.name,)}
+        assert all(untypeset(row[0]).startswith(tuple(names)) for row in rows[1:])
+        assert all(re.fullmatch(r"(\+-|[-\d. ])*.*", untypeset(cell)) for row in rows[1:] for cell in row[1:])
+        sizes.append((len(rows) - 1, len(columns)))
+    assert sizes == shape(found)
+
+
+def check_parquet(found: Standing) -> None:
+    table = pyarrow.parquet.read_table(io.BytesIO(written(found, "parquet")))
+    results = [each.result for each in found.measured]
+    expected = [(at, name) for at, each in enumerate(results) for name in each.metrics or [None]]
+    assert table.num_rows == len(expected)
+    columns = table.to_pydict()
+    for column in columns.values():
+        assert all(value.isprintable() for value in column if isinstance(value, str))
+    for row, (at, name) in enumerate(expected):
+        result = results[at]
+        metric = result.metrics.get(name)
+        assert columns["checkpoint"][row] == printable(result.checkpoint.name)
+        assert columns["metric"][row] == (None if name is None else printable(name))
+        assert columns["value"][row] == (None if metric is None else metric.value)
+        assert (columns["low"][row], columns["high"][row]) == ((metric and metric.interval) or (None, None))
+        assert columns["file"][row] == f"{at}.json" and columns["images"][row] in (None, 500)
+
+
+CHECKS = {
+    "csv": check_csv,
+    "markdown": check_markdown,
+    "latex": check_latex,
+    "html": check_html,
+    "parquet": check_parquet,
+}
+
+
+def test_every_format_has_a_check():
+    assert list(CHECKS) == list(FORMATS) == list(NAMES)
+
+
+@pytest.fixture(scope="module")
+def generated() -> list[Standing]:
+    return [any_board(Random(seed)) for seed in range(BOARDS)]
+
+
+def test_generated_boards_differ(generated):
+    sizes = [shape(found) for found in generated]
+    assert [] in sizes and max(map(len, sizes)) > 3 and len(set(map(str, sizes))) > BOARDS / 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_result_breaks_a_file(name, generated):
+    for found in generated:
+        CHECKS[name](found)
+        assert written(found, name) == written(deepcopy(found), name)
+
+
+@pytest.fixture(scope="module")
+def many() -> Standing:
+    """500 checkpoints, 15 protocols of four metrics."""
+    return standing_of(
+        [
+            made_result(
+                made_checkpoint(f"c{number}_{EVIL[number % len(EVIL)]}", number),
+                made_metrics({f"top{k}": (number * 37 + k) % 100 + 0.25 for k in range(4)}, {"top0": (1.0, 99.0)}),
+                protocol=ProtocolUsed(name=f"p@{protocol}", version=1),
+            )
+            for number in range(500)
+            for protocol in range(15)
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_500_rows_of_60_columns(name, many):
+    CHECKS[name](many)
+
+
+def test_latex_sets_a_text_as_it_is():
+    draw = Random(0)
+    for text in [*EVIL, *SIGNS, *(any_text(draw) for _ in range(500))]:
+        assert untypeset(in_latex(text)) == spelled(text)
+
+
+def test_latex_shows_deviations_and_ties_in_bold():
+    a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc"))
+    results = [made_result(a, made_metrics({"top1": value}), seed=seed) for seed, value in ((0, 90.0), (1, 92.0))]
+    results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
+    found = standing_of(results)
+    level = {("digits/knn@dino", "top1"): frozenset(map(key_of, (a, b)))}
+    text = written(replace(found, level=level), "latex").decode()
+    assert (
+        r"a & \textbf{91.00} $\pm$ 1.00 \\" in text and r"b & \textbf{90.50} \\" in text and r"c & $-$1.50 \\" in text
+    )
+
+
+def test_the_command_writes_what_is_asked_for(bench, tmp_path):
+    for number, value in enumerate((80.0, 70.0)):
+        save_result(tmp_path, made_result(made_checkpoint(f"c{number}", number), made_metrics({"top1": value})))
+    code, _, err = bench("leaderboard", "--out", tmp_path, "--format", "latex", "html", "parquet", "csv")
+    names = ["leaderboard.csv", "leaderboard.html", "leaderboard.md", "leaderboard.tex", "results.parquet"]
+    assert code == 0 and all(name in err for name in names)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == names
+    columns = pyarrow.parquet.read_table(tmp_path / "results.parquet").to_pydict()
+    assert columns["checkpoint"] == ["c0", "c1"] and columns["value"] == [80.0, 70.0]
+    assert columns["file"] == [f"c{number}-{0:08x}/digits/knn@dino-seed0.json" for number in range(2)]
+    code, _, err = bench("leaderboard", "--out", tmp_path, "--format", "pdf")
+    assert code == 2 and "invalid choice: 'pdf'" in err
+
+
+def test_parquet_without_its_library(bench, tmp_path, monkeypatch):
+    save_result(tmp_path, made_result(made_checkpoint(), made_metrics({"top1": 1.0})))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    code, _, err = bench("leaderboard", "--out", tmp_path, "--format", "parquet")
+    assert code == 2 and "pip install 'ssl-vit-bench[tables]'" in err and err.count("\n") == 1

@@ -1,0 +1,90 @@
+"""What a report shows beside its tables: confusions, calibration, neighbours and learning curves of known results."""
+
+import numpy as np
+import pytest
+from made_results import made_checkpoint, save_result
+from shown_results import result
+
+from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
+from bench.report.page import report_page
+from bench.report.views import learning_curve
+from bench.results.record import DataUsed
+from bench.statistics.matching import read_measured
+from imagesets.sets import open_set
+
+LABELS = np.array([0, 0, 0, 1, 1, 2])
+PREDICTED = np.array([0, 1, 1, 1, -1, 0])
+
+
+def test_confusions_are_counted_by_label_and_prediction():
+    matrix = confusion(LABELS, PREDICTED, 3)
+    assert matrix.tolist() == [[1, 2, 0], [0, 1, 0], [1, 0, 0]]
+    found = most_confused(matrix, ("a", "b", "c"))
+    assert [(each.label, each.taken_for, each.images, each.of) for each in found] == [
+        ("a", "b", 2, 3),
+        ("c", "a", 1, 1),
+    ]
+    assert most_confused(np.diag([3, 2, 1]), ("a", "b", "c")) == []
+
+
+def test_calibration_is_the_mean_distance_of_confidence_and_accuracy():
+    right, labels = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, -1]), np.ones(10, int)
+    bins = reliability(labels, right, np.array([0.95] * 4 + [0.25] * 4 + [1.0, 0.5]))
+    assert bins.tolist() == [[0.25, 0.25, 4], [pytest.approx(0.96), 0.8, 5]]
+    assert calibration_error(bins) == pytest.approx(100 * 0.16 * 5 / 9)
+
+
+@pytest.fixture
+def board(tmp_path):
+    """k-NN results of a network and of raw pixels on the digits: the first confuses some nines with fours."""
+    images = {split: open_set("digits:", split) for split in ("train", "val")}
+    prints = {split: each.fingerprint for split, each in images.items()}
+    data = DataUsed(name="digits", url="digits:", fingerprints=prints, images={"train": 1297, "val": 500})
+    labels, asked = images["val"].labels, np.array([3, 400])
+    own = (
+        np.flatnonzero(images["train"].labels == labels[3])[:2],
+        np.flatnonzero(images["train"].labels != labels[400])[:2],
+    )
+    for number, method in ((1, "mae"), (2, "pixels")):
+        predicted = np.where((labels == 9) & (np.arange(500) % number == 0), 4, labels).astype(np.int32)
+        right = predicted == labels
+        arrays = {"predicted": predicted, "confidence": np.full(500, 0.9, np.float16), "neighbours_of": asked}
+        arrays |= {"neighbours": np.stack(own), "similarities": np.full((2, 2), 0.5, np.float32)}
+        found = result(
+            made_checkpoint(f"c{number}", number, method=method), 90 + number, data=data, arrays=tuple(arrays)
+        )
+        save_result(tmp_path, found, {**arrays, "top1": right})
+    return tmp_path
+
+
+def test_mistakes_of_the_best(board):
+    measured, _ = read_measured(board)
+    images = open_set("digits:", "val")
+    found = mistakes_of({each.result.checkpoint.name: each for each in measured}, images)
+    assert found.name == "c1" and found.matrix[9][4] == 50 and found.matrix[3][3] == 50
+    assert [(each.label, each.taken_for, each.images) for each in found.confused] == [("9", "4", 50)]
+    assert found.errors == {"c1": pytest.approx(0, abs=0.1), "c2": pytest.approx(5, abs=0.1)}
+    assert mistakes_of({"c1": measured[0]}, images.limited(100)) is None, "other images than those measured"
+
+
+def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
+    text = report_page(board)
+    assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
+    assert "9 taken for 4: 25 of 50" in text and "9, not 4" in text
+    assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
+    assert "Neighbours of some images" not in report_page(board, pictures=False)
+
+
+def test_learning_curves_are_read_from_what_tasks_keep_and_from_nothing_else():
+    facts = {
+        "heads": {"chosen_history": [50.0, 60.0]},
+        "epochs": {"history": [{"epoch": 1, "val": 30.0, "loss": 2.0}, {"epoch": 3, "val": 40.0, "loss": 1.0}]},
+        "scenes": {"evaluations": [{"20": {"top1": 5.0}, "100": {"top1": 9.0}}]},
+        **{str(odd): {"history": odd, "chosen_history": odd} for odd in (7, "text", [], [1, "x"], {"a": {}}, None)},
+    }
+    found = {
+        name: learning_curve(result(made_checkpoint("a"), 1.0, facts=each), "top1") for name, each in facts.items()
+    }
+    assert found["heads"] == [(1, 50.0), (2, 60.0)] and found["epochs"] == [(1, 30.0), (3, 40.0)]
+    assert found["scenes"] == [(20, 5.0), (100, 9.0)]
+    assert not any(found[name] for name in facts if name not in ("heads", "epochs", "scenes"))

@@ -1,0 +1,127 @@
+"""torchvision:NAME:ROOT: each set, in its official layout, is what folders of its classes would be."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from official_layouts import WRITERS, put, write
+
+from imagesets.check import check_image_set
+from imagesets.schemes.torchvision import SETS
+from imagesets.sets import ImageSet, open_set
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def both(name: str, root: Path) -> dict[str, ImageSet]:
+    return {split: open_set(f"torchvision:{name}:{root}", split) for split in ("train", "val")}
+
+
+def as_folder(images: dict[str, bytes], root: Path) -> Path:
+    for name, content in images.items():
+        put(root / name, content)
+    return root
+
+
+def test_every_set_is_tested():
+    assert list(WRITERS) == list(SETS)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_set_is_the_folder_of_its_classes(name, tmp_path, monkeypatch):
+    written = write(name, tmp_path / "set", monkeypatch)
+    before = sorted(os.walk(tmp_path / "set"))
+    opened = both(name, tmp_path / "set")
+    assert sorted(os.walk(tmp_path / "set")) == before
+    for split, found in opened.items():
+        names = [found.images.names[row] for row in range(len(found))]
+        if "all" in written:
+            written[split] = {name: content for name, content in written["all"].items() if name in names}
+        as_folder(written[split], tmp_path / "folder" / split)
+    for split, found in opened.items():
+        wanted = open_set(f"folder:{tmp_path}/folder", split)
+        assert found.fingerprint == wanted.fingerprint and found.classes == wanted.classes
+        assert np.array_equal(found.labels, wanted.labels) and len(found) == len(written[split])
+        for row in (0, len(found) // 2, len(found) - 1):
+            assert found.encoded(row) == wanted.encoded(row)
+            assert np.array_equal(np.asarray(found.image(row)), np.asarray(wanted.image(row)))
+        assert found.limited(3).fingerprint == wanted.limited(3).fingerprint
+        assert pickle.loads(pickle.dumps(found)).fingerprint == found.fingerprint
+        assert found.notes and found.reports == SETS[name].reports
+
+
+def test_splits_that_are_drawn_are_whole_and_always_the_same(tmp_path, monkeypatch):
+    everything = {name: set(write(name, tmp_path / name, monkeypatch)["all"]) for name in ("Caltech101", "EuroSAT")}
+    shares = {"Caltech101": [30, 30, 30], "EuroSAT": [8, 8]}
+    held = {"Caltech101": "accordion/image_0004.jpg", "EuroSAT": "River/River_5.jpg"}  # of the last class, for ever
+    for name, wanted in shares.items():
+        train, val = (
+            [each.images.names[row] for row in range(len(each))] for each in both(name, tmp_path / name).values()
+        )
+        assert set(train) | set(val) == everything[name] and not set(train) & set(val)
+        assert np.bincount(both(name, tmp_path / name)["train"].labels).tolist() == wanted
+        assert val[-1] == held[name]
+
+
+def test_data_check_reads_a_set(tmp_path, monkeypatch):
+    write("OxfordIIITPet", tmp_path, monkeypatch)
+    report = check_image_set(f"torchvision:OxfordIIITPet:{tmp_path}")
+    assert report.ok and report.splits[0].images == 4 and report.splits[0].file_bytes > 0
+
+
+def refused(url: str, split: str = "train") -> str:
+    with pytest.raises(ValueError) as caught:
+        open_set(url, split)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
+    assert "no set 'cifar10'; did you mean CIFAR10? (sets: CIFAR10, CIFAR100," in refused("torchvision:cifar10:/data")
+    assert "no folder after the name; write torchvision:DTD:/path" in refused("torchvision:DTD")
+    assert "no folder /nowhere" in refused("torchvision:DTD:/nowhere")
+    said = refused(f"torchvision:Food101:{tmp_path}")
+    assert f"{tmp_path} lacks food-101/meta, food-101/images; fetch it with python -c" in said
+    assert f"from torchvision.datasets import Food101; Food101('{tmp_path}', split='train', download=True)" in said
+    assert not list(tmp_path.iterdir()), "nothing is written"
+    assert "its official site is gone" in refused(f"torchvision:StanfordCars:{tmp_path}")
+    write("SUN397", tmp_path, monkeypatch)
+    (tmp_path / "SUN397/Partitions/Testing_01.txt").unlink()
+    said = refused(f"torchvision:SUN397:{tmp_path}", "val")
+    assert f"no {tmp_path}/SUN397/Partitions/Testing_01.txt; unpack there https://" in said and "Partitions.zip" in said
+
+
+def test_missing_images_are_one_line(tmp_path, monkeypatch):
+    written = write("OxfordIIITPet", tmp_path, monkeypatch)
+    (tmp_path / "oxford-iiit-pet/images/Abyssinian_9train.jpg").unlink()
+    assert "1 of its 4 images are missing" in (said := refused(f"torchvision:OxfordIIITPet:{tmp_path}"))
+    assert "Abyssinian_9train.jpg first" in said and len(written["train"]) == 4
+    write("INaturalist2018", tmp_path, monkeypatch)
+    (tmp_path / "2018/Aves/1/train0.jpg").unlink()
+    assert "train2018.json: 1 of the 4 images that it names" in refused(f"torchvision:INaturalist2018:{tmp_path}")
+    (tmp_path / "oxford-iiit-pet/annotations/test.txt").write_text("no list")
+    assert "torchvision cannot read it (" in refused(f"torchvision:OxfordIIITPet:{tmp_path}", "val")
+
+
+class Harm:
+    """Touches a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("batch", ["data_batch_3", "test_batch", "batches.meta"])
+def test_pickles_other_than_the_official_ones_are_not_loaded(batch, tmp_path, monkeypatch):
+    harm = tmp_path / "harm"
+    write("CIFAR10", tmp_path, monkeypatch)
+    (tmp_path / "cifar-10-batches-py" / batch).write_bytes(pickle.dumps(Harm(harm)))
+    assert "torchvision cannot read it (Dataset" in refused(f"torchvision:CIFAR10:{tmp_path}")
+    assert not harm.exists()

@@ -1,0 +1,111 @@
+"""Mean per-class accuracy of k-NN, linear and low-shot probes, on sets whose papers report it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+
+from bench.run.outcomes import checked, recorded
+from bench.statistics.paired import compare_resamples
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine.tasks import Metric, OpenedSets, Workspace
+from imagesets.sets import ImageSet, open_set
+from probes.scores import class_mean, class_means, with_class_means
+from probes.tasks.knn import Knn
+from probes.tasks.linear import Linear
+from probes.tasks.lowshot import LowShot
+
+
+def uneven(split: str, reports: str = "mean per class") -> ImageSet:
+    """Three classes of the digits, 60, 30 and 10 images."""
+    digits = open_set("digits:", split)
+    rows = [np.flatnonzero(digits.labels == label)[:count] for label, count in ((3, 45), (5, 30), (8, 10))]
+    labels = np.repeat(np.arange(3), [len(each) for each in rows])
+    return replace(digits, labels=labels, classes=("3", "5", "8"), images=digits.images.take(np.concatenate(rows)),
+        reports=reports)  # fmt: skip
+
+
+def test_the_mean_over_classes_is_sklearns_balanced_accuracy():
+    random = np.random.RandomState(0)
+    labels, guesses = random.choice(5, 200, p=(0.5, 0.3, 0.1, 0.06, 0.04)), random.choice(5, 200)
+    right = (labels == guesses).astype(float)
+    assert class_mean(right, labels) == pytest.approx(100 * balanced_accuracy_score(labels, guesses), abs=1e-12)
+    weights = random.multinomial(200, np.full(200, 1 / 200), size=7).astype(float)
+    found = class_means({"a": right}, labels, weights)["a"]
+    repeated = [np.repeat(np.arange(200), row.astype(int)) for row in weights]
+    wanted = [100 * balanced_accuracy_score(labels[rows], guesses[rows]) for rows in repeated]
+    assert np.allclose(found, wanted, atol=1e-12)
+
+
+def test_skipped_images_and_absent_classes_do_not_count():
+    labels = np.array([0, 0, 0, 2, 2, 3])
+    right = np.array([1.0, 0.0, np.nan, 1.0, 1.0, np.nan])
+    assert class_mean(right, labels) == 75.0  # classes 0 and 2; nothing of 3 was read, 1 has no image
+
+
+def test_resampled_values_cover_the_truth():
+    """Rates 0.9, 0.6 and 0.3 of unequal classes, mean 60: of 200 sets the 95 % quantiles hold it in 190 +- 7."""
+    random, labels, held = np.random.RandomState(1), np.repeat([0, 1, 2], [300, 80, 40]), 0
+    weights = random.multinomial(420, np.full(420, 1 / 420), size=200).astype(float)
+    for _ in range(200):
+        right = (random.rand(420) < np.array([0.9, 0.6, 0.3])[labels]).astype(float)
+        low, high = np.quantile(class_means({"a": right}, labels, weights)["a"], (0.025, 0.975))
+        held += low <= 60 <= high
+    assert 183 <= held <= 197
+
+
+@pytest.fixture(scope="module")
+def export() -> ViTExport:
+    torch.manual_seed(0)
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
+    )
+    return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
+
+
+TASKS = {
+    "k1": Knn(k=(1, 5)),
+    "linear": Linear(augment=False, epochs=2, batch=32, lrs=(0.1,), readouts=("avg",), select="val"),
+    "lowshot": LowShot(shots=(2,), splits=2, fractions=(), pool="avg"),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_probes_report_it_first_where_papers_do(name, export, tmp_path):
+    opened = {reports: OpenedSets() for reports in ("top1", "mean per class")}
+    for reports, sets in opened.items():
+        for split in ("train", "val"):
+            sets.get("digits:", split, lambda _, split, reports=reports: uneven(split, reports))
+    plain, found = (
+        TASKS[name].run(export, Workspace(cache=tmp_path, data="digits:", opened=sets)) for sets in opened.values()
+    )
+    own = [metric for metric in found.metrics if metric not in plain.metrics]
+    assert list(found.metrics) == [*own, *plain.metrics] and own[0].startswith("per_class")
+    assert {metric: found.metrics[metric] for metric in plain.metrics} == dict(plain.metrics)
+    labels = uneven("val").labels
+    for metric in own:
+        top1 = found.metrics[metric.replace("per_class", "top1")]
+        if top1.deviation_of:
+            assert found.metrics[metric].deviation_of == metric.removesuffix("_std") and found.numbers[metric] > 0
+            continue
+        accuracies = [np.mean(top1.per_image[labels == label]) for label in range(3)]
+        assert found.numbers[metric] == pytest.approx(100 * np.mean(accuracies), abs=1e-4)
+        assert found.metrics[metric].chosen_on_val == top1.chosen_on_val
+    kept = recorded(checked(found), len(labels)).metrics[own[0]]
+    low, high = kept.interval
+    assert low < kept.value < high and kept.array_over == "resamples"
+
+
+def test_two_checkpoints_are_tested_on_the_same_resamples():
+    val, random = uneven("val"), np.random.RandomState(3)
+    good, bad = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))
+    one, other = (
+        with_class_means({"top1": Metric(value=100 * right.mean(), per_image=right)}, val)["per_class"]
+        for right in (good, bad)
+    )
+    test = compare_resamples((one.value, other.value), (one.resampled, other.resampled), len(val))
+    assert test.p < 0.01 and test.low > 0
