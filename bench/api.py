@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bench.results.record import Result
     from bench.statistics.report import Comparisons
     from checkpoints.export import ViTExport
+    from checkpoints.frozen import FrozenExport
     from probes.features.extract import FeatureSet
 
 OUT = Path("bench-results")  # folder of results and features, where none is named
@@ -66,29 +67,34 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     statistics: Literal["imagenet", "half", "clip"] | None = None,
     architecture: str | None = None,
-) -> "ViTExport":
+) -> "FrozenExport":
     """The checkpoint as an export, imported if need be; nothing is written.
 
-    checkpoint: an export folder, a checkpoint file, the folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH or
-    pixels:SIDE. The other arguments are the options of `bench import`, for facts that no tensor shows.
-    `export.build()` is the network: images (B, 3, H, W) -> tokens (B, P+L, D) of P prefix tokens and L patches.
+    checkpoint: an export folder, a checkpoint file, the folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH,
+    pixels:SIDE, or module:PACKAGE:FUNCTION, any network of your own, whose code then runs. The other arguments are the
+    options of `bench import`, for facts that no tensor shows. `export.build()` is the network: images (B, 3, H, W) ->
+    for each layer asked for, the last one by default, tokens (B, P+L, D) of P prefix tokens and L patches.
 
     ValueError where it cannot be read, is not what was exported, or its format is not clear.
     """
     with commands():
         from bench.run.checkpoints import default_name, opened
         from checkpoints.importing import ImportOptions
+        from checkpoints.own_networks import SCHEME
+        from checkpoints.resolve import load_frozen
 
         options = ImportOptions(
             branch=branch, heads=heads, image_size=image_size, statistics=statistics, architecture=architecture
         )
+        if str(checkpoint).startswith(f"{SCHEME}:"):
+            return load_frozen(checkpoint, options)
         reference, export = opened(str(checkpoint), options)
         name = export.facts.get("name") or default_name(reference, export.digest)
         return replace(export, facts=dict(export.facts) | {"name": name})
 
 
 def extract(
-    checkpoint: "ViTExport | str | Path",
+    checkpoint: "FrozenExport | str | Path",
     data: str,
     split: Literal["train", "val"] = "val",
     *,
@@ -114,14 +120,15 @@ def extract(
         from probes.features.kinds import FeatureKind
 
         export = load(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
-        kind = FeatureKind(pool or export.spec.pool, layer, norm)
+        evaluated = getattr(export.spec, "pool", "cls" if export.spec.has_class_token else "avg")
+        kind = FeatureKind(pool or evaluated, layer, norm)
         kind.check(export.spec, "TASK")
         space = replace(workspace(Path(out), options, seed=0, limit=limit), data=named_url(data).partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
 
 
 def evaluate(
-    checkpoint: "ViTExport | str | Path",
+    checkpoint: "FrozenExport | str | Path",
     protocol: str,
     data: str,
     *,
@@ -171,7 +178,7 @@ def evaluate(
 
 
 def evaluate_suite(
-    checkpoints: "Sequence[ViTExport | str | Path]",
+    checkpoints: "Sequence[FrozenExport | str | Path]",
     suite: str,
     data: Sequence[str],
     *,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from bench.results.record import Result
-    from checkpoints.export import ViTExport
+    from checkpoints.frozen import FrozenExport
     from engine.tasks import Workspace
 
 
@@ -61,12 +61,17 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
     )
 
 
-def reference_to(checkpoint: "ViTExport | str | Path", out: Path) -> str:
-    """What names a checkpoint in a request: an export in memory is kept in `out`/exports, as imports of a run are."""
+def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
+    """What names a checkpoint in a request: an export in memory is kept in `out`/exports, as imports of a run are.
+
+    A network of the user's own is not: its function is asked for it again."""
     if isinstance(checkpoint, str | Path):
         return str(checkpoint)
     from bench.run.checkpoints import checked_name, kept_export, save_once
+    from checkpoints.export import ViTExport
 
+    if not isinstance(checkpoint, ViTExport):
+        return checkpoint.spec.reference
     folder = kept_export(out, checked_name(str(checkpoint.facts.get("name") or "checkpoint"), "name"), checkpoint)
     if not folder.exists():
         save_once(checkpoint, folder)

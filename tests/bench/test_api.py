@@ -71,6 +71,33 @@ def test_one_name_for_one_checkpoint(exports, tmp_path):
     assert api.load(saved).facts["name"] == "first"
 
 
+NETWORK = """
+import torch
+
+class Stripes(torch.nn.Conv2d):
+    image_size, mean, std = 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    def forward(self, images):
+        maps = super().forward(images)
+        return None, maps, maps.shape[-2:]
+
+def stripes():
+    torch.manual_seed(0)
+    return Stripes(3, 8, 4, stride=4)
+"""
+
+
+def test_a_network_of_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "stripes.py").write_text(NETWORK)
+    network = api.load("module:stripes:stripes")
+    assert api.extract(network, "digits:", limit=60).features.shape == (60, 8)
+    result = api.evaluate(network, "knn@dino", "digits:", limit=60)
+    assert (result.checkpoint.name, result.checkpoint.digest) == ("stripes", network.digest)
+    assert not (tmp_path / "bench-results/exports").exists()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
