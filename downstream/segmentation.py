@@ -57,4 +57,5 @@ def segmentation_outcome(
     if several:
         spread = float(np.std([each.metrics["mIoU"] for each in trained], ddof=1))
         metrics["mIoU_std"] = Metric(value=spread, higher_is_better=None, deviation_of="mIoU")
-    return Outcome(metrics=metrics, arrays=areas, facts=facts)
+    shown = {name: values for name, values in trained[0].arrays.items() if name.startswith("shown_")}
+    return Outcome(metrics=metrics, arrays=areas | shown, facts=facts)

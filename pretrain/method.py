@@ -34,6 +34,15 @@ class Step(NamedTuple):
     observed: Mapping[str, Tensor] = MappingProxyType({})  # detached tensors for `Method.observe`
 
 
+class Rebuilt(NamedTuple):
+    """What a method says of pixels, for people to look at. Images are normalised, (B, 3, H, W)."""
+
+    images: Tensor  # as the network should say them
+    said: Tensor  # as it says them; where it is not asked, the images themselves
+    hidden: Tensor  # (B, L) bool, True where it does not see a patch
+    asked: Tensor  # (B, L) bool, True where it is to say the pixels
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A network to export."""
@@ -104,6 +113,11 @@ class Method(nn.Module):
         Empty where there is no such number. Called once an epoch, without gradient, by one process alone.
         """
         return {}
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
+        """Normalised images (B, 3, H, W), hidden by the noise in `views`, as the network rebuilds them; None for
+        methods that rebuild no pixels."""
+        return None
 
     def groups(self) -> list[Group]:
         """Parameters for the optimiser."""

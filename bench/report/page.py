@@ -29,7 +29,7 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     board = board_of(results, problems)
     level = level_in(out, board, measured)
     found = contents(with_published(board, results) if published else board, measured, level)
-    return page_of(found, figures_of(found), views_of(found, measured, pictures))
+    return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures))
 
 
 def figures_of(report: ReportContents) -> dict[str, str]:

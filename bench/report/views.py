@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.report.contents import ReportContents, ShownTable
@@ -12,9 +13,11 @@ from bench.report.images import ImageView, image_view
 from bench.report.mistakes import Mistakes, mistakes_of
 from bench.report.neighbours import Asked, neighbours_of
 from bench.report.pictures import Opened, on_this_machine
+from bench.report.scenes import SceneView, scene_view
 from bench.results.board import group_of
 from bench.results.record import Result
 from bench.statistics.matching import Measured
+from downstream.data.scenes import layout_of
 
 BEST = 8  # checkpoints of a table that are looked at, and the floor
 
@@ -26,15 +29,19 @@ class TableView:
     images: ImageView | None = None
     mistakes: Mistakes | None = None
     neighbours: tuple[Asked, ...] = ()
+    scenes: SceneView | None = None
     learning: str = ""  # SVG
 
     @property
     def is_empty(self) -> bool:
-        return not (self.images or self.mistakes or self.neighbours or self.learning)
+        return not (self.images or self.mistakes or self.neighbours or self.scenes or self.learning)
 
 
-def views_of(report: ReportContents, measured: Sequence[Measured], pictures: bool = True) -> dict[str, TableView]:
-    """Anchor of a table -> what can be seen beside it. pictures: also what needs the images themselves."""
+def views_of(
+    report: ReportContents, measured: Sequence[Measured], cache: Path, pictures: bool = True
+) -> dict[str, TableView]:
+    """Anchor of a table -> what can be seen beside it. pictures: also what needs the images themselves. cache: where
+    tiny sets are drawn."""
     by_place: dict[tuple[str, str], Measured] = {}
     for each in measured:
         if each.result.status == "ok":
@@ -43,7 +50,7 @@ def views_of(report: ReportContents, measured: Sequence[Measured], pictures: boo
     opened, found = on_this_machine(), {}
     for table in report.tables:
         own = {name: by_place[table.group, digests[name]] for name in looked_at(table)}
-        view = view_of(own, table.metrics, opened if pictures else None)
+        view = view_of(own, table.metrics, opened if pictures else None, cache)
         if not view.is_empty:
             found[table.anchor] = view
         for each in own.values():
@@ -57,7 +64,7 @@ def looked_at(table: ShownTable) -> list[str]:
     return [row.name for place, row in enumerate(rows) if place < BEST or row.kind == "floor"]
 
 
-def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Opened | None) -> TableView:
+def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Opened | None, cache: Path) -> TableView:
     """What the named results of one table say; opened: None where no image may be opened."""
     metric = metrics[0]
     curves = {name: learning_curve(each.result, metric) for name, each in measured.items()}
@@ -65,15 +72,17 @@ def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Op
     learning = lines_figure(curves, "epoch or step", metric, "learning curves of the probes") if curves else ""
     if opened is None or not measured:
         return TableView(learning=learning)
-    images = opened(next(iter(measured.values())).result, "val")
+    first = next(iter(measured.values())).result
+    if layout_of(first.data.url):
+        return TableView(scenes=scene_view(measured, cache), learning=learning)
+    images = opened(first, "val")
     if images is None:
         return TableView(learning=learning)
-    both = _best_and_floor(measured)
     by_image = (image_view(measured, each, images) for each in metrics)
     return TableView(
         images=next(filter(None, by_image), None),  # of the first metric that is kept for each image
         mistakes=mistakes_of(measured, images),
-        neighbours=neighbours_of(both, opened),
+        neighbours=neighbours_of(_best_and_floor(measured), opened),
         learning=learning,
     )
 

@@ -109,11 +109,7 @@ class Shown:
             yield ShownImage(name=f"{label}: {name}" if label else name, image=self._part(found.image(index)))
 
     def _part(self, image: Image.Image) -> Image.Image:
-        if not self.square:
-            return image
-        side = min(image.size)
-        left, top = window_start(image.width, side), window_start(image.height, side)
-        return image.crop((left, top, left + side, top + side))
+        return middle(image) if self.square else image
 
     def sides(self, spec: ViTSpec, image: Image.Image) -> tuple[int, int]:
         """Height and width at which the network sees the image: multiples of its patches nearest to its shape.
@@ -195,9 +191,21 @@ class Naming:
 
 def viewers(shown: Shown) -> tuple[Viewer, ...]:
     """A viewer for each checkpoint. ValueError where there is none."""
-    if not shown.checkpoints:
+    return tuple(Viewer(checkpoint, shown) for checkpoint in required(shown.checkpoints))
+
+
+def required(checkpoints: tuple[ShownCheckpoint, ...]) -> tuple[ShownCheckpoint, ...]:
+    """The checkpoints. ValueError where there is none."""
+    if not checkpoints:
         raise ValueError("--checkpoint is missing: name one or several, as bench run takes them")
-    return tuple(Viewer(checkpoint, shown) for checkpoint in shown.checkpoints)
+    return checkpoints
+
+
+def middle(image: Image.Image) -> Image.Image:
+    """The largest square in the middle of an image."""
+    side = min(image.size)
+    left, top = window_start(image.width, side), window_start(image.height, side)
+    return image.crop((left, top, left + side, top + side))
 
 
 def opened_set(source: str, split: str | None) -> ImageSet:

@@ -17,6 +17,7 @@ from torch import nn
 from checkpoints.frozen import FrozenExport
 from downstream.data.segmentation_data import SegmentationSizes
 from downstream.metrics.scores import scores
+from downstream.metrics.shown import shown_masks, thumbnail
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
@@ -150,17 +151,25 @@ def mask_head(width: int, classes: int, layers: int) -> list[Config]:
 class AreasMetric(IoUMetric):
     """mmseg's IoUMetric, with the areas of every image kept and percentages that are not rounded to two decimals.
 
-    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py.
+    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py; and what `shown_masks` gives.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.arrays: dict[str, Any] = {}
 
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        before = len(self.results)
+        super().process(data_batch, data_samples)
+        masks = [thumbnail(sample["pred_sem_seg"]["data"].squeeze(0)) for sample in data_samples]
+        self.results[before:] = [(*areas, mask) for areas, mask in zip(self.results[before:], masks, strict=True)]
+
     def compute_metrics(self, results: list) -> dict[str, float]:
-        right, _, predicted, labelled = (torch.stack(areas) for areas in zip(*results, strict=True))
-        self.arrays = {"areas": torch.stack([right, predicted, labelled], dim=-1).round().to(torch.int32).numpy()}
-        rounded, exact = super().compute_metrics(results), scores(self.arrays["areas"])
+        areas, masks = [each[:4] for each in results], [each[4] for each in results]
+        right, _, predicted, labelled = (torch.stack(each) for each in zip(*areas, strict=True))
+        counts = torch.stack([right, predicted, labelled], dim=-1).round().to(torch.int32).numpy()
+        self.arrays = {"areas": counts} | shown_masks(masks)
+        rounded, exact = super().compute_metrics(areas), scores(counts)
         assert all(abs(exact[name] - value) < 0.0051 for name, value in rounded.items()), (exact, rounded)
         return exact
 

@@ -13,7 +13,7 @@ from checkpoints.export import ViTExport, is_export
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension
 from engine.seeding import START, seeded
-from engine.training.states import newest_state
+from engine.training.states import State, newest_state
 from pretrain.loop.cost import cost_of
 from pretrain.method import Encoder, Method, TrainProgress
 
@@ -100,7 +100,17 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
             yield path.name, ViTExport.load(path)
         return
     identity = identity_in(folder)
-    state = newest_state(folder / "states", "method.")
+    method, state = trained_method(folder)
+    warnings = state.facts.get("learning", {}).get("warnings", {})
+    step, skipped = state.facts["step"], len(state.facts["unreadable"])
+    cost = cost_of(folder, identity)
+    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values()), cost))
+
+
+def trained_method(folder: Path) -> tuple[Method, State]:
+    """The method of a run, decoder and all, with the weights of its newest state, and that state. ValueError as for
+    `exports_in`."""
+    identity, state = identity_in(folder), newest_state(folder / "states", "method.")
     if state is None:
         raise ValueError(
             f"{folder} has no training state yet: one is written every --save-minutes, and when the training is "
@@ -108,13 +118,11 @@ def exports_in(folder: Path) -> Iterator[tuple[str, ViTExport]]:
         )
     method = method_of(identity, folder)
     try:
-        step, skipped = state.facts["step"], len(state.facts["unreadable"])
+        state.facts["step"], len(state.facts["unreadable"])
         method.load_state_dict(state.tensors)
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{folder}: its states do not fit {identity['method']} as it is in this version") from error
-    warnings = state.facts.get("learning", {}).get("warnings", {})
-    cost = cost_of(folder, identity)
-    yield from exports_of(method, facts_of(identity, step, skipped, tuple(warnings.values()), cost))
+    return method, state
 
 
 def identity_in(folder: Path) -> dict[str, Any]:

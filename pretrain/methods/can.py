@@ -19,7 +19,7 @@ from torch import Tensor
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.distributed import current_world
-from pretrain.method import Encoder, Method, Step, Views
+from pretrain.method import Encoder, Method, Rebuilt, Step, Views
 from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
@@ -123,6 +123,13 @@ class Can(Method):
         s = self.settings
         loss = s.contrast_weight * contrast + s.pixel_weight * pixels + s.noise_weight * residue
         return Step(loss, {"contrast": contrast.detach(), "pixels": pixels.detach(), "noise": residue.detach()})
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
+        """The image without the noise that the first view's draws put on it."""
+        level, ids = self.settings.noise_std * views["level"][:, 0], order_of(views["noise"][:, 0])
+        latent = self.autoencoder.encode(images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0], ids)
+        prediction = self.decode(latent, level, ids)[:, self.autoencoder.visible :]
+        return self.autoencoder.pasted(images, prediction, ids)
 
     def contrast(self, latent: Tensor) -> Tensor:
         """Loss of the views' mean tokens, projected: each finds the other one of its image."""

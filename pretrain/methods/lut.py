@@ -16,7 +16,7 @@ from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Rebuilt, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
 from pretrain.parts import trivial
 from pretrain.parts.heads import Activation, Norm, mlp
@@ -158,6 +158,10 @@ class Lut(Method):
 
         loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
         return Step(loss, {"mim": mim.detach(), "context": context.detach()})
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
+        """What the base rebuilds, where it is trained to."""
+        return self.base.rebuilt(images, order_of(views["noise"])) if self.settings.w_mim else None
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:

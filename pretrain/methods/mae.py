@@ -14,11 +14,21 @@ from torch import Tensor, nn
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.method import Encoder, Method, Step, Views
+from pretrain.method import Encoder, Method, Rebuilt, Step, Views
 from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import kept, mask_at, normalised, order_of, patchify, take, with_mask_tokens
+from pretrain.parts.masking import (
+    kept,
+    mask_at,
+    normalised,
+    order_of,
+    patchify,
+    take,
+    unnormalised,
+    unpatchify,
+    with_mask_tokens,
+)
 from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_H, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
@@ -100,10 +110,27 @@ class MaskedAutoencoder(nn.Module):
 
     def loss(self, latent: Tensor, images: Tensor, ids: Tensor) -> Tensor:
         """Mean squared error of the hidden patches' pixels."""
-        decoded = self.decoder(latent, ids)
-        prediction = self.pixels(decoded[:, self.visible :])
+        prediction = self.predicted(latent, ids)
         target = self.target(take(patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]))
         return (prediction - target).square().mean()
+
+    def predicted(self, latent: Tensor, ids: Tensor) -> Tensor:
+        """What is said of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
+        return self.pixels(self.decoder(latent, ids)[:, self.visible :])
+
+    def rebuilt(self, images: Tensor, ids: Tensor) -> Rebuilt:
+        """Images with what is said of the hidden patches."""
+        return self.pasted(images, self.predicted(self.encode(images, ids), ids), ids)
+
+    def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Rebuilt:
+        """Images with what is predicted of the hidden patches. A prediction of normalised pixels gets the true patch's
+        mean and deviation, which it leaves open."""
+        patches, hidden = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
+        if self.settings.norm_pixels:
+            prediction = unnormalised(prediction, take(patches, hidden))
+        said = patches.scatter(1, hidden.unsqueeze(-1).expand_as(prediction), prediction)
+        mask = mask_at(hidden, self.patches)
+        return Rebuilt(images, unpatchify(said, self.vit.spec.patch_size, self.grid), mask, mask)
 
     def target(self, patches: Tensor) -> Tensor:
         """Pixels (B, l, 3pp) as they are predicted."""
@@ -134,6 +161,9 @@ class Mae(Method):
         ids = order_of(views["noise"])
         latent = self.autoencoder.encode(views["image"], ids)
         return Step(self.autoencoder.loss(latent, views["image"], ids), {})
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
+        return self.autoencoder.rebuilt(images, order_of(views["noise"]))
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss": self.autoencoder.trivial(views["image"])}

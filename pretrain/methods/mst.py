@@ -20,12 +20,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Step
+from pretrain.method import Rebuilt, Step
 from pretrain.parts import trivial
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss
-from pretrain.parts.masking import mask_at, take
+from pretrain.parts.masking import mask_at, patchify, take, unpatchify
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
     POSITIONS,
@@ -134,6 +134,20 @@ class Mst(SelfDistillation):
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
         return {**found, "restore": scale * trivial.of_patches(pixels, "l1")}
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
+        """Of patches that the teacher attends to least, some are hidden; the decoder says the image."""
+        if self.decoder is None:
+            return None
+        crops, draws = images.unsqueeze(1), views["noise"][:, 0]
+        hidden = self.masked_patches(self.teacher_outputs(crops)[1], draws)
+        patches = self.encode_masked(crops, hidden, draws)[:, self.spec.prefix :]
+        said = to_float32(self.decoder(patches.mT.unflatten(2, self.spec.grid)))
+        if self.settings.restore == "all":
+            return Rebuilt(images, said, hidden, torch.ones_like(hidden))
+        size = self.spec.patch_size
+        said = torch.where(hidden.unsqueeze(-1), patchify(said, size), patchify(images, size))
+        return Rebuilt(images, unpatchify(said, size, self.spec.grid), hidden, hidden)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch

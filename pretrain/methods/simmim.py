@@ -18,11 +18,11 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Encoder, Group, Method, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Rebuilt, Step, Views, decay_groups
 from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
-from pretrain.parts.masking import mask_at, order_of, patchify, take, with_mask_tokens
+from pretrain.parts.masking import mask_at, order_of, patchify, take, unpatchify, with_mask_tokens
 from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import beit_token, beit_vit
@@ -112,6 +112,14 @@ class MaskedPredictor(nn.Module):
         error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
         return error / (target.numel() + 3 * COUNT_EPS)
 
+    def rebuilt(self, images: Tensor, order: Tensor) -> Rebuilt:
+        """Images with what is said of the patches that the loss is on."""
+        patches, hidden = patchify(images, self.patch), mask_at(self.ids(order[:, self.visible :]), self.patches)
+        asked = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
+        said = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
+        said = torch.where(asked.unsqueeze(-1), said, patches)
+        return Rebuilt(images, unpatchify(said, self.patch, self.grid), hidden, asked)
+
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
         return trivial.of_patches(patchify(images, self.patch), self.settings.loss)
@@ -141,6 +149,9 @@ class SimMim(Method):
         order = order_of(views["noise"])
         latent = self.predictor.encode(views["image"], order)
         return Step(self.predictor.loss(latent, views["image"], order), {})
+
+    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
+        return self.predictor.rebuilt(images, order_of(views["noise"]))
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])

@@ -120,6 +120,12 @@ class MaskRounds:
         return torch.cat([left[:, :second], predicted, left[:, second:], seen], dim=1)
 
 
+def unpatchify(patches: Tensor, patch: int, grid: tuple[int, int]) -> Tensor:
+    """What `patchify` made of images (B, 3, h*p, w*p), back."""
+    cells = patches.unflatten(1, grid).unflatten(3, (patch, patch, -1))
+    return cells.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+
 EPS = 1e-6  # of a patch's variance (MAE models_mae.py:207)
 
 
@@ -134,3 +140,9 @@ def normalised(patches: Tensor) -> Tensor:
     """Each patch (..., 3pp) less its mean, over its standard deviation, with n-1 (MAE models_mae.py:204-207)."""
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
     return (patches - mean) / (variance + EPS).sqrt()
+
+
+def unnormalised(values: Tensor, patches: Tensor) -> Tensor:
+    """Values in the place of `normalised(patches)` (..., 3pp), with the mean and the deviation of these patches."""
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+    return values * (variance + EPS).sqrt() + mean

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_trainings import digits, trainer
 
 from bench.visualize.inputs import as_image, given_views, method_views, visible_patches
 from bench.visualize.kinds.masks import Masks, view_panel
+from bench.visualize.kinds.reconstruction import pixel_error, rebuilt_image
+from bench.visualize.runs import ShownRun
+from bench.visualize.shown import checkpoints_of
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 from pretrain.method import Method
-from pretrain.parts.masking import order_of
+from pretrain.parts.masking import order_of, patchify
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,50 @@ class TestMasks:
         text = Path(tmp_path / "out/masks.svg").read_text()
         assert code == 0 and "masks.svg" in said
         assert "mae smoke" in text and "student, 16 px, 75% hidden" in text and "2 more are not shown" in text
+
+
+class TestReconstruction:
+    @pytest.mark.parametrize("name", ["mae", "simmim", "lut", "mst", "can"])
+    def test_what_is_drawn_has_the_error_that_the_loss_says(self, name, photo):
+        """`rebuilt` of the first view, against the method's own forward pass on the same views."""
+        method = smoke(name).eval()
+        views = method_views(method, photo, 0, 0)
+        images = views.get("image", views.get("view1", views.get("global")))
+        with torch.no_grad():
+            step = method(views)
+            found = method.rebuilt(images if images.ndim == 4 else images[:, 0], views)
+        said, whole = (patchify(values, 4) for values in (found.said, found.images))
+        assert torch.equal(said[~found.asked], whole[~found.asked])
+        assert found.hidden.any() or name == "mst"  # it hides one patch of 160
+        errors = (said - whole)[found.asked]
+        if name in ("mae", "lut", "can"):  # in deviations of each patch
+            errors = errors / (whole.var(dim=-1, keepdim=True) + 1e-6).sqrt().expand_as(whole)[found.asked]
+        loss = {"mae": step.loss, "simmim": step.loss, "lut": step.logs.get("mim")}.get(name)
+        mean = errors.abs().mean() if name == "simmim" else errors.square().mean()
+        if loss is not None:  # those of MST and CAN are on two views
+            assert mean.item() == pytest.approx(loss.item(), rel=1e-4)
+
+    def test_the_error_falls_with_training(self, tmp_path, bench, photo):
+        """A run's own states: before the first update and after the last."""
+        run = trainer("mae", tmp_path / "run", recipe={"epochs": 12})
+        run.train()
+        shown = ShownRun(*checkpoints_of([str(tmp_path / "run")], None))
+        assert shown.name == "mae, epoch 12"
+        images = [digits().image(index) for index in range(6)]
+        after = np.mean([pixel_error(rebuilt_image(shown, image, 0, 0), shown.method) for image in images])
+        shown.method.load_state_dict(smoke("mae").state_dict())
+        before = np.mean([pixel_error(rebuilt_image(shown, image, 0, 0), shown.method) for image in images])
+        assert after < 0.9 * before
+        words = ("--checkpoint", tmp_path / "run", "--images", "digits:", "--limit", "1", "--out", tmp_path / "out")
+        assert bench("visualize", "reconstruction", *words, "--format", "svg")[0] == 0
+        text = (tmp_path / "out/reconstruction.svg").read_text()
+        assert "mae, epoch 12" in text and "75% hidden" in text and "error " in text
+        words = ("visualize", "reconstruction", "--checkpoint", tmp_path / "run/export", *words[2:])
+        code, _, error = bench(*words)
+        assert code == 2 and f"holds the encoder alone: name {tmp_path / 'run'}" in error
+
+    def test_a_method_without_pixels_says_so(self, tmp_path, bench):
+        trainer("dino", tmp_path / "run", recipe={"epochs": 1}).train()
+        words = ("--checkpoint", tmp_path / "run", "--images", "digits:", "--out", tmp_path / "out")
+        code, _, error = bench("visualize", "reconstruction", *words)
+        assert code == 2 and "dino, epoch 1 rebuilds no pixels: MAE, SimMIM, LUT, MST and CAN do" in error

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from downstream.metrics.scores import scores, weighted_scores
+from downstream.metrics.shown import shown_masks, thumbnail
 from downstream.models.libraries import quiet_libraries
 from engine.resampling import resampled
 
@@ -21,7 +22,7 @@ def test_the_metric_is_mmsegs_and_keeps_areas():
     labels = torch.tensor([[0, 0, 1, 255], [1, 1, 1, 1], [2, 2, 0, 255]])
     predicted = torch.tensor([[0, 1, 1, 2], [1, 1, 2, 0], [2, 2, 2, 2]])
     for label, prediction in zip(labels, predicted, strict=True):
-        sample = {"pred_sem_seg": {"data": prediction[None]}, "gt_sem_seg": {"data": label[None]}}
+        sample = {"pred_sem_seg": {"data": prediction[None, None]}, "gt_sem_seg": {"data": label[None, None]}}
         metric.process({}, [sample])
     found = metric.evaluate(3)
     assert found["mIoU"] == pytest.approx(100 * np.mean([1 / 4, 3 / 6, 2 / 4]))
@@ -29,6 +30,18 @@ def test_the_metric_is_mmsegs_and_keeps_areas():
     assert found["mAcc"] == pytest.approx(100 * np.mean([1 / 3, 3 / 5, 1]))
     assert metric.arrays["areas"].shape == (3, 4, 3)
     assert metric.arrays["areas"][0].tolist() == [[1, 1, 2], [1, 2, 1], [0, 0, 0], [0, 0, 0]]
+    assert metric.arrays["shown_masks"][:, 0, :4].tolist() == predicted.tolist()
+    assert metric.arrays["shown_of"].tolist() == [0, 1, 2] and metric.arrays["shown_sizes"].tolist() == [[1, 4]] * 3
+
+
+def test_small_masks_are_of_images_spread_over_all_and_keep_their_aspect():
+    masks = [thumbnail(torch.full((300, 400), number)) for number in range(20)]
+    found = shown_masks(masks)
+    assert found["shown_of"].tolist() == [0, 2, 5, 7, 10, 12, 15, 17]
+    assert found["shown_sizes"].tolist() == [[96, 128]] * 8
+    assert (found["shown_masks"][3, :96] == 7).all() and not found["shown_masks"][:, 96:].any()
+    columns = thumbnail(torch.arange(256).repeat(2, 1))
+    assert columns.shape == (1, 128) and columns[0, :3].tolist() == [1, 3, 5]
 
 
 def drawn(images: int, seed: int) -> np.ndarray:

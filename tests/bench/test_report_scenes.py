@@ -1,0 +1,62 @@
+"""Scenes in a report: a perfect result shows what the labels show, another one does not."""
+
+import numpy as np
+import pytest
+import torch
+from shown_results import result, saved, used
+
+from bench.report.page import report_page
+from bench.report.scenes import class_colours, label_mask, labelled_boxes, scene_view
+from bench.results.record import DataUsed
+from bench.statistics.matching import Measured
+from downstream.data.scenes import SceneSet, open_scenes
+from downstream.metrics.shown import shown_masks, thumbnail
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray], **others) -> Measured:
+    data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
+    return saved(folder, result(used(f"c{number}", number), 50.0, data=data, arrays=tuple(arrays), **others), arrays)
+
+
+def test_masks_lie_where_labels_do(tmp_path, cache):
+    scenes = open_scenes("tiny-ade20k:", "val", cache)
+    labels = [label_mask(scenes, index) for index in range(len(scenes))]
+    right = shown_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
+    wrong = shown_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
+    found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}
+    view = scene_view(found, cache)
+    assert view.columns == ("image", "labels", "c1", "c2") and len(view.rows) == 8
+    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in view.rows)
+    assert {name for name, _ in view.legend} <= set(scenes.classes) and view.legend[0][1].startswith("#")
+    text = report_page(tmp_path, pictures=True)
+    assert text.count('alt="scene 8, ') == 4
+    others = measured(tmp_path / "other", scenes.limited(3), 1, right)
+    assert scene_view({"c1": others}, cache) is None, "other scenes than those measured"
+
+
+def test_boxes_lie_where_things_are(tmp_path, cache):
+    scenes = open_scenes("tiny-coco:", "val", cache)
+    most = max(len(own) for own in scenes.listing.objects) + 1
+    classes, scores = np.full((len(scenes), most), -1, np.int16), np.zeros((len(scenes), most), np.float32)
+    boxes = np.zeros((len(scenes), most, 4), np.float32)
+    for index in range(len(scenes)):
+        for place, (corners, number) in enumerate(labelled_boxes(scenes.listing, index)):
+            classes[index, place], scores[index, place], boxes[index, place] = number, 0.9, corners
+    right = {"classes": classes, "scores": scores, "boxes": boxes}
+    found = {
+        "c1": measured(tmp_path, scenes, 1, right),
+        "c2": measured(tmp_path, scenes, 2, right | {"boxes": boxes / 2}),
+    }
+    view = scene_view(found, cache)
+    seen = [row for row, at in zip(view.rows, range(0, 24, 3), strict=True) if scenes.listing.objects[at]]
+    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in seen) and len(seen) > 4
+
+
+def test_classes_differ_in_colour():
+    colours = class_colours(150)
+    assert len({tuple(colour) for colour in colours[:150].tolist()}) == 150 and not colours[150:].any()
