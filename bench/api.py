@@ -31,21 +31,20 @@ BOARD_WIDTH = 120  # characters of a printed leaderboard
 class Leaderboard:
     """All results of a folder, by checkpoint and protocol. Prints as tables; a notebook shows it as Markdown.
 
-    board: groups, metrics and cells (bench/results/board.py). csv, markdown: the files that were written.
+    board: groups, metrics and cells (bench/results/board.py). files: format -> the file that was written.
     """
 
     board: "Board"
-    csv: Path
-    markdown: Path
+    files: Mapping[str, Path]
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """One dictionary a number, as `pandas.DataFrame` takes them: checkpoint, group, metric, value, unit, low, high
-        (ends of the 95 % interval, or None), std (over seeds) and seeds."""
+        (ends of the 95 % interval, or None), std (over seeds), seeds, and published (a paper's, not measured)."""
         return [
             {"checkpoint": row.checkpoint.name, "group": group, "metric": metric, "value": cell.mean, "unit": cell.unit}
             | dict(zip(("low", "high"), cell.interval or (None, None), strict=True))
-            | {"std": cell.std, "seeds": cell.seeds}
+            | {"std": cell.std, "seeds": cell.seeds, "published": row.published}
             for row in self.board.rows
             for (group, metric), cell in row.cells.items()
         ]
@@ -56,7 +55,7 @@ class Leaderboard:
         return to_terminal(self.board, BOARD_WIDTH)
 
     def _repr_markdown_(self) -> str:
-        return self.markdown.read_text(encoding="utf-8")
+        return self.files["markdown"].read_text(encoding="utf-8")
 
 
 def load(
@@ -246,19 +245,23 @@ def compare(
         return compared(Path(out), names, Wanted(data=data, protocol=protocol, metric=metric))
 
 
-def leaderboard(out: str | Path = OUT, *, published: bool = False) -> Leaderboard:
+def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequence[str] = ()) -> Leaderboard:
     """The board of all results in `out`, whose leaderboard.csv and leaderboard.md are written anew.
 
-    published: with papers' numbers of the same protocols, marked, in the Markdown. ValueError for a folder without
-    results.
+    published: with papers' numbers of the same protocols, marked. formats: other files to write, as for
+    `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
-        from bench.leaderboard.files import rewrite
+        from bench.cli.settings import meant
+        from bench.leaderboard.files import ALWAYS, FORMATS, rewrite
         from bench.results.record import check_folder
 
+        if unknown := [name for name in formats if name not in FORMATS]:
+            raise ValueError(f"no format {unknown[0]!r}{meant(unknown[0], list(FORMATS))}")
         check_folder(Path(out))
-        board, _ = rewrite(Path(out), published)
-        return Leaderboard(board=board, csv=Path(out) / "leaderboard.csv", markdown=Path(out) / "leaderboard.md")
+        shown = rewrite(Path(out), published, formats).shown
+        written = {name: Path(out) / FORMATS[name][0] for name in dict.fromkeys((*ALWAYS, *formats))}
+        return Leaderboard(board=shown, files=written)
 
 
 def report(

@@ -25,7 +25,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     for code in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         exec(compile(code, "docs/python.md", "exec"), names)
     said, _ = capsys.readouterr()
-    assert said.startswith("ViT-64x4/4 16 px")
+    assert said.startswith("ViT-64x2/4 16 px")
     assert "mae, knn@dino on digits: top1_k10 " in said
     assert "did you mean 'knn@dino'" in said.splitlines()[-1]
     assert names["own"].score(names["val"].features, names["val"].labels) > 0.5
@@ -113,6 +113,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         (lambda export: api.extract(export, "digit:"), "digit"),
         (lambda export: api.compare("first", "second"), "holds no results"),
         (lambda export: api.leaderboard("nowhere"), "nowhere holds no results"),
+        (lambda export: api.leaderboard(formats=["tex"]), "no format 'tex'; did you mean 'latex'"),
         (lambda export: api.report("nowhere"), "nowhere holds no results"),
         (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "mae has no recipe 'smok'; did you mean"),
         (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "--set q: no such"),
