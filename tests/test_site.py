@@ -29,7 +29,14 @@ def test_the_site_is_built_without_warnings(tmp_path):
     site = tmp_path / "site"
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site), strict=True))  # Abort at the first warning
     pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
-    assert {"index.html", "tutorial.html", "extending/probe.html", "recipes.html", "changelog.html"} <= pages.keys()
+    assert {
+        "index.html",
+        "tutorial.html",
+        "extending/probe.html",
+        "recipes.html",
+        "changelog.html",
+        "notebook.html",
+    } <= pages.keys()
     assert not [found for text in pages.values() for found in FROM_ELSEWHERE.findall(text)]
     for kind, page in (
         ("methods", "recipes"),

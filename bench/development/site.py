@@ -5,8 +5,11 @@ Also an extension of griffe, which reads the code for the API's reference: the c
 what the field means, as everywhere in this project.
 """
 
+import json
 import posixpath
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,14 @@ from mkdocs.structure.pages import Page
 from bench.development.reference_pages import reference_pages
 
 ROOT = Path(__file__).parents[2]
-AT_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+NOTEBOOK = "docs/notebook.ipynb"
+# Files of the repository whose pages in the site are called otherwise.
+CALLED = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+    NOTEBOOK: "notebook.md",
+}
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 SHOWN = {".py": "python", ".toml": "toml", ".ini": "ini"}  # files that get a page; others are copied
 
@@ -28,8 +38,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, text in reference_pages().items():
         files.append(File.generated(config, uri, content=text))
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
-        text = linked_from(f"docs/{AT_ROOT[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
-        files.append(File.generated(config, AT_ROOT[name], content=text))
+        text = linked_from(f"docs/{CALLED[name]}", (ROOT / name).read_text(encoding="utf-8"), at=name)
+        files.append(File.generated(config, CALLED[name], content=text))
+    files.append(File.generated(config, CALLED[NOTEBOOK], content=notebook_page()))
     for path in sorted(linked_sources(files)):
         uri = site_uri(path)
         if uri.endswith(".md"):
@@ -39,6 +50,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         else:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     return files
+
+
+def notebook_page() -> str:
+    """The cells of the notebook, without what they showed."""
+    cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    codes = [cell["cell_type"] == "code" for cell in cells]
+    return "\n\n".join(f"```python\n{text}\n```" if code else text for text, code in zip(texts, codes, strict=True))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -53,7 +72,7 @@ def linked_sources(files: Files) -> set[str]:
         if file.abs_src_path:
             text = Path(file.abs_src_path).read_text(encoding="utf-8")
             found |= {target_of(link, f"docs/{file.src_uri}") for link, _ in LINK.findall(text)}
-    return {path for path in found if not path.startswith(("docs/", "..")) and path not in AT_ROOT}
+    return {path for path in found if not path.startswith(("docs/", "..")) and path not in CALLED}
 
 
 def target_of(link: str, at: str) -> str:
@@ -63,8 +82,8 @@ def target_of(link: str, at: str) -> str:
 
 def site_uri(path: str) -> str:
     """Where the site has a file of the repository, relative to docs/."""
-    if path in AT_ROOT:
-        return AT_ROOT[path]
+    if path in CALLED:
+        return CALLED[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return f"source/{path}.md" if Path(path).suffix in SHOWN else f"source/{path}"
@@ -81,11 +100,17 @@ def linked_from(place: str, markdown: str, at: str) -> str:
 
 
 class FieldComments(griffe.Extension):
-    """The comment beside a field, or above it, as its docstring."""
+    """The comment beside a field, or the lines of it above, as the field's docstring."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         if attr.docstring is None and attr.lineno and isinstance(attr.filepath, Path):
             lines = attr.filepath.read_text(encoding="utf-8").splitlines()
-            _, sign, text = lines[(attr.endlineno or attr.lineno) - 1].partition("  # ")
-            if sign:
-                attr.docstring = griffe.Docstring(text, parent=attr)
+            text = lines[(attr.endlineno or attr.lineno) - 1].partition("  # ")[2]
+            if found := text or comment_above(lines[: attr.lineno - 1]):
+                attr.docstring = griffe.Docstring(found, parent=attr)
+
+
+def comment_above(lines: Sequence[str]) -> str:
+    """The comment with which the lines end."""
+    above = list(takewhile(lambda line: line.startswith("#"), (line.strip() for line in reversed(lines))))
+    return " ".join(line.lstrip("# ") for line in reversed(above))
