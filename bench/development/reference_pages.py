@@ -5,6 +5,7 @@ scene layouts, and what every setting means.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -135,5 +136,13 @@ def what_it_is(module: ModuleType) -> str:
 
 
 def docstring_in(module: ModuleType) -> str:
-    """The whole docstring of a file."""
-    return (module.__doc__ or "").strip()
+    """The whole docstring of a file as Markdown: stars and angle brackets are what they are, but in code."""
+    return "\n".join(map(_plain, (module.__doc__ or "").strip().split("\n")))
+
+
+def _plain(line: str) -> str:
+    if line.startswith("    "):
+        return line
+    return "".join(
+        part if part.startswith("`") else re.sub(r"[*<]", r"\\\g<0>", part) for part in re.split(r"(`[^`]*`)", line)
+    )
