@@ -54,7 +54,7 @@ class OnlineKnn:
         finally:
             if world.is_rank0:
                 self.clear()
-        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items()}
+        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items() if name.startswith("top")}
 
     def clear(self) -> None:
         shutil.rmtree(self.space.cache, ignore_errors=True)

@@ -26,7 +26,7 @@ from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, named_urls, open_data, plan, without_data
+from bench.run.plan import Job, left_out, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.importing import ImportOptions
@@ -101,6 +101,9 @@ def _begun(
         if lacking and world.is_rank0:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
+        left = world.on_all_ranks(lambda: left_out(data, selected, request.space))
+        for name, refused in left.items() if world.is_rank0 else ():
+            say(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
         yield request, selected, data, found, exports
 
 
