@@ -37,7 +37,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
     """Every method with its recipes."""
     yield f"# Recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these; {SETTINGS}. {WRITTEN}"
     for key, module in methods.items():
-        yield f"## {key}\n\n{what_it_is(module)}\n"
+        yield f"## {key}\n\n{with_stars(what_it_is(module))}\n"
         rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         yield from markdown_rows(("recipe", "what it takes", "source"), rows)
 
@@ -82,7 +82,7 @@ def settings_page() -> Iterator[str]:
     for module in (load_extensions("probes") | load_extensions("downstream")).values():
         tasks = {type(protocol.task): protocol.task for protocol in module.PROTOCOLS.values()}
         for task in tasks.values():
-            yield f"### {module.__name__.rpartition('.')[2]}\n\n{what_it_is(module)}\n"
+            yield f"### {module.__name__.rpartition('.')[2]}\n\n{with_stars(what_it_is(module))}\n"
             yield from settings_table(type(task), choices_of(task))
     yield "## Of pretraining\n\n`bench pretrain METHOD --set NAME=VALUE`.\n"
     yield "### Every recipe\n"
@@ -92,7 +92,7 @@ def settings_page() -> Iterator[str]:
     for key, module in load_extensions("methods").items():
         recipe = next(iter(module.RECIPES.values()))
         choices = {path.removeprefix("settings."): text for path, text in choices_of(recipe).items()}
-        yield f"### {key}\n\n{what_it_is(module)}\n"
+        yield f"### {key}\n\n{with_stars(what_it_is(module))}\n"
         yield from settings_table(type(recipe.settings), choices)
 
 
@@ -126,23 +126,22 @@ def markdown_rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Itera
     yield f"| {' | '.join(cells)} |"
     yield f"|{'---|' * len(cells)}"
     for row in rows:
-        yield f"| {' | '.join(in_markdown(cell) for cell in row)} |"
+        yield f"| {' | '.join(with_stars(in_markdown(cell)) for cell in row)} |"
     yield ""
 
 
 def what_it_is(module: ModuleType) -> str:
     """The first paragraph of a file's docstring."""
-    return docstring_in(module).partition("\n\n")[0].replace("\n", " ")
+    return (module.__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
 
 
 def docstring_in(module: ModuleType) -> str:
-    """The whole docstring of a file as Markdown: stars and angle brackets are what they are, but in code."""
-    return "\n".join(map(_plain, (module.__doc__ or "").strip().split("\n")))
+    """The whole docstring of a file as Markdown, in which indented lines are code."""
+    lines = (module.__doc__ or "").strip().split("\n")
+    return "\n".join(line if line.startswith("    ") else with_stars(line.replace("<", "\\<")) for line in lines)
 
 
-def _plain(line: str) -> str:
-    if line.startswith("    "):
-        return line
-    return "".join(
-        part if part.startswith("`") else re.sub(r"[*<]", r"\\\g<0>", part) for part in re.split(r"(`[^`]*`)", line)
-    )
+def with_stars(text: str) -> str:
+    """Markdown in which stars outside code are stars."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else part.replace("*", "\\*") for part in parts)
