@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from imagesets import listing_cache
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 
@@ -205,6 +206,22 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, 
     for kept in (tmp_path / "cache").rglob("*.npz"):
         kept.write_bytes(b"damaged")
     assert open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 6
+
+
+def test_the_newest_indexes_are_kept(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing_cache, "KEPT", 2)
+    root = as_shards(folder, tmp_path / "shards")
+    for number in range(4):
+        os.utime(root / "set-train-0000.tar", ns=(number, number))
+        open_set(f"wds:{root}", "train")
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
+
+
+def test_two_images_of_one_name_are_one_line(folder, tmp_path):
+    root = as_parquet(folder, tmp_path / "tables")
+    second = pq.read_table(root / "train-00001-of-00002.parquet")
+    pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
+    assert "two images of train are called 'ant/ant-" in (said := refused(f"parquet:{root}")) and "of their own" in said
 
 
 def test_a_shard_cut_short_is_one_line(folder, tmp_path):
