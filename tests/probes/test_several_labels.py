@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from meeting import together
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
 
@@ -137,6 +138,20 @@ def test_a_set_with_several_labels_is_evaluated(export, tmp_path):
     kept = recorded(checked(outcome), 100).metrics["mAP"]
     assert kept.interval[0] < kept.value < kept.interval[1] and kept.array_over == "resamples"
     assert run(TASK, export, tmp_path).metrics == outcome.metrics
+
+
+def test_processes_share_the_classes(export, tmp_path):
+    alone = run(TASK, export, tmp_path)
+
+    def shared(world: World) -> Outcome:
+        space = Workspace(cache=tmp_path, data="digits:", opened=OpenedSets(), world=world)
+        for split in ("train", "val"):
+            space.opened.get("digits:", split, lambda _, split: several(split))
+        return TASK.run(export, space)
+
+    for outcome in together(2, shared):
+        assert outcome.metrics == alone.metrics and outcome.facts == alone.facts
+        assert np.array_equal(outcome.arrays["scores"], alone.arrays["scores"])
 
 
 def test_images_that_are_not_judged_change_nothing(export, tmp_path):
