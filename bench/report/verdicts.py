@@ -62,6 +62,8 @@ def grounds(report: ReportContents) -> list[str]:
     found = [
         "Level means that a paired test on the same validation images does not tell two apart (5 %, Holm's correction)."
     ]
+    if any(row.kind == "floor" and row.name in names for table in report.tables for row in table.rows):
+        found.append("Raw pixels are among the best: these protocols do not see what the networks have learnt.")
     found += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
     chosen = sum(table.on_val for table in report.tables)
     found.append(
@@ -77,27 +79,22 @@ def grounds(report: ReportContents) -> list[str]:
 
 
 def _beaten(tables: Sequence[ShownTable], names: Sequence[str], kind: str) -> str:
-    """In how many tables the named are better than the rows of a kind, by the paired test; "" where there are none."""
-    against = [table for table in tables if table.tested and any(row.kind == kind for row in competing(table))]
-    against = [table for table in against if not all(row.kind == kind for row in competing(table))]
-    if not against or all(_kind(against[0], name) == kind for name in names):
+    """In how many tables the named are better than the rows of a kind, by the paired test; "" where none has both."""
+    both = []
+    for table in tables:
+        kinds = {row.name: row.kind for row in competing(table)}
+        others = {each for name, each in kinds.items() if name not in names}
+        both += [table] if table.tested and set(names) <= set(kinds) and kind in others else []
+    if not both:
         return ""
-    won = sum(_all_first(table, names) and not _any_first(table, kind) for table in against)
+    won = sum(set(names) <= set(leaders_of(table)) and kind not in _kinds_of_leaders(table) for table in both)
     who = "It is" if len(names) == 1 else "They are"
-    what = NOT_NETWORKS[kind]
-    return f"{who} significantly better than {what} in {won} of {len(against)} tables that hold {what}."
+    return f"{who} significantly better than {NOT_NETWORKS[kind]} in {won} of {len(both)} tables that have both."
 
 
-def _kind(table: ShownTable, name: str) -> str:
-    return next((row.kind for row in table.rows if row.name == name), "")
-
-
-def _all_first(table: ShownTable, names: Sequence[str]) -> bool:
-    return set(names) <= set(leaders_of(table))
-
-
-def _any_first(table: ShownTable, kind: str) -> bool:
-    return any(_kind(table, name) == kind for name in leaders_of(table))
+def _kinds_of_leaders(table: ShownTable) -> set[str]:
+    leaders = leaders_of(table)
+    return {row.kind for row in table.rows if row.name in leaders}
 
 
 def seeds_of(row: ShownRow) -> int:

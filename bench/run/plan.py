@@ -68,12 +68,18 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
 
 def example(url: str) -> str:
     """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
-    scheme, colon, place = url.partition(":")
+    scheme, colon, _ = url.partition(":")
     if colon and scheme.isalnum():
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(place).name) or scheme}={url}"
+        return f"{name_from(url)}={url}"
     if "/" in url or Path(url).is_dir():
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(url).name) or 'images'}=folder:{url}"
+        return f"{name_from(url) or 'images'}=folder:{url}"
     return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    scheme, colon, place = url.partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
 def open_data(name: str, url: str, space: Workspace) -> DataUsed:

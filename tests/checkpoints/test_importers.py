@@ -4,6 +4,7 @@ The truth is what the official code computed (examples.py). A mutation is caught
 recorded activations are missed.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -97,6 +98,7 @@ def redrawn(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key):
+    """Tensors of a block are changed in two of the ways, and those of the next block in the others."""
     example = EXAMPLES[key]()
     names = used(key)
     assert len(names) == imported(example).facts["used_tensors"]
@@ -112,6 +114,8 @@ def test_a_change_of_any_used_tensor_is_caught(key):
             mutations["transposed"] = {name: transposed(tensor)}
         if name.endswith(WITHOUT_EFFECT):
             mutations = {how: mutations[how] for how in ("dropped", "renamed")}
+        elif numbers := [int(number) for number in re.findall(r"\d+", name)]:
+            mutations = dict(list(mutations.items())[sum(numbers) % 2 :: 2])
         escaped += [f"{name} {how}" for how, changes in mutations.items() if not caught(example, **changes)]
     assert not escaped
 
