@@ -16,6 +16,7 @@ from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import resampling
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from imagesets.sets import ImageSet, open_set
@@ -94,6 +95,11 @@ def several(split: str) -> ImageSet:
     labels = np.stack([number % 2 == 0, number > 4, number == 7], axis=1).astype(np.int64)
     labels[number == 1, 2] = -1
     return replace(digits, labels=labels, classes=("even", "large", "seven"), reports="mAP")
+
+
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWN", 100_000)
 
 
 @pytest.fixture(scope="module")
