@@ -31,6 +31,8 @@ DESCRIPTIONS = ("tag", "license")  # keys of pretrained_cfg that are for people
 ABSENT = "absent"
 COST = "cost.json"  # the fact "cost"
 FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
+CARD, EVALUATIONS = "README.md", ".eval_results"  # what `bench card` adds, for the Hub
+CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
 CLASS_ATTENTION = ("class_query", "class_attention.")
 
 
@@ -266,9 +268,18 @@ def _changed(written: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or holds an export and nothing beside it."""
+    """Whether a folder is empty, or holds an export and nothing beside it but the card that was written for it."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {"a file"}
-    return not names or (names <= FILES and is_export(folder))
+    known = FILES | ({CARD, EVALUATIONS} if is_card(folder / CARD) else set())
+    return not names or (names <= known and is_export(folder))
+
+
+def is_card(path: Path) -> bool:
+    """Whether a file is a card as `bench card` wrote it, which may be written anew."""
+    try:
+        return CARD_MARK in path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def is_export(folder: Path | str) -> bool:

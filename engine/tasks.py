@@ -47,6 +47,10 @@ class OpenedSets:
             self._sets[url, split, limit] = found
         return self._sets[url, split, limit]
 
+    def known(self, url: str, split: Split) -> Any | None:
+        """One split of a set, whole, if it is open already."""
+        return self._sets.get((url, split, None))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
@@ -164,6 +168,10 @@ class Task:
     def features(self, export: Any, space: Workspace) -> Mapping[str, tuple[Any, ...]]:
         """Transform name -> kinds of frozen features that `run` will read; several tasks share one pass for them."""
         return {}
+
+    def takes(self, images: Any) -> bool:
+        """Whether it evaluates on an image set, that is on as many labels an image as the set has."""
+        return not getattr(images, "has_several_labels", False)
 
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.

@@ -19,10 +19,10 @@ from engine.extensions import extensions, load_extension, load_extensions
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
-from imagesets.selection import balanced_indices
+from imagesets.selection import balanced_indices, evenly
 
 SPLITS: tuple[Split, ...] = ("train", "val")
-Reported = Literal["top1", "mean per class"]
+Reported = Literal["top1", "mean per class", "mAP"]
 
 
 class ImageSource(Protocol):
@@ -100,8 +100,10 @@ class MemoryImages:
 class ImageSet:
     """One split of a set, in a fixed order.
 
-    labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes.
-    notes: what was recognised and assumed on opening, for people. reports: the accuracy that the set's papers report.
+    labels: (N,) int64 in 0..K-1, indices into `classes` (K names); without labels -1 throughout, and no classes. Of a
+    set with several labels an image (N, K): 1 for a class that the image shows, 0 for one that it does not, -1 where
+    that is not judged. notes: what was recognised and assumed on opening, for people. reports: the metric that the
+    set's papers report.
     """
 
     url: str
@@ -114,6 +116,11 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an image may show several classes."""
+        return self.labels.ndim == 2
 
     def path(self, index: int) -> str:
         """The file's path; for an image in memory a name such as "digits:train/17"."""
@@ -161,11 +168,14 @@ class ImageSet:
         return replace(self, url=url, labels=_frozen(self.labels[indices]), images=self.images.take(indices))
 
     def limited(self, count: int) -> "ImageSet":
-        """At most `count` images, as equally many of each class as there are, evenly spread; no randomness."""
+        """At most `count` images, as equally many of each class as there are, evenly spread; no randomness. Of images
+        with several labels as many, evenly spread."""
         if count < 1:
             raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")
         if count >= len(self):
             return self
+        if self.has_several_labels:
+            return self.subset(evenly(len(self), count), f"limited-{count}")
         return self.subset(balanced_indices(self.labels, len(self.classes), count), f"limited-{count}")
 
 

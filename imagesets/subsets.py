@@ -87,4 +87,6 @@ def read_names(path: str | Path) -> list[str]:
 
 def class_counts(image_set: ImageSet) -> np.ndarray:
     """Images of every class (K,)."""
+    if image_set.has_several_labels:
+        return (image_set.labels == 1).sum(axis=0)
     return np.bincount(image_set.labels, minlength=len(image_set.classes))

@@ -9,7 +9,7 @@ from bench.pretraining.recipes import names_by_path
 from engine.extensions import load_extension, source_files
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

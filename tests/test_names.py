@@ -7,6 +7,7 @@ from test_architecture import FILES, ROOT
 
 # What every file of an extension folder defines, and means the same in all of them.
 INTERFACE = {
+    "bench": {"compare", "extract", "load", "pretrain", "report"},  # bench/api.py: the same under the same name
     "bench/commands": {"add_arguments", "run"},
     "checkpoints/importers": {"convert", "recognise"},
     "downstream/layouts": {"listed", "recognised", "write_tiny"},

@@ -61,3 +61,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise",
     )
+
+
+def add_publication(parser: argparse.ArgumentParser) -> None:
+    """--hub-dataset and --source, of commands that make what is published."""
+    parser.add_argument("--hub-dataset", nargs="+", default=[], metavar="NAME=ORG/NAME",
+        help="an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10")  # fmt: skip
+    parser.add_argument("--source", default="", metavar="URL", help="where results, logs and commands are published")

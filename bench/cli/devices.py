@@ -4,6 +4,16 @@ import os
 
 import torch
 
+from engine.compiling import check_compiler
+
+
+def ready_device(text: str, compiled: bool) -> str:
+    """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
+    device = chosen_device(text)
+    if compiled:
+        check_compiler(device)
+    return device
+
 
 def chosen_device(text: str) -> str:
     """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""

@@ -66,13 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         there = "bfloat16" if options.gpus else "float32"
         precision = there if arguments.precision == "auto" else arguments.precision
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
-    from bench.cli.devices import chosen_device
+    from bench.cli.devices import ready_device
     from bench.pretraining.run import run_pretraining, training_precision
-    from engine.compiling import check_compiler
 
-    device = chosen_device(arguments.device)
-    if arguments.compile:
-        check_compiler(device)
+    device = ready_device(arguments.device, arguments.compile)
     return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
 
 
@@ -109,8 +106,7 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: s
 
 def _monitor(arguments: argparse.Namespace, device: str, precision: str):
     """The online k-NN, where it was asked for."""
-    from bench.pretraining.online_knn import K, OnlineKnn
-    from engine.tasks import Workspace
+    from bench.pretraining.online_knn import K, OnlineKnn, knn_space
 
     options = ("knn_data", "knn_k", "knn_fraction", "knn_limit")
     given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
@@ -119,12 +115,6 @@ def _monitor(arguments: argparse.Namespace, device: str, precision: str):
             named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"{named} without --knn-every EPOCHS, which says how often: add it")
         return None
-    space = Workspace(
-        cache=arguments.out / "online-knn",
-        data=arguments.knn_data or arguments.images,
-        device=device,
-        precision="float32" if precision == "float32" else "bfloat16",
-        limit=arguments.knn_limit,
-        skip_bad=arguments.skip_bad,
-    )
+    data, limit = arguments.knn_data or arguments.images, arguments.knn_limit
+    space = knn_space(arguments.out, data, device, precision, limit, arguments.skip_bad)
     return OnlineKnn(space=space, k=given.get("knn_k", K), fraction=given.get("knn_fraction", 1.0))

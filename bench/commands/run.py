@@ -65,13 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         from bench.cluster.launch import launch_evaluation
 
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
-    from bench.cli.devices import chosen_device
+    from bench.cli.devices import ready_device
     from bench.run.runner import run_suite
-    from engine.compiling import check_compiler
 
-    device = chosen_device(arguments.device)
-    if arguments.compile:
-        check_compiler(device)
+    device = ready_device(arguments.device, arguments.compile)
     return run_suite(evaluation_request(arguments, device))
 
 

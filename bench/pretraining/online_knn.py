@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from checkpoints.export import ViTExport
 from engine.tasks import Workspace
@@ -11,6 +12,18 @@ from probes.splits import open_splits
 from probes.tasks.knn import Knn
 
 K = 20  # what the papers report: best of DINO's four, MOCA's only one
+
+
+def knn_space(out: Path, data: str, device: str, precision: str, limit: int | None, skip_bad: bool) -> Workspace:
+    """Where the k-NN of a training in the folder `out` runs; its precision is the training's, or close to it."""
+    return Workspace(
+        cache=out / "online-knn",
+        data=data,
+        device=device,
+        precision="float32" if precision == "float32" else "bfloat16",
+        limit=limit,
+        skip_bad=skip_bad,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +54,7 @@ class OnlineKnn:
         finally:
             if world.is_rank0:
                 self.clear()
-        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items()}
+        return {f"knn_{name.partition('_')[0]}": value for name, value in found.items() if name.startswith("top")}
 
     def clear(self) -> None:
         shutil.rmtree(self.space.cache, ignore_errors=True)

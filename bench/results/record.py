@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from bench.results.schema1 import as_schema_2
+from bench.results.units import interval_decimals, number_text
 from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
 from engine.tasks import Workspace
@@ -53,6 +54,12 @@ class MetricRecord:
     array: str | None = None  # name of its array in the `.npz` file
     # what that array holds: a value for every validation image, or for every resample of them
     array_over: Literal["images", "resamples"] = "images"
+
+    def __str__(self) -> str:
+        """`97.60 [96.0, 98.7]`"""
+        digits = interval_decimals(self.value, self.unit)
+        ends = ", ".join(f"{end:.{digits}f}" for end in self.interval or ())
+        return number_text(self.value, self.unit) + (f" [{ends}]" if ends else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +144,16 @@ class Result:
         found += [self.decode] if self.decode != "exact" else []
         found += [f"skipped={self.skipped}"] if self.skipped else []
         return tuple(found)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Metric -> its value alone."""
+        return {name: metric.value for name, metric in self.metrics.items()}
+
+    def __str__(self) -> str:
+        """`dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`"""
+        ending = ", ".join(f"{name} {metric}" for name, metric in self.metrics.items()) or self.message
+        return f"{self.checkpoint.name}, {self.protocol.name} on {self.data.name}: {ending}"
 
     @property
     def traced(self) -> tuple[str, ...]:

@@ -58,9 +58,9 @@ def prepare(
     used = describe(export, name or str(export.facts.get("name") or default_name(reference, export.digest)), reference)
     if exported:
         return LoadedCheckpoint(used=used, spec=export.spec, reference=reference), export
-    folder = out / "exports" / f"{used.name}-{used.digest[:8]}"
+    folder = kept_export(out, used.name, export)
     if save and not folder.exists():
-        _save(export, folder)
+        save_once(export, folder)
     saved = str(folder) if folder.exists() else reference
     return LoadedCheckpoint(used=used, spec=export.spec, reference=saved), export
 
@@ -82,7 +82,13 @@ def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, V
     return reference, export
 
 
-def _save(export: ViTExport, folder: Path) -> None:
+def kept_export(out: Path, name: str, export: ViTExport) -> Path:
+    """Where a folder of results keeps an export that came in another form: `OUT/exports/<name>-<digest8>`."""
+    return out / "exports" / f"{name}-{export.digest[:8]}"
+
+
+def save_once(export: ViTExport, folder: Path) -> None:
+    """Save an export into a new folder, unless another run does so at this moment."""
     try:
         export.save(folder)
     except OSError:

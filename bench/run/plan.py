@@ -68,12 +68,18 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
 
 def example(url: str) -> str:
     """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
-    scheme, colon, place = url.partition(":")
+    scheme, colon, _ = url.partition(":")
     if colon and scheme.isalnum():
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(place).name) or scheme}={url}"
+        return f"{name_from(url)}={url}"
     if "/" in url or Path(url).is_dir():
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', Path(url).name) or 'images'}=folder:{url}"
+        return f"{name_from(url) or 'images'}=folder:{url}"
     return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    scheme, colon, place = url.partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
 def open_data(name: str, url: str, space: Workspace) -> DataUsed:
@@ -102,10 +108,33 @@ def plan(
     space: Workspace,
     rerun: bool,
 ) -> list[Job]:
-    """Jobs in the order to run them: cheap ones first; those that failed before come last."""
+    """Jobs in the order to run them: cheap ones first; those that failed before come last.
+
+    ValueError for a set that no protocol takes because its images have several labels each.
+    """
+    left = left_out(data, selected, space)
     pairs = [(chosen, images) for chosen in selected for images in data if fits(chosen, images)]
-    jobs = [_job(out, checkpoint, images, chosen, space, rerun) for chosen, images in pairs]
+    jobs = [
+        _job(out, checkpoint, images, chosen, space, rerun)
+        for chosen, images in pairs
+        if chosen.name not in left.get(images.name, ())
+    ]
     return sorted(jobs, key=lambda job: job.state == "failed before")
+
+
+def left_out(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace) -> dict[str, list[str]]:
+    """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
+    all of them."""
+    found = {}
+    for images in data:
+        there = [chosen for chosen in selected if fits(chosen, images)]
+        opened = space.opened.known(images.url, "val")
+        refused = [chosen.name for chosen in there if opened is not None and not chosen.task.takes(opened)]
+        if refused and len(refused) == len(there):
+            why = "its images have several labels each, which none of the protocols chosen takes"
+            raise ValueError(f"--data {images.name}={images.url}: {why}; add logreg@dinov2 to --suite")
+        found |= {images.name: refused} if refused else {}
+    return found
 
 
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:

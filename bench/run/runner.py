@@ -4,7 +4,8 @@ Existing results are skipped, and jobs that failed before are tried again after 
 soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -25,7 +26,7 @@ from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, named_urls, open_data, plan, without_data
+from bench.run.plan import Job, left_out, named_urls, open_data, plan, without_data
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.importing import ImportOptions
@@ -61,14 +62,34 @@ class RunRequest:
 class Tally:
     """How the jobs ended."""
 
+    jobs: Sequence[Job]  # all, in the order of the checkpoints
     done: int = 0
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
+    errors: list[Exception] = field(default_factory=list)  # of the same
     planned: list[tuple[float, float]] = field(default_factory=list)  # seconds of jobs that went well: plan, truth
 
 
 def run_suite(request: RunRequest) -> int:
-    """Run all jobs and return the exit code. ValueError where the request itself is wrong."""
+    """Run all jobs, or show them, and return the exit code. ValueError where the request itself is wrong."""
+    if not request.dry_run:
+        return 1 if run_jobs(request).failed else 0
+    with _begun(request) as (request, selected, data, found, exports):
+        there = [chosen for chosen in selected if chosen not in without_data(data, selected)]
+        return request.space.world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
+
+
+def run_jobs(request: RunRequest) -> Tally:
+    """Run all jobs, and say how they ended. ValueError where the request itself is wrong."""
+    with _begun(request) as (request, selected, data, found, exports):
+        return _run_all(request, found.checkpoints, exports, data, selected)
+
+
+@contextmanager
+def _begun(
+    request: RunRequest,
+) -> Iterator[tuple[RunRequest, list[ChosenProtocol], list[DataUsed], "Prepared", Exports]]:
+    """The connected processes' request, its protocols, images and checkpoints."""
     with start_world(request.space.device) as world:
         request = replace(request, space=replace(request.space, world=world))
         selected = world.on_all_ranks(lambda: _selected(request, world))
@@ -80,10 +101,10 @@ def run_suite(request: RunRequest) -> int:
         if lacking and world.is_rank0:
             tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
             say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
-        if request.dry_run:
-            there = [chosen for chosen in selected if chosen not in lacking]
-            return world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
-        return _run_all(request, found.checkpoints, exports, data, selected)
+        left = world.on_all_ranks(lambda: left_out(data, selected, request.space))
+        for name, refused in left.items() if world.is_rank0 else ():
+            say(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
+        yield request, selected, data, found, exports
 
 
 def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
@@ -137,22 +158,22 @@ def _run_all(
     exports: Exports,
     data: Sequence[DataUsed],
     selected: Sequence[ChosenProtocol],
-) -> int:
+) -> Tally:
     world = request.space.world
     # All processes follow the plan of rank 0.
     plans = world.on_rank0(
         lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in checkpoints]
     )
-    tally = Tally()
+    tally = Tally(jobs=[job for jobs in plans for job in jobs])
     try:
         for checkpoint, jobs in zip(checkpoints, plans, strict=True):
             _run_one(request, checkpoint, exports.pop(checkpoint.key, None), jobs, tally)
     finally:
         if world.is_rank0:
-            _rewrite_leaderboard(request.out, [job for jobs in plans for job in jobs])
+            _rewrite_leaderboard(request.out, tally.jobs)
     if world.is_rank0:
         _say_ending(request.out, tally)
-    return 1 if tally.failed else 0
+    return tally
 
 
 def _say_ending(out: Path, tally: Tally) -> None:
@@ -206,6 +227,7 @@ def _run_one(
             tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
             if ending.error:
                 tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
+                tally.errors.append(ending.error)
 
 
 def _loaded(candidate: LoadedCheckpoint) -> FrozenExport:

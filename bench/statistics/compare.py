@@ -14,6 +14,7 @@ from bench.results.record import Result
 from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
+from bench.statistics.report import Comparison, Comparisons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,29 +24,6 @@ class Wanted:
     data: str | None = None  # name of an image set
     protocol: str | None = None  # a protocol, or a task such as knn
     metric: str | None = None  # name of a metric
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One metric of two checkpoints."""
-
-    first: str  # label of a checkpoint
-    second: str  # label of the other
-    group: str  # image set, protocol and changed settings
-    metric: str  # its name
-    unit: str = "%"  # of the metric
-    higher_is_better: bool | None = True  # None: neither
-    seeds: tuple[int, ...]  # seeds that both have, averaged per image
-    paired: PairedTest  # the test and its numbers
-    p_holm: float  # p of the test, corrected for all comparisons of the call
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparisons:
-    """All comparisons of a call."""
-
-    found: tuple[Comparison, ...]  # with their corrected p
-    left_out: tuple[str, ...]  # a line for each thing that could not be compared
 
 
 def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:

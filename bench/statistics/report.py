@@ -1,15 +1,14 @@
-"""The output of `bench compare`: tables and a sentence for each comparison, or JSON, or CSV."""
+"""What `bench compare` found, and its output: tables and a sentence for each comparison, or JSON, or CSV."""
 
 import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from typing import Literal
 
 from bench.results.units import interval_decimals, number_text, suffix
-from bench.statistics.compare import Comparison, Comparisons
 from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import PairedTest
 from engine.printing import in_csv, text_of
@@ -21,6 +20,33 @@ HEADER = (
     *(field.name for field in fields(PairedTest) if field.name not in ("first", "second")),
     *("p_holm", "better"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One metric of two checkpoints."""
+
+    first: str  # label of a checkpoint
+    second: str  # label of the other
+    group: str  # image set, protocol and changed settings
+    metric: str  # its name
+    unit: str = "%"  # of the metric
+    higher_is_better: bool | None = True  # None: neither
+    seeds: tuple[int, ...]  # seeds that both have, averaged per image
+    paired: PairedTest  # the test and its numbers
+    p_holm: float  # p of the test, corrected for all comparisons of the call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparisons:
+    """All comparisons of a call."""
+
+    found: tuple[Comparison, ...]  # with their corrected p
+    left_out: tuple[str, ...]  # a line for each thing that could not be compared
+
+    def __str__(self) -> str:
+        """What `bench compare` prints."""
+        return to_text(self)
 
 
 def to_text(comparisons: Comparisons) -> str:

@@ -41,13 +41,8 @@ class ShownImage:
         return self.image.height, self.image.width
 
     def panel(self, image: Image.Image | None = None, **more) -> Panel:
-        """The image, or another version of it, as a panel; large ones are made smaller."""
-        shown = image or self.image
-        size = shown.height, shown.width
-        if max(size) > DRAWN:
-            shown = shown.copy()
-            shown.thumbnail((DRAWN, DRAWN))
-        return Panel(values=np.asarray(shown), size=size, **more)
+        """The image, or another version of it, as a panel."""
+        return image_panel(image or self.image, **more)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,7 +93,7 @@ class Shown:
 
     def _of(self, source: str) -> Iterator[ShownImage]:
         if os.path.isfile(source):
-            yield ShownImage(name=Path(source).stem, image=self._part(decode_rgb(read_bytes(source), source)))
+            yield ShownImage(name=Path(source).stem, image=self._part(read_image(source)))
             return
         found = opened_set(source, self.split)
         if self.limit is not None and self.limit < len(found):
@@ -189,6 +184,20 @@ class Naming:
             raise ValueError(f"{self.name}: {error}") from error
 
 
+def image_panel(image: Image.Image, **more) -> Panel:
+    """An image as a panel; large ones are made smaller."""
+    size = image.height, image.width
+    if max(size) > DRAWN:
+        image = image.copy()
+        image.thumbnail((DRAWN, DRAWN))
+    return Panel(values=np.asarray(image), size=size, **more)
+
+
+def read_image(path: str) -> Image.Image:
+    """RGB image of a file. Raises UnreadableImage."""
+    return decode_rgb(read_bytes(path), path)
+
+
 def viewers(shown: Shown) -> tuple[Viewer, ...]:
     """A viewer for each checkpoint. ValueError where there is none."""
     return tuple(Viewer(checkpoint, shown) for checkpoint in required(shown.checkpoints))
@@ -211,15 +220,14 @@ def middle(image: Image.Image) -> Image.Image:
 def opened_set(source: str, split: str | None) -> ImageSet:
     """The image set that a folder or URL means. ValueError, naming the option, for anything else."""
     url = f"images:{source}" if os.path.isdir(source) else source
-    try:
+    with Naming(f"--images {source}"):
+        if ":" not in url:
+            raise ValueError(f"{source} does not exist; name a file, a folder, or a URL such as digits:")
         parse_url(url)
         splits = splits_of(url)
         if split and split not in splits:
             raise ValueError(f"there is no split {split}, only {' and '.join(splits)}; leave --split")
         return open_set(url, split or ("val" if "val" in splits else splits[0]))
-    except ValueError as error:
-        where = "" if ":" in source else f"{source} does not exist; "
-        raise ValueError(f"--images {source}: {where}{str(error).removeprefix(f'{url}: ')}") from error
 
 
 def checkpoints_of(references: Sequence[str], names: Sequence[str] | None) -> tuple[ShownCheckpoint, ...]:

@@ -82,20 +82,23 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
     import pyarrow.compute as pc
 
     rows = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    names: list[str] = []
-    sizes: list[np.ndarray] = []
-    for batch in rows.with_format("arrow").iter(10_000):
-        array = batch.column(column).combine_chunks()
+    names: list[PackedNames] = []
+    sizes = [np.empty(0, np.int64)]
+    first = 0
+    batches = rows.with_format("arrow").iter(10_000)
+    for array in (chunk for batch in batches for chunk in batch.column(column).chunks):  # joined, they would be copied
         lengths = pc.fill_null(pc.binary_length(bytes_column(array)), -1).to_numpy().astype(np.int64)
         paths = array.field("path").to_pylist()
         for row in np.flatnonzero(lengths < 0):
             lengths[row] = os.path.getsize(paths[row]) if paths[row] and os.path.exists(paths[row]) else 0
-        names += [os.path.basename(path) if path else f"{len(names) + row:08d}" for row, path in enumerate(paths)]
+        named = (os.path.basename(path) if path else f"{first + row:08d}" for row, path in enumerate(paths))
+        names.append(PackedNames.pack(named))
+        first += len(paths)
         sizes.append(lengths)
     return StoredImages(
         store=ArrowStore(rows, column),
         where=place,
-        names=PackedNames.pack(names),
-        sizes=np.concatenate([np.empty(0, np.int64), *sizes]),
-        places=np.arange(len(names)),
+        names=PackedNames.joined(names),
+        sizes=np.concatenate(sizes),
+        places=np.arange(first),
     )

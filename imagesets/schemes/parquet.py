@@ -24,7 +24,7 @@ from imagesets.stored import StoredImages, indexed, numbered_classes, split_file
 PLACE = "PATH"
 SPLITS = ("train", "val")
 VERSION = 1  # of an index; raise it when the same tables would be read otherwise
-KEPT = 2  # row groups that a thread keeps decompressed
+KEPT = 64 << 20  # bytes of row groups that a thread keeps decompressed, 600 images of ImageNet; one group in any case
 IMAGES = ("image", "img", "jpg", "png")  # names of the column, the usual one first
 LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
@@ -51,7 +51,7 @@ class ParquetStore:
         kept, key = self.opened.groups, (self.files[file], group)
         if key not in kept:
             kept[key] = self._decompressed(*key)
-            while len(kept) > KEPT:
+            while len(kept) > 1 and sum(images.nbytes for images in kept.values()) > KEPT:
                 kept.popitem(last=False)
         kept.move_to_end(key)
         data = kept[key][row].as_py()
@@ -157,9 +157,12 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
     import pyarrow.compute as pc
     from pyarrow.parquet import ParquetFile
 
-    names: list[str] = []
-    sizes, labels, groups = [], [], []
+    names: list[PackedNames] = []
+    sizes: list[np.ndarray] = [np.empty(0, np.int64)]
+    labels: list[np.ndarray] = [np.empty(0, np.int64)]
+    groups: list[np.ndarray] = [np.empty((0, 3), np.int64)]
     texts: dict[str, int] = {}
+    first = 0
     for number, path in enumerate(files):
         with ParquetFile(path, memory_map=True) as file:
             for group in range(file.num_row_groups):
@@ -167,8 +170,12 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                 images = table.column(column).combine_chunks()
                 lengths = pc.fill_null(pc.binary_length(bytes_column(images)), 0)
                 paths = images.field("path").to_pylist() if pa.types.is_struct(images.type) else [None] * len(images)
-                first = len(names)
-                names += [os.path.basename(each) if each else f"{first + row:08d}" for row, each in enumerate(paths)]
+                names.append(
+                    PackedNames.pack(
+                        os.path.basename(each) if each else f"{first + row:08d}" for row, each in enumerate(paths)
+                    )
+                )
+                first += len(images)
                 sizes.append(lengths.to_numpy().astype(np.int64))
                 rows = np.arange(len(images))
                 groups.append(np.stack([np.full_like(rows, number), np.full_like(rows, group), rows], axis=1))
@@ -176,14 +183,15 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                     values = table.column(label).to_pylist()
                     if None in values:
                         raise ValueError(f"{url}: {path}: an image without a label in column {label}")
-                    labels += [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
-    packed = PackedNames.pack(names)
+                    numbered = [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
+                    labels.append(np.array(numbered, np.int64))
+    packed = PackedNames.joined(names)
     found = {
         "names": np.frombuffer(packed.blob, np.uint8),
         "ends": packed.ends,
-        "sizes": np.concatenate([np.empty(0, np.int64), *sizes]),
-        "groups": np.concatenate([np.empty((0, 3), np.int64), *groups]),
-        "labels": np.array(labels, np.int64),
+        "sizes": np.concatenate(sizes),
+        "groups": np.concatenate(groups),
+        "labels": np.concatenate(labels),
     }
     if texts:
         words = PackedNames.pack(texts)

@@ -69,22 +69,25 @@ def open_split(place: str, split: Split) -> ImageSet:
 
 def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
     """Names, labels and places of all images in shards, from their headers. ValueError names a shard that is none."""
-    rows: list[tuple[str, int, int, int, int]] = []  # name, label, shard, offset, size
+    found: list[PackedNames] = []
+    numbers = [np.empty((0, 4), np.int64)]  # label, shard, offset, size
     for shard, path in enumerate(files):
         try:
-            rows += _rows(shard, path)
+            rows = _rows(shard, path)
         except (tarfile.TarError, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"{url}: {path}: {why}; is it an uncompressed tar file?") from error
-    names = PackedNames.pack(row[0] for row in rows)
-    numbers = np.array([row[1:] for row in rows], np.int64).reshape(-1, 4)
+        found.append(PackedNames.pack(row[0] for row in rows))
+        numbers.append(np.array([row[1:] for row in rows], np.int64).reshape(-1, 4))
+    names = PackedNames.joined(found)
+    columns = np.concatenate(numbers)
     return {
         "names": np.frombuffer(names.blob, np.uint8),
         "ends": names.ends,
-        "labels": numbers[:, 0],
-        "shards": numbers[:, 1],
-        "offsets": numbers[:, 2],
-        "sizes": numbers[:, 3],
+        "labels": columns[:, 0],
+        "shards": columns[:, 1],
+        "offsets": columns[:, 2],
+        "sizes": columns[:, 3],
     }
 
 

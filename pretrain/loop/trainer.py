@@ -363,6 +363,8 @@ def require_labels(images: ImageSet, classes: int) -> None:
             f"{images.url} has no labels, which this method learns from: name a labelled set, such as folder:PATH, or "
             "take a method that needs none"
         )
+    if images.has_several_labels:
+        raise ValueError(f"{images.url}: its images have several labels each, and this method learns from one")
     if (count := len(images.classes)) != classes:
         raise ValueError(f"classes={classes}, but {images.url} has {count}; add --set classes={count}")
 

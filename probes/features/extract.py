@@ -52,6 +52,11 @@ class FeatureSet:
     seconds: float
     facts: Mapping[str, Any]
 
+    @property
+    def features(self) -> Rows:
+        """(n, D) of the first kind that was asked for."""
+        return next(iter(self.arrays.values()))
+
     def __getitem__(self, kind: FeatureKind) -> Rows:
         return self.arrays[kind]
 

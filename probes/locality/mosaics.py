@@ -26,15 +26,17 @@ def tile_numbers(labels: np.ndarray, tiles: int) -> np.ndarray:
     return order[(np.arange(tiles) * mosaics + np.arange(mosaics)[:, None]) % len(labels)]
 
 
-def candidate_boxes(mosaics: int, side: int, scales: tuple[float, ...], locations: int, seed: int) -> np.ndarray:
-    """Square boxes (M, K, 3) int64 in mosaics of `side` pixels: left, top and side in pixels.
+def candidate_boxes(
+    scenes: int, size: tuple[int, int], scales: tuple[float, ...], locations: int, seed: int
+) -> np.ndarray:
+    """Square boxes (M, K, 3) int64 in M scenes of size = (width, height): left, top and side in pixels.
 
-    For each scale, a share of the mosaic's side, `locations` places inside it, drawn evenly.
+    For each scale, a share of the scene's short side, `locations` places inside it, drawn evenly.
     """
-    sides = np.repeat([max(1, round(scale * side)) for scale in scales], locations)
+    sides = np.repeat([max(1, round(scale * min(size))) for scale in scales], locations)
     # RandomState's streams are frozen for ever (NumPy NEP 19).
-    places = np.random.RandomState(seed).random_sample((mosaics, len(sides), 2))
-    corners = np.floor(places * (side - sides + 1)[:, None]).astype(np.int64)
+    places = np.random.RandomState(seed).random_sample((scenes, len(sides), 2))
+    corners = np.floor(places * (np.array(size) - sides[:, None] + 1)).astype(np.int64)
     return np.concatenate([corners, np.broadcast_to(sides[:, None], (*corners.shape[:2], 1))], axis=2)
 
 

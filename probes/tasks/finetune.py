@@ -41,6 +41,7 @@ from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups
 from probes.holdout import check_labels, held_out
 from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
+from probes.scores import with_class_means
 from probes.splits import open_splits
 
 TRAINED = "fine-tuning trains the blocks of a ViT"
@@ -178,7 +179,8 @@ class Finetune(Task):
         facts = selection.facts(training.train_state) | self.record(training, plan, sets, space.world)
         facts |= {"transform": selection.val.transform.name, "warnings": self.warnings(export, plan)}
         state = training.train_state
-        return Outcome(metrics=selection.metrics(state), arrays=selection.predictions(state), facts=facts)
+        metrics = with_class_means(selection.metrics(state), val)
+        return Outcome(metrics=metrics, arrays=selection.predictions(state), facts=facts)
 
     def prepared(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace

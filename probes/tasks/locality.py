@@ -111,7 +111,8 @@ class Locality(Task):
     def search(self, train: ImageSet, val: ImageSet, transform: EvalTransform, seed: int) -> Search:
         """Mosaics of the validation images, and a training image of the class of each."""
         tiles = tile_numbers(val.labels, self.tiles)
-        boxes = candidate_boxes(len(tiles), round(self.tiles**0.5) * transform.size, self.scales, self.locations, seed)
+        side = round(self.tiles**0.5) * transform.size
+        boxes = candidate_boxes(len(tiles), (side, side), self.scales, self.locations, seed)
         mosaics = Mosaics(source=val, transform=transform, tiles=tiles, boxes=boxes)
         _, sought = np.unique(tiles.ravel(), return_index=True)  # where a tile repeats an image, its first place
         return Search(mosaics, sought, queries_of(train.labels, val.labels, seed))

@@ -14,16 +14,19 @@ import torch
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
+from engine.resampling import resampled
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
+from probes.average_precision import mean_average_precision
 from probes.features.extract import BATCH, FeatureKind, FeatureSet, Order, extract, transform_of
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
 from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
 from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
+from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
 from probes.scores import cost, spread_out, with_class_means
 from probes.splits import open_splits
@@ -97,7 +100,7 @@ class LowShot(Task):
         return [*few, *(round(share * images) for share in self.fractions)]
 
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        train, _ = open_splits(space)
+        train, _ = open_splits(space, several_labels=self.takes_several_labels)
         counts, classes = self.counts(len(train), len(train.classes)), len(train.classes)
         fit, gap, most = SOLVERS[self.solver]
 
@@ -120,7 +123,9 @@ class LowShot(Task):
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""
-        world, (train, val) = space.world, open_splits(space)
+        world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
+        if train.has_several_labels:
+            return self.class_by_class(export, space, train, val)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
         transform, indices = self.transform(export, space), indices_of(train, parts)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
@@ -141,6 +146,30 @@ class LowShot(Task):
             }
         )
         return self.outcome(found, gallery, queries, val, shapeless)
+
+    @property
+    def takes_several_labels(self) -> bool:
+        """Whether images may show several classes: where all are trained on, and one fit is reported."""
+        one = bool(self.holdout) or len(self.lambdas) == 1
+        return not self.shots and self.fractions == (1.0,) and one
+
+    def takes(self, images: ImageSet) -> bool:
+        return self.takes_several_labels or not images.has_several_labels
+
+    def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
+        """`evaluate` where images show several classes: mean average precision of a fit for each class."""
+        transform = self.transform(export, space)
+        gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
+        fitter = self.fitter(gallery, queries, 2, space)
+        fits = ClassByClass(fitter=fitter, classes=train.classes, labels=gallery.labels).fit(space.world)
+        scores = np.stack([fit.scores for fit in fits], axis=1)
+        facts = {"train": gallery.facts, "val": queries.facts, "fits": [fit.record for fit in fits]}
+        return Outcome(
+            metrics={"mAP": precision_metric(scores, queries, len(val))},
+            arrays={"scores": scores.astype(np.float32), "read": queries.indices},
+            facts=facts | {"solver": self.solver, "metric": "11-point average precision of VOC 2007"},
+            cost=cost(gallery, queries),
+        )
 
     def wants_all(self, export: FrozenExport, train: ImageSet, transform: EvalTransform, space: Workspace) -> bool:
         """Whether to read features of all training images: they are few, or on disk already."""
@@ -208,6 +237,14 @@ class LowShot(Task):
             "warnings": warnings,
         }
         return Outcome(metrics=with_class_means(metrics, val, repeated), facts=facts, cost=cost(gallery, queries))
+
+
+def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Metric:
+    """mAP of scores (V, C) of the images read, with its values on resamples of all `images`."""
+    labels, read = queries.labels, queries.indices
+    drawn = resampled(lambda weights: {"": mean_average_precision(scores, labels, weights[:, read])}, images)[""]
+    value = float(mean_average_precision(scores, labels, np.ones((1, len(labels))))[0])
+    return Metric(value=value, resampled=drawn)
 
 
 def metric_of(part: Subset, fitted: Fitted, lambdas: int) -> str:

@@ -1,4 +1,4 @@
-"""The files that CONTRIBUTING.md shows work as they stand: one of each kind, in a package of somebody else."""
+"""The files that docs/extending shows work as they stand: one of each kind, in a package of somebody else."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from checkpoints.export import ViTExport
 from downstream.data.scenes import tiny_folder
 from engine.extensions import FOLDERS
 
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+TEXT = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs/extending").glob("*.md"))
 FILES = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TEXT, re.DOTALL)}
 # The dense task once more, for the layout.
 DENSE = FILES[Path("downstream/tasks/patch_means_ade20k.py")]

@@ -146,7 +146,7 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
 
 
 def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
-    import bench.leaderboard.files as module
+    from bench.leaderboard import files as module
 
     save_result(tmp_path, result(A))
     read = module.read_measured

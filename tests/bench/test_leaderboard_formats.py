@@ -7,82 +7,33 @@ import re
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pyarrow.parquet
 import pytest
-from made_results import EVIL, made_checkpoint, made_metrics, made_result, save_result
+from made_results import (
+    EVIL,
+    SIGNS,
+    any_board,
+    any_text,
+    harmless,
+    made_checkpoint,
+    made_metrics,
+    made_result,
+    save_result,
+    standing_of,
+)
 from markdown_it import MarkdownIt
 
 from bench.commands.leaderboard import NAMES
 from bench.leaderboard.files import FORMATS, Standing
 from bench.leaderboard.latex import in_latex
-from bench.results.board import board_of
-from bench.results.record import DataUsed, MetricRecord, ProtocolUsed, Result
-from bench.statistics.matching import Measured
+from bench.results.record import ProtocolUsed
 from bench.statistics.significance import key_of
 from checkpoints.training_cost import TrainingCost
 from engine.printing import printable
 
-ROOT = Path("/folder/results")
-SIGNS = (
-    *("=1+1", "@SUM(A1)", "+1", "-1", "--", "a|b", "[x]: javascript:alert(1)", "[x](javascript:alert(1))", "]("),
-    *("\\input{x}", "\\", "{", "}", "%", "# $x^2$ ~ _", "[1cm]", "*", '"', "``", "&amp;", "\u2028", "\u4e2d\u6587"),
-)
-BOARDS = 60  # generated ones, of which every file is checked
-
-
-def any_text(draw: Random) -> str:
-    """A text that harms somewhere, or any signs, those that are no text among them."""
-    signs = [chr(draw.choice((draw.randrange(128), draw.randrange(0x110000)))) for _ in range(draw.randrange(8))]
-    return draw.choice((draw.choice(EVIL), draw.choice(SIGNS), "".join(signs)))
-
-
-def any_metric(draw: Random) -> MetricRecord:
-    value = draw.choice((draw.uniform(0, 100), draw.uniform(-1e6, 1e6), 0.0, -0.0, 5e-324, 1e300))
-    return MetricRecord(
-        value=value,
-        unit=draw.choice(("%", "", any_text(draw))),
-        interval=draw.choice((None, (value - 1, value + 1))),
-        higher_is_better=draw.choice((True, False, None)),
-        deviation_of=draw.choice((None, any_text(draw))),
-    )
-
-
-def any_board(draw: Random) -> Standing:
-    """Some results of a few checkpoints under a few protocols, each with any metrics or none; any text is hostile."""
-    names, columns = ([any_text(draw) for _ in range(draw.randint(1, 3))] for _ in range(2))
-    results = []
-    for number in range(draw.randrange(7)):
-        metrics = {name: any_metric(draw) for name in columns if draw.random() < 0.7}
-        place, text = draw.randrange(len(names)), any_text(draw)
-        cost = TrainingCost(hours=draw.choice((None, draw.uniform(0, 1e4))), devices=draw.choice(("", any_text(draw))))
-        used = made_checkpoint(names[place], place, method=text, source=text, architecture=text, training_cost=cost)
-        results.append(
-            made_result(
-                used,
-                metrics,
-                status="ok" if metrics else "failed",
-                message="" if metrics else text,
-                protocol=ProtocolUsed(name=draw.choice(names), version=1, changes=draw.choice(({}, {text: text}))),
-                data=DataUsed(name=draw.choice(names), url=text, images={"val": 2**70}),
-                seed=number,
-                facts={"warnings": [text, any_text(draw)], text: text},
-                settings={text: [text, 1, None]},
-            )
-        )
-    return standing_of(results, level=draw.random() < 0.5)
-
-
-def standing_of(results: list[Result], level: bool = False) -> Standing:
-    """level: whether all checkpoints share the first place of every column."""
-    board = board_of(results, [f"{each.message}: unreadable" for each in results[:1]])
-    everyone = frozenset(key_of(row.checkpoint) for row in board.rows)
-    columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    shared = dict.fromkeys(columns, everyone) if level else {}
-    measured = [Measured(path=ROOT / f"{at}.json", result=each) for at, each in enumerate(results)]
-    return Standing(board=board, shown=board, level=shared, measured=measured, results=ROOT)
+BOARDS = 40  # generated ones, of which every file is checked
 
 
 def written(found: Standing, name: str) -> bytes:
@@ -100,11 +51,6 @@ def tables_before(found: Standing) -> list[tuple[int, int]]:
     """Those of facts and costs, which stand before the groups in some files."""
     spent = sum(row.checkpoint.training_cost != TrainingCost() for row in found.board.rows)
     return [(len(found.board.rows), 4), *([(spent, 7)] if spent else [])]
-
-
-def harmless(text: str) -> str:
-    assert not [sign for sign in text if not sign.isprintable() and sign != "\n"]
-    return text
 
 
 def check_csv(found: Standing) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from shown_results import result, saved, used
+from made_results import made_checkpoint, save_result
+from shown_results import result
 
 from bench.report.page import report_page
 from bench.report.scenes import class_colours, label_mask, labelled_boxes, scene_view
@@ -20,7 +21,9 @@ def cache(tmp_path_factory):
 
 def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray], **others) -> Measured:
     data = DataUsed(name="tiny", url=scenes.url, fingerprints={"val": scenes.fingerprint}, images={"val": len(scenes)})
-    return saved(folder, result(used(f"c{number}", number), 50.0, data=data, arrays=tuple(arrays), **others), arrays)
+    return save_result(
+        folder, result(made_checkpoint(f"c{number}", number), 50.0, data=data, arrays=tuple(arrays), **others), arrays
+    )
 
 
 def test_masks_lie_where_labels_do(tmp_path, cache):

@@ -3,13 +3,11 @@
 import csv
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from elsewhere import Program, program, ranks
 
 from bench.results.record import read_result
 
@@ -22,28 +20,13 @@ ROOT = Path(__file__).parents[2]
 def start(toy_packages, exports, tmp_path):
     """Start `bench run` on the first export in a process of its own."""
     started = []
+    shared = {"PYTHONPATH": os.pathsep.join([str(toy_packages), str(ROOT)])}
 
-    def call(*words: str, **environment: str) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "bench",
-            "run",
-            "--checkpoint",
-            str(exports[0]),
-            "--out",
-            str(tmp_path / "out"),
-        ]
-        path = os.pathsep.join([str(toy_packages), str(ROOT)])
-        process = subprocess.Popen(
-            [*command, "--data", "tiny=tiny:", *words],
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        started.append(process)
-        return process
+    def call(*words: str, count: int = 1) -> list[Program]:
+        given = ("-m", "bench", "run", "--checkpoint", exports[0], "--out", tmp_path / "out", "--data", "tiny=tiny:")
+        options = dict(environment=shared, merged=True)
+        started.extend(ranks(count, *given, *words, **options) if count > 1 else [program(*given, *words, **options)])
+        return started[-count:]
 
     yield call
     for process in started:
@@ -51,7 +34,7 @@ def start(toy_packages, exports, tmp_path):
         process.communicate()
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
+def wait_for(path: Path, process: Program) -> None:
     end = time.monotonic() + 60
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
@@ -65,7 +48,7 @@ def results(out: Path) -> dict:
 def test_a_killed_run_leaves_no_half_result_and_goes_on(start, bench, toys, exports, tmp_path):
     out = tmp_path / "out"
     words = ["--suite", "toy@one,dear@one", "--set", "dear.mode=wait"]
-    process = start(*words)
+    (process,) = start(*words)
     wait_for(out / "cache" / "waiting", process)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
@@ -76,7 +59,7 @@ def test_a_killed_run_leaves_no_half_result_and_goes_on(start, bench, toys, expo
 
 
 def test_two_runs_share_a_folder(start, tmp_path):
-    processes = [start("--suite", suite, "--name", name) for suite, name in (("toy,dear", "a"), ("toy,dear", "b"))]
+    processes = [*start("--suite", "toy,dear", "--name", "a"), *start("--suite", "toy,dear", "--name", "b")]
     for process in processes:
         said = process.communicate(timeout=60)[0]
         assert process.returncode == 0, said
@@ -89,11 +72,7 @@ def test_two_runs_share_a_folder(start, tmp_path):
 
 def two_ranks(start, *words: str) -> tuple[list[int], list[str]]:
     """Exit code and output of both processes of one run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [start(*words, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]
+    processes = start(*words, count=2)
     said = [process.communicate(timeout=90)[0] for process in processes]
     return [process.returncode for process in processes], said
 

@@ -1,6 +1,8 @@
 """Pictures of what checkpoints see: what is in them, and that the same input gives the same bytes."""
 
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +11,24 @@ import torch
 from PIL import Image
 
 from bench.visualize.components import in_lab, is_foreground, principal_components
+from bench.visualize.deep_image_prior import DeepImagePrior, Level, inverted, visible_tokens
 from bench.visualize.drawing import KINDS, chosen_kind
 from bench.visualize.kinds.attention import Attention
 from bench.visualize.kinds.class_attention import ClassAttention
+from bench.visualize.kinds.inversion import for_network
+from bench.visualize.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
 from bench.visualize.kinds.pca import Pca, at_border
-from bench.visualize.pictures import Panel, PanelRow, Picture, encoded
+from bench.visualize.kinds.retrieval import Retrieval
+from bench.visualize.pictures import Box, Panel, PanelRow, Picture, encoded
+from bench.visualize.queries import points_at
 from bench.visualize.shown import Shown, Viewer, checkpoints_of
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.tasks import Workspace
+from imagesets.selection import evenly
+from imagesets.sets import open_set
+from probes.locality.mosaics import tile_numbers
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=32, patch_size=8, width=24, depth=2, heads=3, mlp_hidden=48
@@ -160,11 +171,104 @@ class TestPca:
         assert np.corrcoef(values[:, 0], grey)[0, 1] > 0.95
 
 
+class TestRetrieval:
+    def test_neighbours_are_those_of_all_cosines(self):
+        generator = np.random.default_rng(0)
+        maps = [
+            generator.normal(size=(rows, columns, 5)).astype(np.float32) for rows, columns in ((2, 3), (4, 2), (3, 3))
+        ]
+        unit = [tokens.reshape(-1, 5) / np.linalg.norm(tokens.reshape(-1, 5), axis=1)[:, None] for tokens in maps]
+        found = Retrieval(neighbours=4).nearest(maps, 1, [3, 6])
+        for patch, row in zip((3, 6), found, strict=True):
+            cosines = {(n, k): unit[n][k] @ unit[1][patch] for n in (0, 2) for k in range(len(unit[n]))}
+            expected = sorted(cosines, key=cosines.__getitem__, reverse=True)[:4]
+            assert [(near.image, near.patch) for near in row] == expected
+            assert np.allclose([near.similarity for near in row], [cosines[each] for each in expected], atol=1e-6)
+
+    def test_a_patch_finds_its_copy_and_is_shown_in_its_surroundings(self, tiny, tmp_path):
+        """Without positions and blocks that mix, a patch is what it shows."""
+        pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+        copied = np.random.default_rng(2).integers(0, 256, (32, 32, 3), np.uint8)
+        copied[24:, :8] = pixels[8:16, 16:24]
+        for name, values in (("a", pixels), ("b", copied)):
+            Image.fromarray(values).save(tmp_path / f"{name}.png")
+        found = shown(tiny, tmp_path)
+        viewer, kind = viewer_of(found), Retrieval(at=(0.6, 0.3), context=1)
+        rows = [np.asarray(image.image).reshape(4, 8, 4, 8, 3).swapaxes(1, 2) for image in found.images]
+        maps = [row.reshape(4, 4, -1) - 127.0 for row in rows]
+        ((near, *_),) = kind.nearest(maps, 0, [1 * 4 + 2])
+        assert near.image == 1 and near.patch == 3 * 4 and near.similarity == pytest.approx(1)
+        panel = kind.panel(found.images[1], (4, 4), near.patch, points_at(kind.at)[0])
+        assert np.array_equal(panel.values, copied[8:, :24])
+        assert panel.boxes == (Box(left=0, right=1 / 3, top=2 / 3, bottom=1),)
+        captions = [panel.caption[:6] for panel in kind.blocks(viewer, found)[0][0]]
+        assert captions == ["query ", *["cosine"] * 5]
+
+
+class TestLocality:
+    def test_boxes_are_those_of_the_probe(self, tiny, tmp_path):
+        found = Shown(checkpoints=checkpoints_of([str(tiny)], None), sources=("tiny:",), limit=5)
+        viewer = viewer_of(found)
+        outcome = PROBE.run(viewer.checkpoint.export, Workspace(cache=tmp_path, data="tiny:"))
+        val = open_set("tiny:", "val")
+        for number, scene in enumerate(mosaic_scenes(viewer, found)):
+            mosaic = evenly(-(-len(val) // 4), 5)[number]
+            image = tile_numbers(val.labels, 4)[mosaic, number % 4]
+            box, _ = best_box(viewer, scene)
+            assert box == outcome.arrays["box"][image] and scene.label == val.classes[val.labels[image]]
+            inside = 100 * overlap(scene.boxes[box], scene.known)
+            assert inside == pytest.approx(100 * outcome.metrics["iou"].per_image[image], rel=1e-4)
+
+    def test_with_a_query_of_ones_own_the_images_are_scenes(self, tiny, photos):
+        found = shown(tiny, photos)
+        scenes = LocalityPicture(query=str(photos / "square.png")).own(viewer_of(found), found)
+        assert [scene.label for scene in scenes] == ["high", "square", "wide"] and len(scenes[0].boxes) == 25
+        wide = scenes[2]
+        assert wide.image.size == (90, 40) and {crop.size for crop in wide.crops} == {(32, 32)}
+        sides = {round((box.bottom - box.top) * 40) for box in wide.boxes}
+        assert sides == {8, 14, 20, 26, 32} and all(box.right <= 1 and box.bottom <= 1 for box in wide.boxes)
+
+
+class TestInversion:
+    def test_the_image_is_found_for_what_is_said_of_it(self, tiny):
+        """Of a third of the patches, in steps enough to fit a smooth image."""
+        viewer = viewer_of(Shown(checkpoints=checkpoints_of([str(tiny)], None), sources=()))
+        slope = torch.linspace(0.2, 0.8, 32)
+        image = torch.stack([slope.expand(32, 32), slope.expand(32, 32).T, torch.full((32, 32), 0.5)])[None]
+        vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
+
+        def run(steps: int) -> tuple[torch.Tensor, list[float]]:
+            return inverted(vit, for_network(viewer, image), keep, partial(for_network, viewer), steps, 1e-2, seed=0)
+
+        (first, _), (found, losses) = run(1), run(40)
+        assert losses[-1] < 0.3 * losses[0] and torch.equal(run(1)[0], first)
+        assert found.shape == image.shape and found.min() >= 0 and found.max() <= 1
+        assert (found - image).abs().mean() < (first - image).abs().mean()
+
+    def test_the_target_is_of_visible_patches_alone(self, extrema):
+        viewer = viewer_of(Shown(checkpoints=checkpoints_of([str(extrema)], None), sources=()))
+        images, keep = torch.randn(2, 1, 3, 32, 32), torch.tensor([[1, 7]])
+        images[1, :, :, :8, 8:16], images[1, :, :, 8:16, 24:] = images[0, :, :, :8, 8:16], images[0, :, :, 8:16, 24:]
+        first, second = (visible_tokens(viewer.backbone.vit, image, keep) for image in images)
+        assert first.shape == (1, 2, 24) and torch.equal(first, second)
+        assert visible_tokens(viewer.backbone.vit, images[0], None).shape == (1, 16, 24)
+
+    def test_the_prior_is_the_hourglass_of_its_source(self):
+        """Feature_inversion.ipynb: six levels at 256 pixels, cut to 224; fewer for small images."""
+        prior = DeepImagePrior((224, 224), seed=0)
+        assert prior.noise.shape == (1, 32, 256, 256) and prior.noise.min() >= 0 and prior.noise.max() <= 0.1
+        assert sum(isinstance(module, Level) for module in prior.modules()) == 6
+        small = DeepImagePrior((32, 48), seed=0)
+        assert sum(isinstance(module, Level) for module in small.modules()) == 3 and small().shape == (1, 3, 32, 48)
+
+
 class TestCommand:
-    @pytest.mark.parametrize("kind", ["attention", "class-attention", "pca"])
+    @pytest.mark.parametrize("kind", ["attention", "class-attention", "pca", "retrieval", "locality", "inversion"])
     def test_the_same_input_gives_the_same_bytes(self, kind, tiny, extrema, photos, bench, tmp_path):
-        words = ("visualize", kind, "--checkpoint", tiny, extrema, "--images", photos, "--limit", 1)
-        words = (*words, "--format", "png", "svg")
+        images, limit = ("tiny:" if kind == "locality" else photos), (2 if kind == "retrieval" else 1)
+        words = ("visualize", kind, "--checkpoint", tiny, extrema, "--images", images, "--limit", limit)
+        settings = {"inversion": ("steps=2", "mask_ratios=0.5"), "retrieval": ("neighbours=1",)}.get(kind, ())
+        words = (*words, *(("--set", *settings) if settings else ()), "--format", "png", "svg")
         assert all(bench(*words, "--out", tmp_path / out)[0] == 0 for out in ("a", "b"))
         for form in ("png", "svg"):
             first, second = ((tmp_path / out / f"{kind}.{form}").read_bytes() for out in ("a", "b"))
@@ -182,6 +286,9 @@ class TestCommand:
             (("pca", "--images", "/nowhere"), "--images /nowhere: /nowhere does not exist"),
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
+            (("retrieval", "--limit", "1"), "--images: neighbours are looked for in other images"),
+            (("locality",), "--images: name one labelled set, such as digits:, or a query"),
+            (("inversion", "--set", "mask_ratios=1"), "mask_ratios=(1.0,): give shares from 0 to below 1"),
         ],
     )
     def test_mistakes_get_one_line(self, words, message, tiny, photos, bench, tmp_path):
@@ -197,6 +304,20 @@ class TestCommand:
         code, text, _ = bench("visualize", "--help")
         assert code == 0 and all(f"  {kind} " in text for kind in KINDS)
         assert all(chosen_kind(kind, []) for kind in KINDS)
+
+
+def test_the_page_lists_every_setting_with_its_default():
+    page = (Path(__file__).parents[2] / "docs/visualize.md").read_text()
+    for kind in KINDS:
+        section = page.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
+        told = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, flags=re.MULTILINE))
+        settings = vars(chosen_kind(kind, []))
+        assert section and told.keys() == settings.keys(), kind
+        for name, default in settings.items():
+            if told[name].startswith("`"):
+                assert chosen_kind(kind, [f"{name}={told[name].strip('`')}"]) == chosen_kind(kind, []), (kind, name)
+            else:
+                assert not default or name == "at"
 
 
 def test_names_are_no_formulas_and_hold_no_markup():

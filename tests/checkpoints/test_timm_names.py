@@ -34,6 +34,7 @@ QUICK = (
     "beit3_base_patch16_224",
     "vit_so400m_patch14_siglip_384",  # patches of 14 px leave 6 of 384 px out
 )
+PLAIN = (bool, int, float, str, tuple, list, type(None))
 SIDES = {"vit_so400m_patch14_siglip_384": 58}
 
 
@@ -44,8 +45,19 @@ def small(architecture: str) -> dict:
     size = (4 * patch, 4 * patch if rows == columns else 3 * patch)
     sizes: dict = dict(img_size=SIDES.get(architecture, size), num_classes=3)
     if "sapiens2" in architecture:  # each of its blocks has its own number of key heads
-        return sizes | dict(embed_dim=8 * model.blocks[0].attn.num_heads)
+        return sizes | dict(embed_dim=4 * model.blocks[0].attn.num_heads)
     return sizes | dict(embed_dim=32, depth=2, num_heads=4)
+
+
+def structure(model: torch.nn.Module) -> str:
+    """All that tells a network's computation from another's: modules, their plain attributes, shapes, fixed tensors."""
+    found = []
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, PLAIN)}
+        shapes = {key: tuple(value.shape) for key, value in module.named_parameters(recurse=False)}
+        fixed = {key: value.tolist() for key, value in module.named_buffers(recurse=False) if value is not None}
+        found.append(f"{name} {type(module).__qualname__} {module.extra_repr()} {plain} {shapes} {fixed}")
+    return "\n".join(found)
 
 
 def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -54,10 +66,17 @@ def features(model: torch.nn.Module, images: torch.Tensor) -> Iterator[torch.Ten
     yield model.forward_intermediates(images, indices=[0], norm=True, intermediates_only=True, output_fmt="NLC")[0]
 
 
+checked: set[str] = set()  # structures of networks that agree; many names differ in their sizes alone
+
+
 def agree(architecture: str, folder) -> None:
     """Save timm's network, import it, export it, and read the export here and by plain timm."""
     arguments = small(architecture)
-    model = randomise(timm.create_model(architecture, **arguments))
+    model = timm.create_model(architecture, **arguments)
+    if (built := structure(model)) in checked:
+        return
+    checked.add(built)
+    randomise(model)
     save_for_hf(model, folder / "timm", model_args=arguments, safe_serialization=True)
     load(f"timm:local-dir:{folder / 'timm'}").save(folder / "export")
     export = ViTExport.load(folder / "export")

@@ -1,13 +1,11 @@
 """A training shared by two processes of torchrun: the numbers of one process, and one end for both."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elsewhere import ranks
 from PIL import Image
 from segmentation_program import metrics
 
@@ -20,12 +18,7 @@ PROGRAM = Path(__file__).with_name("segmentation_program.py")
 
 def by_two(*values: object) -> list[dict[str, Any]]:
     """What both processes say."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [sys.executable, *launcher, str(PROGRAM), *map(str, values)]
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.strip().splitlines()]
+    return [json.loads(each.end()) for each in ranks(2, PROGRAM, *values)]
 
 
 def test_two_processes_do_the_same_training(tmp_path):

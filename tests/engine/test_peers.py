@@ -1,5 +1,6 @@
 """Processes of one run: when one dies, the others end with one line that names it; a busy one is left alone."""
 
+import json
 import os
 import signal
 import socket
@@ -9,89 +10,57 @@ import time
 from pathlib import Path
 
 import pytest
+from elsewhere import Program, program
 
 from engine.peers import signal_of
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = """
-import ctypes, os, sys, time
-from engine.distributed import start_world
-rank, how = int(os.environ["RANK"]), sys.argv[1]
-victim = int(sys.argv[2])
-with start_world("cpu") as world:
-    open(f"{sys.argv[3]}/{rank}", "w").write(str(os.getpid()))
-    world.barrier()
-    if how == "busy":  # in C, with Python's lock held, while the others wait in a collective
-        rank == victim and ctypes.PyDLL(None).sleep(3)
-    elif how == "error":
-        if rank == victim:
-            raise ValueError("an error of its own")
-        time.sleep(60)
-    elif rank == victim or how == "hang":
-        time.sleep(60)  # as in a collective of NCCL whose other side has gone
-    world.barrier()
-"""
+PROGRAM = Path(__file__).with_name("peers_program.py")
 
 
-@pytest.fixture
-def processes(tmp_path):
-    """Start connected processes of PROGRAM; those that are left at the end are killed."""
-    started = []
+def started(folder: Path, count: int, how: str, victim: int) -> tuple[Program, list[int]]:
+    """Connected processes, and their pids by rank."""
+    running, files = program(PROGRAM, folder, count, how, victim), [folder / f"pid{rank}" for rank in range(count)]
+    end = time.monotonic() + 60
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < end and running.poll() is None, running.communicate()
+        time.sleep(0.02)
+    return running, [int(file.read_text()) for file in files]
 
-    def call(count: int, *words: object) -> list[subprocess.Popen]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        shared = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        shared |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-        for rank in range(count):
-            command = [sys.executable, "-c", PROGRAM, *map(str, words), str(tmp_path)]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            started.append(subprocess.Popen(command, env=shared | {"RANK": str(rank)}, **pipes))
-        end = time.monotonic() + 60
-        while len(list(tmp_path.iterdir())) < count and time.monotonic() < end:
-            time.sleep(0.05)
-        return started
 
-    yield call
-    for process in started:
-        process.kill()
-        process.communicate()
+def errors_in(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("errors*"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "victim"), [("collective", 1), ("collective", 0), ("hang", 1), ("hang", 0)])
-def test_a_killed_process_is_named_in_one_line(processes, how, victim):
+def test_a_killed_process_is_named_in_one_line(tmp_path, how, victim):
     """Whether the others wait in a collective, which fails, or in a call that would never return."""
-    running = processes(3, how, victim)
-    time.sleep(0.5)
-    running[victim].kill()
-    started = time.monotonic()
-    left = [process for rank, process in enumerate(running) if rank != victim]
-    said = "".join(process.communicate(timeout=30)[1] for process in left)
-    assert time.monotonic() - started < 10
-    assert [process.returncode for process in left] == [2, 2], said
+    running, pids = started(tmp_path, 3, how, victim)
+    time.sleep(0.2)
+    os.kill(pids[victim], signal.SIGKILL)
+    begun = time.monotonic()
+    codes = json.loads(running.end())
+    assert time.monotonic() - begun < 10
+    said = "".join(errors_in(tmp_path))
+    assert codes == [-signal.SIGKILL if rank == victim else 2 for rank in range(3)], said
     lines = [line for line in said.splitlines() if line.startswith("bench: error: ")]
     assert len(lines) == 1, said
-    assert (
-        f"process {victim} of 3 (pid {running[victim].pid}, host {socket.gethostname()}) was killed by signal 9" in said
-    )
+    assert f"process {victim} of 3 (pid {pids[victim]}, host {socket.gethostname()}) was killed by signal 9" in said
     assert "Traceback" not in said
 
 
 @pytest.mark.slow
-def test_a_busy_process_is_no_dead_one(processes):
-    running = processes(2, "busy", 1)
-    said = [process.communicate(timeout=60)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
+def test_a_busy_process_is_no_dead_one(tmp_path):
+    running, _ = started(tmp_path, 2, "busy", 1)
+    assert json.loads(running.end()) == [0, 0], errors_in(tmp_path)
 
 
 @pytest.mark.slow
-def test_an_error_of_one_process_ends_the_others(processes):
+def test_an_error_of_one_process_ends_the_others(tmp_path):
     """Without a line of theirs: the error has its own."""
-    running = processes(2, "error", 1)
-    said = [process.communicate(timeout=60)[1] for process in running]
-    assert [process.returncode for process in running] == [2, 1]
+    running, _ = started(tmp_path, 2, "error", 1)
+    assert json.loads(running.end()) == [2, 1]
+    said = errors_in(tmp_path)
     assert "an error of its own" in said[1] and not said[0]
 
 

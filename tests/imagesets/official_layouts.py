@@ -148,6 +148,22 @@ def satellite(root: Path, _) -> Splits:
     return {"all": {each: put(root / "eurosat/2750" / each) for each in images}}
 
 
+def objects(root: Path, _) -> Splits:
+    """Images that show several classes. found: of each image 1, 0 or -1 for aeroplane, bicycle and bird, as bytes."""
+    base, found = root / "VOCdevkit/VOC2007", {}
+    said = {"train": ["1 -1 -1", "0 1 -1", "-1 -1 1", "1 1 1"], "val": ["1 -1 0", "-1 1 -1", "-1 0 1"]}
+    for split, name in (("train", "trainval"), ("val", "test")):
+        numbers = [f"{number}{len(name)}" for number in (30, 10, 20, 40)[: len(said[split])]]
+        put(base / f"ImageSets/Main/{name}.txt", "\n".join(numbers))
+        for place, kind in enumerate(("aeroplane", "bicycle", "bird")):
+            lines = [f"{number} {row.split()[place]:>2}" for number, row in zip(numbers, said[split], strict=True)]
+            put(base / f"ImageSets/Main/{kind}_{name}.txt", "\n".join(lines))
+        for number in numbers:
+            put(base / f"JPEGImages/{number}.jpg")
+        found[split] = {f"{number}.jpg": row.encode() for number, row in zip(numbers, said[split], strict=True)}
+    return found
+
+
 def trees(*folders: str, ending: str = ".jpg", classes: Iterable[str] = COLOURS) -> Callable[..., Splits]:
     """Class folders in several folders, of which the last is val."""
 
@@ -330,6 +346,7 @@ WRITERS: dict[str, Callable[..., Splits]] = {
     "INaturalist2019": listed_species("2019"),
     "Places365": places("256"),
     "Places365Large": places("large"),
+    "VOC2007": objects,
     "EuroSAT": satellite,
     "GTSRB": signs,
     "Country211": trees("country211/train", "country211/valid", "country211/test"),

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from imagesets import listing_cache
 from imagesets.decoding import UnreadableImage
+from imagesets.schemes import parquet
 from imagesets.sets import open_set
 
 CLASSES = ("ant", "bee", "cat")
@@ -116,6 +118,16 @@ def test_a_set_is_the_same_in_all_forms(form, split, folder, tmp_path):
         found = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
 
 
+def test_as_many_row_groups_are_kept_as_memory_allows(folder, tmp_path, monkeypatch):
+    url = f"parquet:{as_parquet(folder, tmp_path / 'tables')}"
+    for allowed, groups in ((1 << 20, 4), (0, 1)):
+        monkeypatch.setattr(parquet, "KEPT", allowed)
+        found = open_set(url, "train")
+        wanted = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(found))]
+        assert [found.encoded(index) for index in range(len(found))] == wanted
+        assert len(found.images.store.opened.groups) == groups
+
+
 def test_parquet_files_that_load_dataset_reads(folder, tmp_path):
     pytest.importorskip("datasets")
     root = as_parquet(folder, tmp_path / "tables")
@@ -205,6 +217,22 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, 
     for kept in (tmp_path / "cache").rglob("*.npz"):
         kept.write_bytes(b"damaged")
     assert open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 6
+
+
+def test_the_newest_indexes_are_kept(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing_cache, "KEPT", 2)
+    root = as_shards(folder, tmp_path / "shards")
+    for number in range(4):
+        os.utime(root / "set-train-0000.tar", ns=(number, number))
+        open_set(f"wds:{root}", "train")
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
+
+
+def test_two_images_of_one_name_are_one_line(folder, tmp_path):
+    root = as_parquet(folder, tmp_path / "tables")
+    second = pq.read_table(root / "train-00001-of-00002.parquet")
+    pq.write_table(pa.concat_tables([second, second]), root / "train-00001-of-00002.parquet")
+    assert "two images of train are called 'ant/ant-" in (said := refused(f"parquet:{root}")) and "of their own" in said
 
 
 def test_a_shard_cut_short_is_one_line(folder, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from official_layouts import WRITERS, put, write
 
 from imagesets.check import check_image_set
-from imagesets.schemes.torchvision import SETS
+from imagesets.official_sets import SETS
 from imagesets.sets import ImageSet, open_set
 
 
@@ -32,7 +32,7 @@ def test_every_set_is_tested():
     assert list(WRITERS) == list(SETS)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if SETS[name].reports != "mAP"])
 def test_a_set_is_the_folder_of_its_classes(name, tmp_path, monkeypatch):
     written = write(name, tmp_path / "set", monkeypatch)
     before = sorted(os.walk(tmp_path / "set"))
@@ -55,6 +55,20 @@ def test_a_set_is_the_folder_of_its_classes(name, tmp_path, monkeypatch):
         assert found.notes and found.reports == SETS[name].reports
 
 
+def test_images_with_several_labels(tmp_path, monkeypatch):
+    written = write("VOC2007", tmp_path, monkeypatch)
+    for split, found in both("VOC2007", tmp_path).items():
+        names = sorted(written[split])
+        assert [os.path.basename(found.path(row)) for row in range(len(found))] == names
+        said = [[{"1": 1, "-1": 0, "0": -1}[word] for word in written[split][name].decode().split()] for name in names]
+        assert found.labels.tolist() == said and found.has_several_labels and found.reports == "mAP"
+        assert found.classes == ("aeroplane", "bicycle", "bird") and found.image(0).mode == "RGB"
+        half = found.limited(2)
+        assert half.labels.shape == (2, 3) and half.fingerprint != found.fingerprint
+    report = check_image_set(f"torchvision:VOC2007:{tmp_path}")
+    assert report.ok and report.splits[0].smallest_class == ("aeroplane", 2)
+
+
 def test_splits_that_are_drawn_are_whole_and_always_the_same(tmp_path, monkeypatch):
     everything = {name: set(write(name, tmp_path / name, monkeypatch)["all"]) for name in ("Caltech101", "EuroSAT")}
     shares = {"Caltech101": [30, 30, 30], "EuroSAT": [8, 8]}
@@ -66,6 +80,13 @@ def test_splits_that_are_drawn_are_whole_and_always_the_same(tmp_path, monkeypat
         assert set(train) | set(val) == everything[name] and not set(train) & set(val)
         assert np.bincount(both(name, tmp_path / name)["train"].labels).tolist() == wanted
         assert val[-1] == held[name]
+
+
+@pytest.mark.parametrize("name", ["SUN397", "Places365"])
+def test_a_relative_folder(name, tmp_path, monkeypatch):
+    write(name, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert open_set(f"torchvision:{name}:.", "train").fingerprint == both(name, tmp_path)["train"].fingerprint
 
 
 def test_data_check_reads_a_set(tmp_path, monkeypatch):
@@ -104,6 +125,10 @@ def test_missing_images_are_one_line(tmp_path, monkeypatch):
     write("INaturalist2018", tmp_path, monkeypatch)
     (tmp_path / "2018/Aves/1/train0.jpg").unlink()
     assert "train2018.json: 1 of the 4 images that it names" in refused(f"torchvision:INaturalist2018:{tmp_path}")
+    write("VOC2007", tmp_path, monkeypatch)
+    for path in (tmp_path / "VOCdevkit/VOC2007/ImageSets/Main").glob("*_test.txt"):
+        path.unlink()
+    assert "(no lists *_test.txt of classes in " in refused(f"torchvision:VOC2007:{tmp_path}", "val")
     (tmp_path / "oxford-iiit-pet/annotations/test.txt").write_text("no list")
     assert "torchvision cannot read it (" in refused(f"torchvision:OxfordIIITPet:{tmp_path}", "val")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from elsewhere import in_processes
 from PIL import Image
-from processes import in_two_processes
 from small_trainings import forward_pass
 from torch import Tensor
 from toy_dino import SIZES, SPEC, prepared, recipe
@@ -97,7 +97,7 @@ def work(world: World, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
-    in_two_processes(work, tmp_path)
+    in_processes(2, work, tmp_path)
     alone = trained(prepared(METHOD, recipe(Settings)), random_views())
     for rank in range(2):
         assert_same(torch.load(tmp_path / f"{rank}.pt"), alone)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import in_processes
+from elsewhere import in_processes
 from recorded import EXACT, close, close_norm, close_states, doubled, fill
 from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from elsewhere import in_processes
 from PIL import Image
-from processes import in_processes
 from recorded import EXACT, close, close_norm, close_states, fill, progress, recording
 from recordings import under
 from small_trainings import forward_pass

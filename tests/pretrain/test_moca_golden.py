@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 import torch
-from processes import in_processes
+from elsewhere import in_processes
 from recorded import EXACT, close, close_norm, close_states, doubled
 from recorded_moca import (
     BOTH,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import in_two_processes
+from elsewhere import in_processes
 from recorded_distillation import DINO, FLOAT64
 from small_trainings import forward_pass
 from test_dino import assert_same, progress, random_views, trained
@@ -239,7 +239,7 @@ def work(world: World, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
-    in_two_processes(work, tmp_path)
+    in_processes(2, work, tmp_path)
     for rank in range(2):
         for name, found in torch.load(tmp_path / f"{rank}.pt").items():
             # A batch norm takes the bias before it off again; the mean that it keeps follows the bias.

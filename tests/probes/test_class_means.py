@@ -1,4 +1,4 @@
-"""Mean per-class accuracy of k-NN, linear and low-shot probes, on sets whose papers report it."""
+"""Mean per-class accuracy of all probes, on sets whose papers report it."""
 
 from dataclasses import replace
 
@@ -12,9 +12,11 @@ from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import resampling
 from engine.tasks import Metric, OpenedSets, Workspace
 from imagesets.sets import ImageSet, open_set
 from probes.scores import class_mean, class_means, with_class_means
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 from probes.tasks.lowshot import LowShot
@@ -58,6 +60,11 @@ def test_resampled_values_cover_the_truth():
     assert 183 <= held <= 197
 
 
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWN", 100_000)
+
+
 @pytest.fixture(scope="module")
 def export() -> ViTExport:
     torch.manual_seed(0)
@@ -70,6 +77,7 @@ def export() -> ViTExport:
 TASKS = {
     "k1": Knn(k=(1, 5)),
     "linear": Linear(augment=False, epochs=2, batch=32, lrs=(0.1,), readouts=("avg",), select="val"),
+    "finetune": replace(FINETUNE["finetune@smoke"].task, epochs=1, warmup_epochs=0, batch=32),
     "lowshot": LowShot(shots=(2,), splits=2, fractions=(), pool="avg"),
 }
 

@@ -1,12 +1,10 @@
 """Extraction killed, divided between processes, and run twice at once: always the bytes of one quiet run."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from elsewhere import program, ranks
 from extraction_program import IMAGES, KINDS, prepared
 
 from probes.features.extract import extract
@@ -21,18 +19,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def start(*arguments, launcher=(), **settings) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}", **settings}
-    command = [sys.executable, *launcher, str(PROGRAM), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def end(process: subprocess.Popen) -> str:
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return output
-
-
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quiet")
@@ -41,7 +27,7 @@ def quiet(tmp_path_factory):
 
 
 def test_killed_at_random_moments_and_continued(tmp_path, quiet, monkeypatch, capsys):
-    end(start(tmp_path, 3))
+    program(PROGRAM, tmp_path, 3).end()
     (journal,) = tmp_path.rglob(f"{KINDS[0].name}.journal")
     done = len({json.loads(line)["batch"] for line in journal.read_text().splitlines()})
     assert done, "every run was killed before it had done anything: the test shows nothing"
@@ -54,13 +40,12 @@ def test_killed_at_random_moments_and_continued(tmp_path, quiet, monkeypatch, ca
     assert contents(tmp_path) == quiet
 
 
-def test_two_processes_of_torchrun_share_the_work(tmp_path, quiet):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    assert end(start(tmp_path, launcher=torchrun)).split() == [str(IMAGES)] * 2
+def test_two_connected_processes_share_the_work(tmp_path, quiet):
+    assert [int(each.end()) for each in ranks(2, PROGRAM, tmp_path)] == [IMAGES] * 2
     assert contents(tmp_path) == quiet
 
 
 def test_two_runs_at_once_do_the_work_once(tmp_path, quiet):
-    runs = [start(tmp_path), start(tmp_path)]
-    assert sorted(int(end(run)) for run in runs) == [0, IMAGES]
+    runs = [program(PROGRAM, tmp_path), program(PROGRAM, tmp_path)]
+    assert sorted(int(run.end()) for run in runs) == [0, IMAGES]
     assert contents(tmp_path) == quiet

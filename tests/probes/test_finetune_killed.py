@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from elsewhere import program, ranks
 from finetune_program import described, outcome
 
 from engine.training.interruptions import Stopped
@@ -19,13 +18,8 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("finetune_program.py")
 
 
-def output_of(*arguments, launcher=()) -> str:
-    # As many threads as here: they are part of what a saved state belongs to.
-    settings = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": f"{PROGRAM.parents[2]}"}
-    command = [sys.executable, *launcher, str(PROGRAM), *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# As many threads as here: they are part of what a saved state belongs to.
+THREADS = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +29,7 @@ def quiet(tmp_path_factory):
 
 def test_killed_three_times_and_continued(tmp_path, quiet, monkeypatch, capsys):
     """History and losses to the last bit, and every image's correctness."""
-    saved = int(output_of(tmp_path, 2, 5, 10))
+    saved = int(program(PROGRAM, tmp_path, 2, 5, 10, environment=THREADS).end())
     updates, update = [], Training.update
     monkeypatch.setattr(Training, "update", lambda self, batches: (updates.append(self.step), update(self, batches)))
     monkeypatch.setattr("engine.progress.SILENT_FOR", 0.0)
@@ -62,11 +56,11 @@ def test_stopped_by_a_signal_and_continued(tmp_path, quiet, monkeypatch):
     assert described(outcome(tmp_path)) == quiet and updates == list(range(16))
 
 
-def test_two_processes_of_torchrun_do_the_same_training(tmp_path, quiet):
+def test_two_connected_processes_do_the_same_training(tmp_path, quiet):
     """The same groups of images and the same draws of drop path, so that only rounding differs. A signal to one stops
     both after the same step, and they go on to the same bits."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    first, second = map(json.loads, output_of(tmp_path, "stop", launcher=torchrun).splitlines())
+    running = ranks(2, PROGRAM, tmp_path, "stop", environment=THREADS)
+    first, second = (json.loads(each.end()) for each in running)
     assert first == second and "stopped by a signal after step 6 of 16 of fine-tuning" in first["stopped"]
     assert first["continued"] == first["undisturbed"]
     first = first["continued"]

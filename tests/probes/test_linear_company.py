@@ -3,15 +3,13 @@
 Weights are compared: trained in float32 over a score of epochs, they agree to 1e-4 of a head's largest weight.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from elsewhere import program, ranks
 from linear_program import EPOCHS, evaluated, tasks_of
 from toy_exports import export_of_size, workspace
 
@@ -40,13 +38,8 @@ def trained(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def processes(count: int, folder: Path, *arguments: str) -> str:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}"}
-    command = [sys.executable, *launcher, str(PROGRAM), str(folder), ",".join(NAMES), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def processes(count: int, folder: Path, *arguments: str) -> list[str]:
+    return [each.end() for each in ranks(count, PROGRAM, folder, ",".join(NAMES), *arguments)]
 
 
 @pytest.fixture
@@ -101,7 +94,7 @@ def test_company_gives_what_each_gives_alone_and_computes_every_image_once(savin
 @pytest.mark.slow
 def test_two_processes_stopped_and_continued_by_one(saving, alone, tmp_path):
     """A signal to one process stops both after the same batch."""
-    lines = processes(2, tmp_path, "stop").splitlines()
+    lines = processes(2, tmp_path, "stop")
     assert len(lines) == 2 and lines[0] == lines[1], lines
     assert "stopped by a signal after step" in lines[0] and "of 3 linear probes on digits:" in lines[0]
     evaluated(tmp_path, ",".join(NAMES))
@@ -110,9 +103,7 @@ def test_two_processes_stopped_and_continued_by_one(saving, alone, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_continued_by_four_processes(alone, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}"}
-    command = [sys.executable, str(PROGRAM), str(tmp_path), ",".join(NAMES), "2"]
-    subprocess.run(command, env=environment, check=True, timeout=120)
+    program(PROGRAM, tmp_path, ",".join(NAMES), 2).end()
     states = [load_state(newest_whole(path)).facts for path in (tmp_path / "cache" / "linear").glob("*[!k]")]
     begun = [state for state in states if state["epoch"] + state["iteration"] > 0]
     assert any(state["epoch"] < EPOCHS - 10 for state in begun), "no run was killed in the middle"

@@ -3,11 +3,10 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from elsewhere import program
 from linear_program import evaluated, numbers, tasks_of
 
 from engine.training.interruptions import Stopped
@@ -20,14 +19,6 @@ PROGRAM = Path(__file__).with_name("linear_program.py")
 PROTOCOLS = ("linear_sgd@ibot_base_cached", "linear_sgd@extrema_code")
 
 
-def ended(*arguments) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PROGRAM.parents[2]}"}
-    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
     """Protocol -> the numbers of a run that nobody disturbed."""
@@ -36,7 +27,7 @@ def quiet(tmp_path_factory):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_killed_at_random_moments_and_continued(protocol, tmp_path, quiet, monkeypatch, capsys):
-    ended(tmp_path, protocol, 2)
+    program(PROGRAM, tmp_path, protocol, 2).end()
     (folder,) = (path for path in (tmp_path / "cache" / "linear").iterdir() if path.is_dir())
     state = load_state(states(folder)[0]).facts
     (task,) = tasks_of(protocol).values()

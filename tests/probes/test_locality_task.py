@@ -120,15 +120,17 @@ def test_a_mosaic_shows_each_image_once_and_several_classes(count):
 
 
 def test_boxes_lie_inside_and_have_the_sides_asked_for():
-    boxes = candidate_boxes(50, 40, (0.2, 0.5, 1.0), 3, seed=1)
+    boxes = candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=1)
     assert boxes.shape == (50, 9, 3) and set(boxes[..., 2].ravel()) == {8, 20, 40}
     assert boxes[..., :2].min() == 0 and (boxes[..., :2] + boxes[..., 2:]).max() == 40
-    assert np.array_equal(boxes, candidate_boxes(50, 40, (0.2, 0.5, 1.0), 3, seed=1))
-    assert not np.array_equal(boxes, candidate_boxes(50, 40, (0.2, 0.5, 1.0), 3, seed=2))
+    assert np.array_equal(boxes, candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=1))
+    assert not np.array_equal(boxes, candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=2))
+    wide = candidate_boxes(50, (90, 40), (0.5,), 3, seed=1)
+    assert set(wide[..., 2].ravel()) == {20} and 60 < wide[..., 0].max() <= 70 and wide[..., 1].max() <= 20
 
 
 def test_overlaps_are_those_of_counted_pixels():
-    boxes = candidate_boxes(20, 16, (0.2, 0.65), 4, seed=0)
+    boxes = candidate_boxes(20, (16, 16), (0.2, 0.65), 4, seed=0)
     overlaps, centres = tile_overlaps(boxes, 8, 4), centre_tiles(boxes, 8, 4)
     sheet = np.arange(16) // 8 + 2 * (np.arange(16) // 8)[:, None]  # number of the tile of each pixel
     for place in np.ndindex(20, 8):

@@ -1,0 +1,57 @@
+"""Collect results, logs and commands of a board in a folder to publish, or check that such a folder still agrees."""
+
+import argparse
+from pathlib import Path
+
+from bench.cli.arguments import add_publication
+
+EPILOG = """FOLDER holds what the numbers rest on, but weights and images: result files with their values for every
+image, logs, what each checkpoint is, commands, tables, model cards, and records in the form of Every Eval Ever. Folders
+of this machine are left out of every text. The same results give the same bytes.
+
+examples:
+  bench record results --to published
+  bench record --check published            tables, cards and commands are made again and compared, byte by byte
+  bench record results --check published    and the results are those of the folder `results`
+
+exit codes of --check: 0 everything agrees; 1 it does not, with a line for each difference
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench record`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder that `bench run` wrote to")
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--to", type=Path, metavar="FOLDER", help="write the record there; an older record is replaced")
+    either.add_argument("--check", type=Path, metavar="FOLDER", help="check a record")
+    parser.add_argument("--model-id", nargs="+", default=[], metavar="NAME=ORG/NAME", help="a checkpoint's on the Hub")
+    add_publication(parser)
+    parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated, for Every Eval Ever")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: written, or everything agrees; 1: a check found a difference."""
+    from bench.results.record import check_folder
+    from bench.sharing.groups import publication_from
+    from bench.sharing.record import check_record, write_record, written_by
+    from engine.printing import say
+
+    if arguments.out:
+        check_folder(arguments.out)
+    if arguments.check:
+        differences = 0
+        for line in check_record(arguments.check, arguments.out):
+            say(line)
+            differences += 1
+        found = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
+        say(found if differences else "board and records agree")
+        return int(differences > 0)
+    if not arguments.out:
+        raise ValueError(
+            "record of what? give the folder that `bench run --out` wrote to: bench record OUT --to FOLDER"
+        )
+    publication = publication_from(arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization)
+    write_record(arguments.out, arguments.to, publication)
+    say(f"written: {arguments.to}; bench record --check {arguments.to} proves that it agrees")
+    return 0

@@ -1,0 +1,211 @@
+"""A model card: what an export is, how it was trained, how timm loads it, and what was measured of it.
+
+A function of the export's config.json and of results, so that the same give the same bytes. Folders of this machine are
+left out (redaction.py).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cli.description import epochs_of
+from bench.cli.messages import millions
+from bench.leaderboard.tables import number
+from bench.results.record import CheckpointUsed, Result
+from bench.sharing.groups import Publication, SharedGroup, shared_groups
+from bench.sharing.hub import eval_files, model_index, word_of
+from bench.sharing.redaction import without_folders
+from bench.sharing.schemas import checked_header, plain
+from checkpoints.export import CARD, CARD_MARK, EVALUATIONS
+from checkpoints.spec import ViTSpec
+from checkpoints.training_cost import TrainingCost
+from engine.printing import in_markdown
+
+TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
+# The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
+LICENCES = {
+    *("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "openrail", "gpl-3.0", "agpl-3.0"),
+    *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
+}
+SHOWN_OF_TIMM = ("mean", "std", "interpolation", "crop_pct")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardSubject:
+    """The model that a card is of. config: its config.json; None where the export is not at hand."""
+
+    used: CheckpointUsed
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.config["vit_export"] if self.config else {}
+
+
+def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
+    """Path in the export's folder -> text: the card and the files of `.eval_results/`."""
+    groups = shared_groups(results)
+    found = {CARD: _card(subject, groups, publication)}
+    for name, entries in eval_files(groups, publication).items():
+        found[f"{EVALUATIONS}/{name}"] = _yaml(entries)
+    return found
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """An export's config.json with its cost. ValueError where it is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        cost = folder / "cost.json"
+        if cost.exists():
+            config["vit_export"]["cost"] = json.loads(cost.read_text(encoding="utf-8"))
+        ViTSpec(**config["vit_export"]["spec"])
+        if not all(key in config["pretrained_cfg"] for key in SHOWN_OF_TIMM):
+            raise ValueError(f"pretrained_cfg lacks one of {', '.join(SHOWN_OF_TIMM)}")
+        return config
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder} is not an export ({type(error).__name__}: {error})") from error
+
+
+def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> str:
+    header = plain(checked_header(_header(subject, groups, publication)))
+    parts = [
+        [
+            "---",
+            _yaml(header).rstrip(),
+            "---",
+            CARD_MARK,
+            "",
+            f"# {in_markdown(subject.used.name)}",
+            "",
+            _summary(subject),
+        ],
+        _section("Model", _table(("fact", "value"), _model(subject))),
+        _section("How it was trained", _table(("fact", "value"), _training(subject))),
+        _section("How to load it", _loading(subject, publication)),
+        _section("Results", list(_results(groups, publication))),
+        _section("Licence", [_licence(subject)]),
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
+    licence = str(subject.facts.get("licence") or "unknown")
+    known = licence.lower() in LICENCES or licence == "unknown"
+    found: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": TAGS}
+    found |= {"license": licence.lower()} if known else {"license": "other", "license_name": word_of(licence)}
+    index = model_index(subject.used.name, groups, publication)
+    return found | ({"model-index": index} if index else {})
+
+
+def _summary(subject: CardSubject) -> str:
+    used = subject.used
+    how = " with labels" if subject.facts.get("uses_labels") else ""
+    by = f", trained by {in_markdown(used.method)}{how}" if used.method else ""
+    return (
+        f"A Vision Transformer, {in_markdown(used.architecture)} with {millions(used.parameters)}{by}. "
+        "It turns an image into features; it has no classifier."
+    )
+
+
+def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
+    used = subject.used
+    yield "architecture", used.architecture
+    yield "parameters", f"{used.parameters:,}"
+    if subject.config:
+        spec, cfg = ViTSpec(**subject.facts["spec"]), subject.config["pretrained_cfg"]
+        yield "timm's name", spec.architecture
+        yield "image, patch", f"{spec.size_text}, patches of {spec.patch_size} px"
+        yield "representation", {"cls": "class token", "avg": "mean of the patches"}[spec.pool]
+        yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
+        yield "preparation", f"{cfg['interpolation']}, centre crop {cfg['crop_pct']}"
+    yield "digest", used.digest
+
+
+def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
+    facts, used = subject.facts, subject.used
+    yield "method", used.method
+    yield "recipe", used.recipe
+    yield "network", used.branch
+    yield "data", facts.get("data")
+    yield "epochs", epochs_of(facts)
+    yield "cost", used.training_cost.text or TrainingCost.of(facts).text
+    yield "code", facts.get("official_code")
+    yield "file", facts.get("source_file") if subject.config else used.source
+    yield "SHA-256 of the file", facts.get("source_sha256")
+    yield "imported by", " ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key))
+    yield "plugin", used.plugin
+    yield "warnings", "; ".join(map(str, facts.get("warnings") or ()))
+
+
+def _loading(subject: CardSubject, publication: Publication) -> list[str]:
+    place = publication.models.get(subject.used.name)
+    where = f"hf-hub:{place}" if place else "local-dir:."
+    lines = [
+        "```python",
+        "import timm",
+        "",
+        f'model = timm.create_model("{where}", pretrained=True).eval()' + ("" if place else "  # this folder"),
+        "settings = timm.data.resolve_model_data_config(model)",
+        "transform = timm.data.create_transform(**settings, is_training=False)",
+        "```",
+        "",
+        "`model.forward_features(transform(image)[None])` gives the tokens (1, tokens, width) of a PIL image.",
+    ]
+    if subject.config and ViTSpec(**subject.facts["spec"]).class_attention:
+        lines.append("timm has no place for the class-attention blocks, which give the class token: extra.safetensors")
+        lines.append("holds them, and `checkpoints.export.ViTExport.load(FOLDER).build()` of ssl-vit-bench uses them.")
+    return lines
+
+
+def _results(groups: Sequence[SharedGroup], publication: Publication) -> Iterator[str]:
+    if not groups:
+        yield "None yet."
+        return
+    rows = [
+        (group.first.data.name, _protocol(group), group.first.protocol.version, metric, number(cell))
+        for group in groups
+        for metric, cell in group.cells.items()
+    ]
+    yield "In brackets: 95 % interval over the validation images. `+-`: standard deviation over seeds."
+    yield ""
+    yield from _table(("images", "protocol", "version", "metric", "value"), rows)
+    notes = dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)
+    yield from ["", *(f"- {_shown(note)}" for note in notes)] if notes else []
+    newest = max(groups, key=lambda group: group.date).first
+    tool = f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip()
+    yield ""
+    yield f"Measured by {_shown(tool)}; the newest result is of {_shown(newest.date[:10])}."
+    if publication.source:
+        yield f"Results, logs and commands: <{publication.source}>"
+
+
+def _protocol(group: SharedGroup) -> str:
+    return group.name.removeprefix(f"{group.first.data.name}/")
+
+
+def _licence(subject: CardSubject) -> str:
+    licence = subject.facts.get("licence")
+    if licence:
+        return f"Of the weights, as their source says: {_shown(licence)}."
+    return "Unknown: the source of the weights does not say. Ask its authors before you use them."
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"## {title}", "", *lines]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    shown = [[_shown(cell) for cell in row] for row in rows if row[-1] not in (None, "")]
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *shown)]
+
+
+def _shown(value: object) -> str:
+    return in_markdown(without_folders(str(value)))
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, width=10**6)

@@ -1,0 +1,101 @@
+"""The results of one checkpoint as they are shared: a group for each image set, protocol and setting."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.published.values import SETS
+from bench.results.board import Cell, board_of, group_of
+from bench.results.record import DataUsed, Result
+
+IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What only the user knows of what is published."""
+
+    models: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> its id on the Hub, ORG/NAME
+    datasets: Mapping[str, str] = field(default_factory=dict)  # name of an image set -> its id on the Hub
+    source: str = ""  # URL of where results, logs and commands are published
+    organization: str = ""  # who evaluated
+
+    def dataset(self, data: DataUsed) -> str:
+        """Id on the Hub: as the user says, or of images that are known by their numbers; "" where there is none."""
+        known = IMAGENET if dict(data.images) == dict(SETS["imagenet"].images) else ""
+        return self.datasets.get(data.name, known)
+
+
+def publication_from(
+    models: Sequence[str], datasets: Sequence[str], source: str, organization: str = ""
+) -> Publication:
+    """What options say. ValueError names the option and what to write."""
+    if source and not re.fullmatch(r"https?://\S+", source):
+        raise ValueError(f"--source {source}: write a URL, such as https://github.com/me/results")
+    return Publication(
+        models=_named_ids(models, "--model-id"),
+        datasets=_named_ids(datasets, "--hub-dataset"),
+        source=source,
+        organization=organization,
+    )
+
+
+def _named_ids(texts: Sequence[str], option: str) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, place = text.partition("=")
+        if not (equals and name and HUB_ID.fullmatch(place)):
+            raise ValueError(f"{option} {text}: write NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10")
+        found[name] = place
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedGroup:
+    """The results of one checkpoint in one group of the board."""
+
+    name: str  # `digits/knn@dino[limit=100]`
+    results: tuple[Result, ...]  # one for each seed
+    cells: Mapping[str, Cell]  # metric -> mean over seeds; without deviations
+    caveats: tuple[str, ...]
+
+    @property
+    def first(self) -> Result:
+        return self.results[0]
+
+    @property
+    def main(self) -> str:
+        """The metric that the task names first."""
+        return next(iter(self.cells))
+
+    @property
+    def date(self) -> str:
+        """When the newest of the results ended."""
+        return max(result.date for result in self.results)
+
+    @property
+    def images(self) -> int | None:
+        """Validation images that were seen; None where it is not known."""
+        count, limit = self.first.data.images.get("val"), self.first.limit
+        return count if count is None or limit is None else min(count, limit)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the protocol as it is, on all images: a number to hold against others'."""
+        return self.first.variant in ((), (f"v{self.first.protocol.version}",))
+
+
+def shared_groups(results: Iterable[Result]) -> list[SharedGroup]:
+    """The groups of one checkpoint's results that did not fail, a protocol itself before its variants."""
+    good = [result for result in results if result.status == "ok" and result.metrics]
+    board = board_of(good)
+    assert len(board.rows) <= 1, "results of several checkpoints"
+    found = []
+    for group, metrics in board.groups.items():
+        cells = {metric: board.rows[0].cells[group, metric] for metric in metrics}
+        compared = {metric: cell for metric, cell in cells.items() if cell.higher_is_better is not None}
+        if compared:
+            own = tuple(sorted((each for each in good if group_of(each) == group), key=lambda each: each.seed))
+            found.append(SharedGroup(name=group, results=own, cells=compared, caveats=board.caveats[group]))
+    return sorted(found, key=lambda group: (group.first.data.name, group.first.protocol.name, not group.is_plain))

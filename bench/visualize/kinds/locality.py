@@ -1,0 +1,158 @@
+"""ExtreMA's locality probe as a picture: the box of a scene that is most like an image of a class.
+
+Figure 3 of the paper. Scenes, boxes and queries are those of `bench run --suite locality@extrema`, which gives the
+number. With a query of one's own, each image is a scene.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from bench.visualize.pictures import Box, Panel, PanelRow, Picture
+from bench.visualize.shown import Naming, Shown, Viewer, image_panel, middle, read_image, viewers
+from engine import checks
+from imagesets.selection import evenly
+from imagesets.sets import open_set
+from imagesets.transforms import FILTERS, EvalTransform, planes
+from probes.features.kinds import feature_rows
+from probes.features.stand_ins import suited
+from probes.knn.neighbours import unit_rows
+from probes.locality.mosaics import candidate_boxes
+from probes.tasks.locality import PROTOCOLS
+
+PROBE = PROTOCOLS["locality@extrema"].task
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """query, crops: square images of the network's size. boxes: of the crops. known: where the query's class is.
+    asked: the query for people."""
+
+    image: Image.Image
+    asked: Image.Image
+    query: Image.Image
+    crops: tuple[Image.Image, ...]
+    boxes: tuple[Box, ...]
+    known: Box | None
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalityPicture:
+    """Settings of the picture."""
+
+    query: str = ""  # an image file, looked for in each of --images; else --images are a labelled set, such as digits:
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+
+    def pictures(self, shown: Shown) -> Iterator[Picture]:
+        """One picture: rows are scenes; columns are the query, the scene, and the box that each checkpoint finds."""
+        columns, scenes = [], []
+        for viewer in viewers(shown):
+            scenes = self.scenes(viewer, shown)
+            columns.append([found_panel(scene, *best_box(viewer, scene)) for scene in scenes])
+        rows = [
+            PanelRow(panels=(image_panel(scene.asked), image_panel(scene.image), *panels), label=scene.label)
+            for scene, *panels in zip(scenes, *columns, strict=True)
+        ]
+        names = [(viewer.checkpoint.name, 1) for viewer in viewers(shown)]
+        known = "" if self.query else "; dashed: where the class is"
+        yield Picture(
+            name="locality",
+            rows=tuple(rows),
+            headings=(("query", 1), ("scene", 1), *names),
+            note=f"The box, of {PROBE.boxes} of {len(PROBE.scales)} sizes, whose representation is nearest to that of "
+            f"the query{known}.",
+        )
+
+    def scenes(self, viewer: Viewer, shown: Shown) -> list[Scene]:
+        """As this network sees them; boxes and images are the same for all."""
+        return self.own(viewer, shown) if self.query else mosaic_scenes(viewer, shown)
+
+    def own(self, viewer: Viewer, shown: Shown) -> list[Scene]:
+        """The images, with the boxes of the probe's sizes at random places."""
+        side, query = viewer.spec.side, read_image(self.query)
+        found = []
+        for number, scene in enumerate(shown.images):
+            (boxes,) = candidate_boxes(1, scene.image.size, PROBE.scales, PROBE.locations, shown.seed + number).tolist()
+            crops = [scene.image.crop((x, y, x + across, y + across)) for x, y, across in boxes]
+            found.append(
+                Scene(
+                    image=scene.image,
+                    asked=query,
+                    query=query.resize((side, side), FILTERS["bilinear"]),
+                    crops=tuple(crop.resize((side, side), FILTERS["bilinear"]) for crop in crops),
+                    boxes=tuple(box_of(box, scene.image.size) for box in boxes),
+                    known=None,
+                    label=scene.name,
+                )
+            )
+        return found
+
+
+def mosaic_scenes(viewer: Viewer, shown: Shown) -> list[Scene]:
+    """Some of the probe's mosaics, evenly spread, with one of the images that are looked for in each."""
+    if len(shown.sources) != 1 or ":" not in shown.sources[0]:
+        raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")
+    with Naming(f"--images {shown.sources[0]}"):
+        train, val = (open_set(shown.sources[0], split) for split in ("train", "val"))
+    transform = EvalTransform(size=viewer.spec.side, crop=PROBE.crop, interpolation=PROBE.interpolation)
+    search = PROBE.search(train, val, transform, shown.seed)
+    mosaics, side = search.mosaics, round(PROBE.tiles**0.5) * transform.size
+    found = []
+    for number, mosaic in enumerate(evenly(len(mosaics.tiles), min(shown.limit or 4, len(mosaics.tiles))).tolist()):
+        tile = number % PROBE.tiles
+        image = int(mosaics.tiles[mosaic, tile])
+        left, top = tile % 2 * transform.size, tile // 2 * transform.size
+        asked = int(search.queries[image])
+        found.append(
+            Scene(
+                image=mosaics.mosaic(mosaic),
+                asked=middle(train.image(asked)),
+                query=Image.fromarray(transform(train, asked).permute(1, 2, 0).numpy()),
+                crops=tuple(mosaics.image(mosaic * PROBE.boxes + box) for box in range(PROBE.boxes)),
+                boxes=tuple(box_of(box, (side, side)) for box in mosaics.boxes[mosaic].tolist()),
+                known=box_of([left, top, transform.size], (side, side)),
+                label=val.classes[val.labels[image]],
+            )
+        )
+    return found
+
+
+def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
+    """Which box is nearest to the query, and its cosine."""
+    kind = suited(PROBE, viewer.spec).kind
+    pixels = np.stack([planes(image).numpy() for image in (scene.query, *scene.crops)])
+    images = viewer.backbone.prepare(viewer.backbone.mean.new_tensor(pixels))
+    query, *boxes = unit_rows(feature_rows(viewer.backbone, images, [kind])[kind])
+    similar = np.stack(boxes) @ query
+    return int(similar.argmax()), float(similar.max())
+
+
+def found_panel(scene: Scene, box: int, similarity: float) -> Panel:
+    """The scene with the box, and where the class is."""
+    found, known = scene.boxes[box], scene.known
+    caption = f"cosine {similarity:.2f}"
+    if known:
+        caption += f", overlap {overlap(found, known):.0%}"
+    boxes = (found,) if known is None else (Box(**{**vars(known), "style": 1}), found)
+    return image_panel(scene.image, boxes=boxes, caption=caption)
+
+
+def overlap(first: Box, second: Box) -> float:
+    """Intersection over union."""
+    width = min(first.right, second.right) - max(first.left, second.left)
+    height = min(first.bottom, second.bottom) - max(first.top, second.top)
+    common = max(width, 0.0) * max(height, 0.0)
+    areas = [(box.right - box.left) * (box.bottom - box.top) for box in (first, second)]
+    return common / (sum(areas) - common)
+
+
+def box_of(box: list[int], size: tuple[int, int]) -> Box:
+    """Left, top and side in pixels of an image of size = (width, height)."""
+    left, top, side = box
+    width, height = size
+    return Box(left=left / width, top=top / height, right=(left + side) / width, bottom=(top + side) / height)

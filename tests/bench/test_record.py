@@ -1,0 +1,215 @@
+"""`bench record`: a folder that holds what a board rests on and nothing private, and proves that it still agrees."""
+
+import json
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_results import made_checkpoint, made_metrics, made_result, save_result
+
+from bench.cli.main import parse_arguments
+from bench.results.record import DataUsed, ProtocolUsed, read_result
+from bench.sharing.record import SUMS, check_record, derived_files
+from checkpoints.export import ViTExport
+
+PRIVATE = "/home/alice/secret"
+LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": True}
+
+
+def measured_on_images(number: int, seed: int, **others):
+    """A result of 40 images, and which of them were right."""
+    right = np.random.default_rng(number + seed).random(40) < 0.5 + number / 10
+    value = 100 * float(right.mean())
+    metrics = {
+        name: replace(metric, array=name)
+        for name, metric in made_metrics({"top1": value}, {"top1": (value - 5, value + 5)}).items()
+    }
+    data = DataUsed(name="digits", url=f"folder:{PRIVATE}/digits", images={"val": 40}, fingerprints={"val": "f" * 64})
+    fields = {"data": data, "seed": seed, "facts": {"read": f"{PRIVATE}/a.png"}, "settings": {"k": 5}} | others
+    return metrics, fields, {"top1": right}
+
+
+@pytest.fixture(scope="module")
+def folder(exports, tmp_path_factory) -> Path:
+    """OUT with an export, another checkpoint, raw pixels, variants, and a failure with its log."""
+    out = tmp_path_factory.mktemp("out")
+    export = ViTExport.load(exports[0])
+    first = made_checkpoint("first", digest=export.digest, method="random", source="random.pth")
+    export.save(out / "exports" / f"first-{export.digest[:8]}")
+    second = made_checkpoint("second", 2, source=f"dino:{PRIVATE}/second.pth")
+    training = tmp_path_factory.mktemp("runs") / "mae"
+    trained = ViTExport.load(exports[1]).save(training / "export")
+    (training / "run.json").write_text(json.dumps({"data": f"images:{PRIVATE}/photos"}))
+    (training / "log.jsonl").write_text('{"loss": 1.0}\n')
+    made = {"method": "mae", "recipe": "32px", "source": str(trained)}
+    third = made_checkpoint("third", digest=ViTExport.load(trained).digest, **made)
+    floor = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
+    for number, used in enumerate((first, second, floor, third)):
+        for seed in (0, 1):
+            metrics, fields, arrays = measured_on_images(number, seed)
+            save_result(out, made_result(used, metrics, **fields), arrays)
+    changed = ProtocolUsed(name="knn@dino", version=1, modified=True, changes={"k": [5, 10]})
+    metrics, fields, arrays = measured_on_images(1, 0, protocol=changed, **LIMITED)
+    save_result(out, made_result(second, metrics, **fields), arrays)
+    message = f"{PRIVATE}/x.png: unreadable"
+    failed = made_result(second, {}, status="failed", message=message, protocol=ProtocolUsed(name="b@c", version=1))
+    save_result(out, failed, log=f'Traceback\n  File "{PRIVATE}/code.py", line 3\nValueError: {message}\n')
+    return out
+
+
+@pytest.fixture(scope="module")
+def written(folder, tmp_path_factory) -> Path:
+    from bench.__main__ import main
+
+    to = tmp_path_factory.mktemp("published") / "record"
+    assert main(["record", str(folder), "--to", str(to), "--hub-dataset", "digits=me/digits"]) == 0
+    return to
+
+
+@pytest.fixture
+def copy(written, tmp_path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "copy"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_record_agrees_and_is_always_the_same(bench, folder, written, tmp_path):
+    assert bench("record", "--check", written) == (0, "board and records agree\n", "")
+    assert bench("record", folder, "--check", written)[0] == 0
+    before = contents(written)
+    assert bench("record", folder, "--to", tmp_path / "again", "--hub-dataset", "digits=me/digits")[0] == 0
+    assert contents(tmp_path / "again") == before == contents(written), "a check leaves nothing behind"
+    assert subprocess.run(["sha256sum", "-c", "--quiet", SUMS], cwd=written).returncode == 0
+
+
+def test_what_is_in_a_record(folder, written):
+    names = set(contents(written))
+    digest, trained = next((folder / "exports").iterdir()).name, next(written.glob("checkpoints/third-*"))
+    wanted = {"README.md", "commands.sh", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "leaderboard.html"}
+    wanted |= {f"cards/{digest}/README.md", f"cards/{digest}/.eval_results/me_digits.yaml"}
+    wanted |= {f"checkpoints/{digest}/config.json", "results/second-00000000/digits/b@c-seed0.log"}
+    assert wanted <= names
+    assert {name for name in names if name.endswith(".npz")} == {
+        str(path.relative_to(folder)) for path in folder.rglob("*.npz")
+    }
+    assert not [name for name in names if "pixels" in name and name.startswith("cards")]
+    assert sorted(path.name for path in trained.iterdir()) == ["config.json", "log.jsonl", "run.json"]
+    assert sum(name.startswith("every_eval_ever/data/digits/") for name in names) == 3
+    card = (written / "cards" / digest / "README.md").read_text()
+    assert "| file | random.pth |" in card and "| image, patch | 32 px, patches of 16 px |" in card
+
+
+def test_nothing_private_is_in_a_record(folder, written):
+    assert any(PRIVATE.encode() in content for name, content in contents(folder).items() if name.endswith(".json"))
+    for name, content in contents(written).items():
+        for word in (PRIVATE, "alice", str(folder), "/pytest-"):
+            assert word.encode() not in content, f"{name} holds {word}"
+    result = read_result(next(written.glob("results/second-*/digits/knn@dino-seed0.json")))
+    assert result.data.url.startswith("folder:path-") and result.data.url.endswith("/digits")
+
+
+def test_the_commands_are_understood(written):
+    lines = [shlex.split(line) for line in (written / "commands.sh").read_text().splitlines() if line[:5] == "bench"]
+    found = [parse_arguments(words[1:]) for words in lines]
+    assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
+    assert ", trained by mae, recipe 32px\n" in (written / "commands.sh").read_text()
+    changed = next(each for each in found if each.set)
+    assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
+    assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
+    assert {each.checkpoint[0].partition(":")[0] for each in found} >= {"dino", "pixels"}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def rebuilt(folder: Path) -> None:
+    """As one would who means to deceive: everything follows from the results again, and so do the sums."""
+    shutil.rmtree(folder / "every_eval_ever")
+    for name, text in derived_files(folder).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    names = sorted(set(contents(folder)) - {SUMS})
+    found = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True)
+    (folder / SUMS).write_text(found.stdout)
+
+
+def test_an_edited_table_is_found(bench, copy):
+    edit(copy / "leaderboard.md", "# Leaderboard", "# Our leaderboard")
+    code, out, _ = bench("record", "--check", copy)
+    assert code == 1 and out.splitlines() == [
+        "leaderboard.md: changed later (SHA256SUMS has another digest)",
+        "leaderboard.md: not what the results give, first in line 1",
+        "2 differences",
+    ]
+
+
+def test_an_edited_number_is_found_even_where_all_else_follows_it(copy):
+    path = next(copy.glob("results/second-*/digits/knn@dino-seed0.json"))
+    value = json.loads(path.read_text())["metrics"]["top1"]["value"]
+    edit(path, f'"value": {value}', f'"value": {value + 10}')
+    name = str(path.relative_to(copy))
+    lines = list(check_record(copy))
+    assert lines[0] == f"{name}: changed later (SHA256SUMS has another digest)"
+    assert "leaderboard.csv: not what the results give, first in line 4" in lines
+    rebuilt(copy)
+    assert list(check_record(copy)) == [f"{name}: top1 is not the mean of its values for the images"]
+
+
+def test_files_that_are_lost_or_added_are_found(copy):
+    next(copy.glob("results/first-*/digits/knn@dino-seed0.npz")).unlink()
+    (copy / "commands.sh").unlink()
+    (copy / "cards" / "more.md").write_text("more")
+    lines = list(check_record(copy))
+    assert "cards/more.md: follows from no result" in lines and "commands.sh: missing" in lines
+    assert [line for line in lines if line.endswith("its values for the images are missing")]
+
+
+def test_a_result_that_cannot_be_read_is_found(copy):
+    path = next(copy.glob("results/second-*/digits/knn@dino-seed0.json"))
+    path.write_text("{")
+    name = str(path.relative_to(copy))
+    assert [line.split(": ")[:2] for line in check_record(copy)] == [
+        [name, "changed later (SHA256SUMS has another digest)"],
+        [name, "not a result file"],
+    ]
+
+
+def test_a_record_is_held_against_later_results(bench, folder, written, tmp_path):
+    out = Path(shutil.copytree(folder, tmp_path / "out"))
+    path = next(out.glob("results/second-*/digits/knn@dino-seed1.json"))
+    edit(path, '"seconds": 0.0', '"seconds": 1.0')
+    next(out.glob("results/second-*/digits/knn@dino-seed0.json")).unlink()
+    metrics, fields, arrays = measured_on_images(1, 7)
+    new = save_result(out, made_result(made_checkpoint("new", 9), metrics, **fields), arrays).path.relative_to(out)
+    code, said, _ = bench("record", out, "--check", written)
+    assert code == 1 and said.splitlines()[-1] == "5 differences"
+    assert f"{path.relative_to(out)}: another one than in {out}" in said
+    assert f"{new}: not in the record, but in {out}" in said
+    assert f"knn@dino-seed0.json: no longer in {out}" in said
+
+
+def test_mistakes_of_records_get_one_line(bench, folder, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    out = Path(shutil.copytree(folder, tmp_path / "out"))
+    next(out.glob("results/*/*/*.json")).write_text("{")
+    cases = [
+        ((folder, "--to", tmp_path / "mine"), "holds something that is no record: choose a new folder for --to"),
+        (("--check", tmp_path / "mine"), "is no record of bench record"),
+        (("--to", tmp_path / "new"), "record of what?"),
+        ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
+        ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
+    ]
+    for words, why in cases:
+        code, _, err = bench("record", *words)
+        assert code == 2 and why in err and err.count("\n") == 1
+    assert not (tmp_path / "new").exists() and (tmp_path / "mine" / "file").read_text() == "mine"

@@ -1,0 +1,295 @@
+"""Model cards and records of Every Eval Ever: valid by the Hub's parsers and strict schemas, whatever a result says."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from random import Random
+
+import jsonschema
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+from made_results import EVIL, any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
+from markdown_it import MarkdownIt
+
+from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
+from bench.sharing.card import CardSubject, card_files, read_config
+from bench.sharing.every_eval_ever import every_eval_records
+from bench.sharing.groups import IMAGENET, Publication, shared_groups
+from bench.sharing.redaction import without_folders
+from bench.sharing.schemas import checked_entries, checked_header
+from bench.sharing.writing import subject_of
+from checkpoints.export import CARD_MARK, ViTExport
+
+KNOWN = Publication(
+    models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r", organization="me"
+)
+
+
+@pytest.fixture(scope="module")
+def official() -> jsonschema.Draft7Validator:
+    """The JSON Schema of Every Eval Ever, from its package, of which nothing is imported."""
+    try:
+        package = distribution("every_eval_ever")
+    except PackageNotFoundError:
+        pytest.skip("no every_eval_ever; to check its records: pip install --no-deps every_eval_ever==0.3.0")
+    schema = json.loads(Path(package.locate_file("every_eval_ever/schemas/eval.schema.json")).read_text())
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.fixture
+def export(exports, tmp_path) -> Path:
+    return Path(shutil.copytree(exports[0], tmp_path / "alpha"))
+
+
+def measured(used: CheckpointUsed) -> list:
+    """Three seeds of k-NN, and one of a limited run."""
+    values = [
+        made_metrics({"top1_k10": 80.0 + seed, "top1_k20": 70.0}, {"top1_k10": (75.0, 85.0)}) for seed in range(3)
+    ]
+    results = [made_result(used, found, seed=seed) for seed, found in enumerate(values)]
+    versioned = ProtocolUsed(name="linear@mae", version=2, source="main_linprobe.py")
+    results.append(made_result(used, made_metrics({"top1": 60.0}), protocol=versioned, task="linear"))
+    return [*results, made_result(used, made_metrics({"top1": 10.0}), limit=8, protocol=versioned)]
+
+
+def header_of(text: str) -> dict:
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def test_a_card_says_what_was_measured(bench, export, tmp_path):
+    out, used = tmp_path / "out", subject_of(export).used
+    for result in measured(replace(used, name="named-otherwise")):
+        save_result(out, result)
+    words = (
+        "card",
+        "--checkpoint",
+        export,
+        "--out",
+        out,
+        "--model-id",
+        "me/alpha",
+        "--hub-dataset",
+        "digits=me/digits",
+    )
+    code, said, err = bench(*words)
+    assert code == 0 and err == "" and said.count("written: ") == 2
+    text = (export / "README.md").read_text()
+    for line in (
+        "| digits | knn@dino | 1 | top1_k10 | 81.00 [75.0, 85.0] +- 0.82 (n=3) |",
+        "| digits | linear@mae[v2] | 2 | top1 | 60.00 |",
+        "- digits/linear@mae[v2 limit=8]\\: At most 8 images of each split: a check that it runs, not a result.",
+        "| image, patch | 32 px, patches of 16 px |",
+        f"| digest | {used.digest} |",
+        'model = timm.create_model("hf-hub:me/alpha", pretrained=True).eval()',
+    ):
+        assert line in text.split("\n"), line
+    entries = yaml.safe_load((export / ".eval_results" / "me_digits.yaml").read_text())
+    assert [(entry["dataset"]["task_id"], entry["value"]) for entry in entries] == [
+        ("knn@dino", 81.0),
+        ("linear@mae", 60),
+    ]
+    assert entries[0]["notes"] == (
+        "top1_k10 in %; knn@dino version 1; 95 % interval [75, 85]; mean of 3 seeds, deviation 0.82"
+    )
+    assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
+    assert bench("card", "--checkpoint", export, "--out", out)[2].startswith(
+        "digits: not in .eval_results, as it has no"
+    )
+    assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named"
+    assert ViTExport.load(export).verify() == []
+
+
+def test_the_hubs_parsers_and_the_strict_schema_agree(export):
+    subject = subject_of(export)
+    files = card_files(subject, measured(subject.used), KNOWN)
+    header, entries = header_of(files["README.md"]), yaml.safe_load(files[".eval_results/me_digits.yaml"])
+    checked_header(header), checked_entries(entries)
+    card = ModelCard(files["README.md"])
+    assert card.data.library_name == "timm" and card.data.license == "unknown"
+    assert [each.metric_value for each in card.data.eval_results] == [81.0, 70.0, 60.0, 10.0]
+    assert {each.dataset_type for each in card.data.eval_results} == {"me/digits"}
+    assert eval_results_to_model_index(*model_index_to_eval_results(header["model-index"])) == header["model-index"]
+    parsed = parse_eval_result_entries(entries)
+    assert [(each.dataset_id, each.value, each.source_url) for each in parsed] == [
+        ("me/digits", 81.0, KNOWN.source),
+        ("me/digits", 60.0, KNOWN.source),
+    ]
+
+
+def test_the_code_of_a_card_runs(export, monkeypatch):
+    files = card_files(subject_of(export), [], Publication())
+    (code,) = re.findall(r"```python\n(.*?)```", files["README.md"], re.DOTALL)
+    monkeypatch.chdir(export)
+    names: dict = {}
+    exec(code, names)
+    from PIL import Image
+
+    tokens = names["model"].forward_features(names["transform"](Image.new("RGB", (40, 50)))[None])
+    assert tokens.shape == (1, 5, 12) and "None yet." in files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"value": float("nan")}, "nan is no number - at `$[0].value`"),
+        ({"value": True}, "Expected `float`, got `bool`"),
+        ({"value": "81"}, "Expected `float`, got `str`"),
+        ({"verify_token": "x"}, "unknown field `verify_token`"),
+        ({"score": 1.0}, "unknown field `score`"),
+        ({"date": "yesterday"}, "matching regex"),
+        ({"source": {"name": "me"}}, "missing required field `url`"),
+        ({"dataset": {"id": "digits", "task_id": "knn"}}, "matching regex"),
+        ({"dataset": {"id": "me/digits"}}, "missing required field `task_id`"),
+    ],
+)
+def test_what_is_no_entry_is_refused(change, why):
+    good = {"dataset": {"id": "me/digits", "task_id": "knn"}, "value": 81, "verifyToken": "x", "date": "2026-01-02"}
+    assert checked_entries([good])[0].verify_token == "x"
+    with pytest.raises(ValueError, match=re.escape(why)):
+        checked_entries([good | change])
+
+
+def test_what_is_no_header_is_refused():
+    good = {"library_name": "timm", "pipeline_tag": "x", "tags": ["timm"], "license": "mit"}
+    checked_header(good)
+    metric = {"type": "accuracy", "value": float("inf")}
+    index = [
+        {"name": "a", "results": [{"task": {"type": "x"}, "dataset": {"name": "d", "type": "d"}, "metrics": [metric]}]}
+    ]
+    for change in ({"model-index": index}, {"model-index": []}, {"model_index": []}, {"license": None}, {"more": 1}):
+        with pytest.raises(ValueError):
+            checked_header(good | change)
+
+
+def test_imagenet_is_known_by_its_numbers():
+    data = DataUsed(name="in1k", url="folder:/x", images={"train": 1281167, "val": 50000})
+    result = made_result(made_checkpoint(), made_metrics({"top1": 80.0}), data=data)
+    assert list(card_files(CardSubject(used=result.checkpoint), [result], Publication())) == [
+        "README.md",
+        f".eval_results/{IMAGENET.replace('/', '_')}.yaml",
+    ]
+
+
+def cards_of(found) -> list[tuple[CardSubject, list]]:
+    by_checkpoint: dict = {}
+    for each in found.measured:
+        by_checkpoint.setdefault(each.result.checkpoint, []).append(each.result)
+    return [(CardSubject(used=used), results) for used, results in by_checkpoint.items()]
+
+
+def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
+    config = read_config(export)
+    evil = {key: EVIL[number % len(EVIL)] for number, key in enumerate(("method", "data", "licence", "official_code"))}
+    config["vit_export"] |= evil
+    for seed in range(20):
+        found = any_board(Random(seed))
+        names = {each.result.data.name for each in found.measured}
+        publication = replace(KNOWN, datasets=dict.fromkeys(names, "me/digits"))
+        for subject, results in cards_of(found):
+            files = card_files(replace(subject, config=config), results, publication)
+            text = harmless(files["README.md"])
+            checked_header(header_of(text)), ModelCard(text)
+            body = text.split("---\n", 2)[2].replace(CARD_MARK, "").replace(f"<{KNOWN.source}>", "")
+            tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
+            kinds = {token.type for token in tokens} | {
+                child.type for token in tokens for child in token.children or ()
+            }
+            assert not {"html_block", "html_inline", "link_open", "image"} & kinds
+            for name in files.keys() - {"README.md"}:
+                checked_entries(yaml.safe_load(harmless(files[name])))
+
+
+def test_records_of_every_eval_ever(export, official):
+    subject = subject_of(export)
+    used = replace(subject.used, name="alpha")
+    ((place, text),) = every_eval_records(used, measured(used), KNOWN).items()
+    record = json.loads(text)
+    official.validate(record)
+    assert record["schema_version"] == official.schema["version"]
+    assert re.fullmatch(
+        r"data/digits/me/alpha/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-\w{12}\.json", place
+    )
+    assert record["evaluation_id"] == "digits/me/alpha/1767323045" and record["retrieved_timestamp"] == "1767323045"
+    first = record["evaluation_results"][0]
+    assert first["score_details"] == {
+        "score": 81.0,
+        "details": {"seeds": "[0, 1, 2]", "files": "3", "standard_deviation_over_seeds": "0.816496580927726"},
+        "uncertainty": {
+            "confidence_interval": {"lower": 75.0, "upper": 85.0, "confidence_level": 0.95},
+            "num_samples": 500,
+        },
+    }
+    assert record["source_metadata"]["evaluator_relationship"] == "first_party"
+    assert every_eval_records(used, measured(used), Publication()) != {place: text}
+    broken = json.loads(text)
+    del broken["evaluation_results"][0]["metric_config"]["lower_is_better"]
+    with pytest.raises(jsonschema.ValidationError):
+        official.validate(broken)
+
+
+def test_records_of_any_results_are_valid(official):
+    for seed in range(40):
+        for subject, results in cards_of(any_board(Random(seed))):
+            for record in every_eval_records(subject.used, results, KNOWN).values():
+                official.validate(json.loads(record))
+
+
+def test_deviations_are_no_scores():
+    spread = made_metrics({"top1_std": 1.0}, higher_is_better=None, deviation_of="top1")
+    assert shared_groups([made_result(made_checkpoint(), spread)]) == []
+
+
+def test_a_card_of_somebodys_own_is_kept(bench, export, tmp_path):
+    (export / "README.md").write_text("# Mine\n")
+    code, _, err = bench("card", "--checkpoint", export)
+    assert code == 2 and "bench card did not write it" in err and err.count("\n") == 1
+    with pytest.raises(ValueError, match="holds something that is not an export"):
+        ViTExport.load(export).save(export)
+    assert bench("card", "--checkpoint", export, "--to", tmp_path / "card")[0] == 0
+    assert bench("card", "--checkpoint", export, "--force")[0] == 0
+    ViTExport.load(export).save(export)  # the card was the tool's, and is of the old export
+    assert not (export / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--model-id", "alpha"), "--model-id alpha=alpha: write NAME=ORG/NAME"),
+        (("--hub-dataset", "digits"), "--hub-dataset digits: write NAME=ORG/NAME"),
+        (("--source", "here"), "--source here: write a URL"),
+        (("--out", "nowhere"), "holds no results"),
+    ],
+)
+def test_mistakes_get_one_line(bench, export, words, why):
+    code, _, err = bench("card", "--checkpoint", export, *words)
+    assert code == 2 and why in err and err.count("\n") == 1
+
+
+def test_what_has_no_card(bench, tmp_path):
+    from checkpoints.baselines import pixels
+
+    code, _, err = bench("card", "--checkpoint", tmp_path)
+    assert code == 2 and "is not an export; bench import makes one" in err
+    code, _, err = bench("card", "--checkpoint", pixels(32).save(tmp_path / "pixels"))
+    assert code == 2 and "raw pixels, no network" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("folder:/data/cifar10", "folder:path-81ce9ab8/cifar10"),
+        ("folder:/data/cifar10/", "folder:path-81ce9ab8/cifar10"),
+        ("https://example.org/a/b.pth", "https://example.org/a/b.pth"),
+        ("ViT-S/16 on digits/knn@dino", "ViT-S/16 on digits/knn@dino"),
+        ('File "/home/al/b.py", line 3', 'File "path-d3f95885/b.py", line 3'),
+        ("file:///home/al/b.py", "path-d3f95885/b.py"),
+        ({"/home/al/b.py": ["x=/home/al/b.py", 3, None]}, {"path-d3f95885/b.py": ["x=path-d3f95885/b.py", 3, None]}),
+    ],
+)
+def test_folders_are_left_out(text, shown):
+    assert without_folders(text) == shown == without_folders(shown)

@@ -1,0 +1,213 @@
+"""Images that show several classes: average precision as in VOC 2007, and logistic regression class by class."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from meeting import together
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import precision_recall_curve
+
+from bench.results.record import CheckpointUsed, DataUsed
+from bench.run.outcomes import checked, recorded
+from bench.run.plan import left_out, plan
+from bench.run.suites import catalogue, choose_protocols
+from checkpoints.export import ViTExport
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.vit import ViT
+from engine import resampling
+from engine.distributed import World
+from engine.tasks import OpenedSets, Outcome, Task, Workspace
+from imagesets.sets import ImageSet, open_set
+from probes.average_precision import average_precision, mean_average_precision
+from probes.lowshot.fitting import Fitter
+from probes.lowshot.prepared import PreparedRows
+from probes.lowshot.several_labels import ClassByClass, scores_of
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
+from probes.tasks.knn import Knn
+from probes.tasks.linear import Linear
+from probes.tasks.lowshot import PROTOCOLS, LowShot
+
+ONE = np.ones((1, 6))
+TASK = LowShot(shots=(), fractions=(1.0,), lambdas=(100.0, 1.0, 0.01), holdout=0.2, preprocess="none", pool="avg")
+NOTHING = PreparedRows(features=np.empty((0, 6), np.float32), how="none")
+FITTER = Fitter(
+    train=NOTHING,
+    labels=np.empty((0, 1), np.int64),
+    val=NOTHING,
+    val_labels=np.empty((0, 1), np.int64),
+    classes=2,
+    lambdas=(0.5, 0.1, 0.02),
+    lambda_convention="divided by n",
+    holdout=0.0,
+    solver="lbfgs",
+    tolerance=1e-10,
+    max_iterations=None,
+    seed=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("labels", "value"),
+    [
+        ([1, 1, 1, 0, 0, 0], 100.0),
+        # precision at recalls 0 to 0.5 is 1/2, the best at both images' places; 2/4 up to recall 1
+        ([0, 1, 0, 1, 0, 0], 50.0),
+        # 1 up to recall 1/2, then 2/6: 6 levels of 1, 5 of 1/3
+        ([1, 0, 0, 0, 0, 1], 100 * (6 + 5 / 3) / 11),
+        # the second image is not judged, so the third is the second
+        ([1, -1, 1, 0, 0, 0], 100.0),
+        ([0, 0, 0, 0, 0, 0], np.nan),
+        # ten images in three tenths: recall 1/3 is above 0.3, four levels of 1
+        ([1, 0, 1, 0, 0, 1], 100 * (4 + 3 * 2 / 3 + 4 / 2) / 11),
+    ],
+)
+def test_values_by_hand(labels, value):
+    found = average_precision(np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), np.array(labels), ONE)
+    assert found == pytest.approx([value], nan_ok=True)
+
+
+def test_it_is_the_best_precision_of_sklearns_curve_at_eleven_recalls_and_on_resamples():
+    random = np.random.RandomState(0)
+    scores, labels = random.permutation(200) / 200, (random.rand(200) < 0.3).astype(int)
+    weights = random.multinomial(200, np.full(200, 1 / 200), size=5).astype(float)
+    wanted = []
+    for row in weights.astype(int):
+        precision, recall, _ = precision_recall_curve(np.repeat(labels, row), np.repeat(scores, row))
+        precision, shown = (
+            precision[:-1],
+            np.rint(recall[:-1] * np.repeat(labels, row).sum()),
+        )  # its last point is made up
+        levels = [precision[10 * shown >= level * shown.max()].max() for level in range(11)]
+        wanted.append(100 * np.mean(levels))
+    assert np.allclose(average_precision(scores, labels, weights), wanted, atol=1e-9)
+    pair = np.stack([scores, -scores], axis=1), np.stack([labels, np.zeros_like(labels)], axis=1)
+    assert np.allclose(mean_average_precision(*pair, weights), wanted, atol=1e-9), (
+        "a class that no image shows is left out"
+    )
+
+
+def several(split: str) -> ImageSet:
+    """Digits that are even, above 4, or a 7; not judged on the third where they are a 1."""
+    digits = open_set("digits:", split).limited(100)
+    number = digits.labels
+    labels = np.stack([number % 2 == 0, number > 4, number == 7], axis=1).astype(np.int64)
+    labels[number == 1, 2] = -1
+    return replace(digits, labels=labels, classes=("even", "large", "seven"), reports="mAP")
+
+
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWN", 100_000)
+
+
+@pytest.fixture(scope="module")
+def export() -> ViTExport:
+    torch.manual_seed(0)
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
+    )
+    return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
+
+
+def run(task: Task, export: ViTExport, cache, sets=several) -> Outcome:
+    opened = OpenedSets()
+    for split in ("train", "val"):
+        opened.get("digits:", split, lambda _, split: sets(split))
+    return task.run(export, Workspace(cache=cache, data="digits:", opened=opened))
+
+
+def test_one_fit_is_sklearns_binary_regression():
+    random = np.random.RandomState(1)
+    features = random.randn(80, 6).astype(np.float32)
+    labels = (features[:, :2].sum(1) + random.randn(80) > 0).astype(np.int64)
+    rows = PreparedRows(features=features, how="none")
+    fitter = replace(FITTER, train=rows, val=rows)
+    (fit,) = ClassByClass(fitter=fitter, classes=("a",), labels=labels[:, None]).fit(World())
+    theirs = LogisticRegression(C=2.0, fit_intercept=False, tol=1e-10, max_iter=1000).fit(features, labels)
+    assert np.allclose(fit.scores, theirs.decision_function(features), atol=1e-5)
+    assert fit.record["lambda"] == 0.5 and fit.record["gap"] <= 1e-10
+    weights = torch.from_numpy(np.stack([np.zeros(6), theirs.coef_[0]], axis=1))
+    assert np.allclose(scores_of(rows, np.arange(80), weights), theirs.decision_function(features), atol=1e-6)
+
+
+def test_a_set_with_several_labels_is_evaluated(export, tmp_path):
+    outcome = run(TASK, export, tmp_path)
+    labels = several("val").labels
+    chance = [100 * (column == 1).sum() / (column >= 0).sum() for column in labels.T]
+    assert list(outcome.metrics) == ["mAP"] and outcome.numbers["mAP"] > np.mean(chance) + 10
+    scores = outcome.arrays["scores"]
+    assert mean_average_precision(scores, labels, np.ones((1, 100)))[0] == pytest.approx(outcome.numbers["mAP"])
+    assert [fit["images"] for fit in outcome.facts["fits"]] == [100, 100, 90]
+    assert len({fit["lambda"] for fit in outcome.facts["fits"]}) == 1
+    kept = recorded(checked(outcome), 100).metrics["mAP"]
+    assert kept.interval[0] < kept.value < kept.interval[1] and kept.array_over == "resamples"
+    assert run(TASK, export, tmp_path).metrics == outcome.metrics
+
+
+def test_processes_share_the_classes(export, tmp_path):
+    alone = run(TASK, export, tmp_path)
+
+    def shared(world: World) -> Outcome:
+        space = Workspace(cache=tmp_path, data="digits:", opened=OpenedSets(), world=world)
+        for split in ("train", "val"):
+            space.opened.get("digits:", split, lambda _, split: several(split))
+        return TASK.run(export, space)
+
+    for outcome in together(2, shared):
+        assert outcome.metrics == alone.metrics and outcome.facts == alone.facts
+        assert np.array_equal(outcome.arrays["scores"], alone.arrays["scores"])
+
+
+def test_images_that_are_not_judged_change_nothing(export, tmp_path):
+    def others(split: str) -> ImageSet:
+        found = several(split)
+        return found.subset(np.flatnonzero(found.labels[:, 2] >= 0), "judged")
+
+    fixed = replace(TASK, lambdas=(1.0,), holdout=0.0)
+    whole, judged = (run(fixed, export, tmp_path, sets) for sets in (several, others))
+    assert whole.facts["fits"][2] == judged.facts["fits"][2]
+
+
+def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
+    chosen = run(TASK, export, tmp_path)
+    raw = chosen.facts["fits"][0]["lambda"]
+    alone = run(replace(TASK, lambdas=(raw,), holdout=0.0), export, tmp_path)
+    assert alone.facts["fits"] == chosen.facts["fits"] and alone.metrics == chosen.metrics
+    by_class = ClassByClass(fitter=FITTER, classes=("a", "b"), labels=np.eye(2))
+    assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == FITTER.lambdas[1]  # 50, 65, none
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Knn(k=(5,)), Linear(augment=False, epochs=1), LowShot(shots=(1,)), FINETUNE["finetune@smoke"].task],
+    ids=lambda task: type(task).__name__,
+)
+def test_other_probes_refuse_them_in_one_line(task, export, tmp_path):
+    with pytest.raises(ValueError, match=r"several labels each, and this task knows one; .* logreg@dinov2$"):
+        run(task, export, tmp_path)
+    assert PROTOCOLS["logreg@dinov2"].task.takes_several_labels
+
+
+def test_a_run_leaves_them_out(tmp_path):
+    space = Workspace(cache=tmp_path, data="digits:")
+    data = [DataUsed(name="voc", url="digits:"), DataUsed(name="tiny", url="tiny:")]
+    space.opened.get("digits:", "val", lambda _, split: several(split))
+    space.opened.get("tiny:", "val", open_set)
+    transfer = choose_protocols("transfer", catalogue())
+    assert left_out(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
+    used = CheckpointUsed(name="one", digest="0" * 64)
+    jobs = {job.title for job in plan(tmp_path, used, data, transfer, space, rerun=False)}
+    assert jobs == {"logreg@dinov2 on voc"} | {f"{chosen.name} on tiny" for chosen in transfer}
+    with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
+        plan(tmp_path, used, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
+
+
+def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):
+    def none(split: str) -> ImageSet:
+        found = several(split)
+        return replace(found, labels=np.where([False, False, True], 0, found.labels))
+
+    with pytest.raises(ValueError, match="no training image shows 'seven'; add some, or raise --limit"):
+        run(TASK, export, tmp_path, none)
