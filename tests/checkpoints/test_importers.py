@@ -4,13 +4,13 @@ The truth is what the official code computed (examples.py). A mutation is caught
 recorded activations are missed.
 """
 
-import re
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from examples import EXAMPLES, Example
+from mutations import WITHOUT_EFFECT, mutations_of, redrawn
 
 from checkpoints.export import ViTExport
 from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
@@ -19,8 +19,6 @@ from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
 
 TOLERANCE = 1e-6  # relative to the largest recorded value; unmutated imports stay under 5e-7, float32's own rounding
-# Adding a constant to every key moves all logits of a query alike, so softmax cannot see it: no output can tell.
-WITHOUT_EFFECT = ("attn.k.bias",)
 
 
 def imported(example: Example, **changes) -> ViTExport:
@@ -85,37 +83,15 @@ def digest_with(example: Example, name: str, tensor: torch.Tensor) -> str:
         return "refused"
 
 
-def transposed(tensor: torch.Tensor) -> torch.Tensor:
-    """Matrices and kernels with their last two axes swapped; vectors reversed."""
-    return tensor.flip(0) if tensor.ndim == 1 else tensor.transpose(-1, -2).contiguous()
-
-
-def redrawn(tensor: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(1.0).clamp(min=0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_a_change_of_any_used_tensor_is_caught(key):
-    """Tensors of a block are changed in two of the ways, and those of the next block in the others."""
     example = EXAMPLES[key]()
     names = used(key)
     assert len(names) == imported(example).facts["used_tensors"]
     escaped = []
     for name in names:
-        tensor = example.tree[name]
-        mutations = {
-            "dropped": {name: None},
-            "renamed": {name: None, f"{name}_old": tensor},
-            "redrawn": {name: redrawn(tensor)},
-        }
-        if not torch.equal(transposed(tensor), tensor):
-            mutations["transposed"] = {name: transposed(tensor)}
-        if name.endswith(WITHOUT_EFFECT):
-            mutations = {how: mutations[how] for how in ("dropped", "renamed")}
-        elif numbers := [int(number) for number in re.findall(r"\d+", name)]:
-            mutations = dict(list(mutations.items())[sum(numbers) % 2 :: 2])
+        mutations = mutations_of(name, example.tree[name])
         escaped += [f"{name} {how}" for how, changes in mutations.items() if not caught(example, **changes)]
     assert not escaped
 
