@@ -119,8 +119,9 @@ def extract(
         from probes.features.kinds import FeatureKind
 
         export = load(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
-        own: Literal["cls", "avg"] = "cls" if export.spec.has_class_token else "avg"
-        kind = FeatureKind(pool or getattr(export.spec, "pool", own), layer, norm)
+        if pool is None:
+            pool = getattr(export.spec, "pool", "cls" if export.spec.has_class_token else "avg")
+        kind = FeatureKind(pool, layer, norm)
         kind.check(export.spec, "TASK")
         space = replace(workspace(Path(out), options, seed=0, limit=limit), data=named_url(data).partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
