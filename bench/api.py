@@ -119,8 +119,9 @@ def extract(
         from probes.features.kinds import FeatureKind
 
         export = load(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
-        evaluated = getattr(export.spec, "pool", "cls" if export.spec.has_class_token else "avg")
-        kind = FeatureKind(pool or evaluated, layer, norm)
+        if pool is None:
+            pool = getattr(export.spec, "pool", "cls" if export.spec.has_class_token else "avg")
+        kind = FeatureKind(pool, layer, norm)
         kind.check(export.spec, "TASK")
         space = replace(workspace(Path(out), options, seed=0, limit=limit), data=named_url(data).partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
@@ -193,8 +194,8 @@ def evaluate_suite(
     """All results of several checkpoints, protocols and image sets; images are read and features extracted once.
 
     suite: a suite ("frozen"), a task ("knn"), a protocol, or several with commas between them. settings: by
-    "TASK.FIELD", such as {"knn.k": (10, 20)}. Everything else as in `evaluate`. If tasks fail, the others are evaluated
-    first; then the first error is raised, and all are recorded.
+    "TASK.FIELD", such as {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which there is no set are
+    left out. If tasks fail, the others are evaluated first; then the first error is raised, and all are recorded.
     """
     with commands():
         from bench.cli.settings import setting_text
@@ -316,6 +317,7 @@ def pretrain(
         from bench.cli.settings import setting_text
         from bench.pretraining.online_knn import OnlineKnn, knn_space
         from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
+        from bench.run.checkpoints import opened
         from engine.training.interruptions import STOPPED, Stopped
         from pretrain.loop.trainer import Run
 
@@ -340,4 +342,4 @@ def pretrain(
         request = PretrainRequest(method=method, recipe=recipe, changes=changes, images=images, run=run)
         if run_pretraining(request) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")
-        return load(out)
+        return opened(str(out))[1]

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
     from bench.sharing.groups import publication_from
-    from bench.sharing.record import check_record, write_record
+    from bench.sharing.record import check_record, write_record, written_by
     from engine.printing import say
 
     if arguments.out:
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         for line in check_record(arguments.check, arguments.out):
             say(line)
             differences += 1
-        say("board and records agree" if not differences else f"{differences} differences")
+        found = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
+        say(found if differences else "board and records agree")
         return int(differences > 0)
     if not arguments.out:
         raise ValueError(

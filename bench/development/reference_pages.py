@@ -5,6 +5,7 @@ scene layouts, and what every setting means.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,6 @@ from bench.pretraining.recipes import costs
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY
 from engine.extensions import load_extensions
-from engine.printing import in_markdown
 from pretrain.recipe import Recipe
 
 WRITTEN = "This page is made from the code.\n"
@@ -36,7 +36,7 @@ def recipes_page(methods: Mapping[str, ModuleType]) -> Iterator[str]:
     """Every method with its recipes."""
     yield f"# Recipes\n\n`bench pretrain METHOD --recipe RECIPE` trains with one of these; {SETTINGS}. {WRITTEN}"
     for key, module in methods.items():
-        yield f"## {key}\n\n{what_it_is(module)}\n"
+        yield f"## {key}\n\n{literal(what_it_is(module))}\n"
         rows = ((f"`{name}`", costs(recipe), recipe.source) for name, recipe in module.RECIPES.items())
         yield from markdown_rows(("recipe", "what it takes", "source"), rows)
 
@@ -81,7 +81,7 @@ def settings_page() -> Iterator[str]:
     for module in (load_extensions("probes") | load_extensions("downstream")).values():
         tasks = {type(protocol.task): protocol.task for protocol in module.PROTOCOLS.values()}
         for task in tasks.values():
-            yield f"### {module.__name__.rpartition('.')[2]}\n\n{what_it_is(module)}\n"
+            yield f"### {module.__name__.rpartition('.')[2]}\n\n{literal(what_it_is(module))}\n"
             yield from settings_table(type(task), choices_of(task))
     yield "## Of pretraining\n\n`bench pretrain METHOD --set NAME=VALUE`.\n"
     yield "### Every recipe\n"
@@ -91,7 +91,7 @@ def settings_page() -> Iterator[str]:
     for key, module in load_extensions("methods").items():
         recipe = next(iter(module.RECIPES.values()))
         choices = {path.removeprefix("settings."): text for path, text in choices_of(recipe).items()}
-        yield f"### {key}\n\n{what_it_is(module)}\n"
+        yield f"### {key}\n\n{literal(what_it_is(module))}\n"
         yield from settings_table(type(recipe.settings), choices)
 
 
@@ -125,15 +125,23 @@ def markdown_rows(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Itera
     yield f"| {' | '.join(cells)} |"
     yield f"|{'---|' * len(cells)}"
     for row in rows:
-        yield f"| {' | '.join(in_markdown(cell) for cell in row)} |"
+        yield f"| {' | '.join(literal(cell) for cell in row)} |"
     yield ""
 
 
 def what_it_is(module: ModuleType) -> str:
     """The first paragraph of a file's docstring."""
-    return docstring_in(module).partition("\n\n")[0].replace("\n", " ")
+    return (module.__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
 
 
 def docstring_in(module: ModuleType) -> str:
-    """The whole docstring of a file."""
-    return (module.__doc__ or "").strip()
+    """The whole docstring of a file as Markdown, in which indented lines are code."""
+    lines = (module.__doc__ or "").strip().split("\n")
+    return "\n".join(line if line.startswith("    ") else literal(line) for line in lines)
+
+
+def literal(text: str) -> str:
+    """Text in which signs of Markdown and HTML stand for themselves; what is between backticks stays code."""
+    signs = {"*": "&#42;", "<": "&lt;", "|": "&#124;"}
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else part.translate(str.maketrans(signs)) for part in parts)

@@ -174,9 +174,9 @@ def _results(groups: Sequence[SharedGroup], publication: Publication) -> Iterato
     notes = dict.fromkeys(f"{group.name}: {caveat}" for group in groups for caveat in group.caveats)
     yield from ["", *(f"- {_shown(note)}" for note in notes)] if notes else []
     newest = max(groups, key=lambda group: group.date).first
-    tool = newest.versions.get("ssl-vit-bench")
+    tool = f"ssl-vit-bench {newest.versions.get('ssl-vit-bench', '')}".rstrip()
     yield ""
-    yield f"Measured by ssl-vit-bench {_shown(tool or '')}, the newest {_shown(newest.date[:10])}.".replace(" ,", ",")
+    yield f"Measured by {_shown(tool)}; the newest result is of {_shown(newest.date[:10])}."
     if publication.source:
         yield f"Results, logs and commands: <{publication.source}>"
 

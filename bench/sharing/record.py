@@ -150,6 +150,12 @@ def publication_of(folder: Path) -> Publication:
         raise ValueError(f"{folder} is no record of bench record ({type(error).__name__}: {error})") from error
 
 
+def written_by(folder: Path) -> str:
+    """What to say of a record of another version of this tool, whose tables may look otherwise; "" of the same."""
+    there, here = json.loads((folder / ABOUT).read_bytes()).get("version"), installed(TOOL)
+    return "" if there == here else f"; version {there} wrote it, and this is {here}"
+
+
 def _standing(folder: Path, measured: list[Measured]) -> Standing:
     # Nothing is kept in the folder, and nothing that was kept is believed.
     board = board_of(each.result for each in measured)

@@ -85,8 +85,8 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
     names: list[PackedNames] = []
     sizes = [np.empty(0, np.int64)]
     first = 0
-    for batch in rows.with_format("arrow").iter(10_000):
-        array = batch.column(column).combine_chunks()
+    batches = rows.with_format("arrow").iter(10_000)
+    for array in (chunk for batch in batches for chunk in batch.column(column).chunks):  # joined, they would be copied
         lengths = pc.fill_null(pc.binary_length(bytes_column(array)), -1).to_numpy().astype(np.int64)
         paths = array.field("path").to_pylist()
         for row in np.flatnonzero(lengths < 0):

@@ -24,7 +24,7 @@ from imagesets.stored import StoredImages, indexed, numbered_classes, split_file
 PLACE = "PATH"
 SPLITS = ("train", "val")
 VERSION = 1  # of an index; raise it when the same tables would be read otherwise
-KEPT = 2  # row groups that a thread keeps decompressed
+KEPT = 64 << 20  # bytes of row groups that a thread keeps decompressed, 600 images of ImageNet; one group in any case
 IMAGES = ("image", "img", "jpg", "png")  # names of the column, the usual one first
 LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
@@ -51,7 +51,7 @@ class ParquetStore:
         kept, key = self.opened.groups, (self.files[file], group)
         if key not in kept:
             kept[key] = self._decompressed(*key)
-            while len(kept) > KEPT:
+            while len(kept) > 1 and sum(images.nbytes for images in kept.values()) > KEPT:
                 kept.popitem(last=False)
         kept.move_to_end(key)
         data = kept[key][row].as_py()

@@ -44,7 +44,8 @@ def open_split(place: str, split: Split) -> ImageSet:
     if found.labels.ndim == 2:
         return _with_several_labels(url, split, found, known)
     classes, labels = _in_order(found)
-    images = in_memory(found.images) if isinstance(found.images, np.ndarray) else in_files(url, found.images)
+    where, held = f"torchvision:{name}", found.images
+    images = in_memory(where, held) if isinstance(held, np.ndarray) else in_files(url, held)
     return stored_set(
         url=url, split=split, classes=classes, labels=labels, images=images, notes=(known.split,), reports=known.reports
     )
@@ -136,12 +137,12 @@ class PixelStore:
         return b"P%d\n%d %d\n255\n" % (6 if self.pixels.ndim == 4 else 5, width, height)  # as Pillow writes it
 
 
-def in_memory(pixels: np.ndarray) -> StoredImages:
-    """Images by their numbers in the official order."""
+def in_memory(where: str, pixels: np.ndarray) -> StoredImages:
+    """Images by their numbers in the official order. where: what stands before their names in messages."""
     store, ending = PixelStore(pixels), "ppm" if pixels.ndim == 4 else "pgm"
     return StoredImages(
         store=store,
-        where="array",
+        where=where,
         names=PackedNames.pack(f"{number:06d}.{ending}" for number in range(len(pixels))),
         sizes=np.full(len(pixels), len(store.header) + pixels[:1].size),
         places=np.arange(len(pixels)),

@@ -33,7 +33,7 @@ from bench.statistics.significance import key_of
 from checkpoints.training_cost import TrainingCost
 from engine.printing import printable
 
-BOARDS = 60  # generated ones, of which every file is checked
+BOARDS = 40  # generated ones, of which every file is checked
 
 
 def written(found: Standing, name: str) -> bytes:

@@ -186,7 +186,7 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
     config = read_config(export)
     evil = {key: EVIL[number % len(EVIL)] for number, key in enumerate(("method", "data", "licence", "official_code"))}
     config["vit_export"] |= evil
-    for seed in range(40):
+    for seed in range(20):
         found = any_board(Random(seed))
         names = {each.result.data.name for each in found.measured}
         publication = replace(KNOWN, datasets=dict.fromkeys(names, "me/digits"))

@@ -1,11 +1,10 @@
 """The GPU's benchmark on a CPU at its tiny size: every part has a row, the work is counted, what fails is a line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from elsewhere import program
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 # As far as the benchmark calls them; the clones are not part of this repository.
@@ -58,8 +57,8 @@ CLONES = {
 
 def rows(tmp_path: Path, *options: str) -> list[dict]:
     out = tmp_path / "rows.jsonl"
-    command = [sys.executable, PROGRAM, "--device", "cpu", "--smoke", "--sizes", "S", "--steps", "2", "--out", out]
-    subprocess.run([*command, "--precision", "float32", "--compile", "no", *options], check=True, timeout=120)
+    small = ("--device", "cpu", "--smoke", "--sizes", "S", "--steps", "2", "--precision", "float32", "--compile", "no")
+    program(PROGRAM, *small, "--out", out, *options).end()
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

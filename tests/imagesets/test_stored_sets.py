@@ -15,6 +15,7 @@ import pytest
 
 from imagesets import listing_cache
 from imagesets.decoding import UnreadableImage
+from imagesets.schemes import parquet
 from imagesets.sets import open_set
 
 CLASSES = ("ant", "bee", "cat")
@@ -115,6 +116,16 @@ def test_a_set_is_the_same_in_all_forms(form, split, folder, tmp_path):
         some = [each.limited(4) for each in (found, wanted)]
         assert some[0].fingerprint == some[1].fingerprint and some[0].encoded(3) == some[1].encoded(3)
         found = pickle.loads(pickle.dumps(open_set(f"{form}:{root}", split)))  # from the index, in a loader process
+
+
+def test_as_many_row_groups_are_kept_as_memory_allows(folder, tmp_path, monkeypatch):
+    url = f"parquet:{as_parquet(folder, tmp_path / 'tables')}"
+    for allowed, groups in ((1 << 20, 4), (0, 1)):
+        monkeypatch.setattr(parquet, "KEPT", allowed)
+        found = open_set(url, "train")
+        wanted = [open_set(f"folder:{folder}", "train").encoded(index) for index in range(len(found))]
+        assert [found.encoded(index) for index in range(len(found))] == wanted
+        assert len(found.images.store.opened.groups) == groups
 
 
 def test_parquet_files_that_load_dataset_reads(folder, tmp_path):

@@ -12,6 +12,7 @@ from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import resampling
 from engine.tasks import Metric, OpenedSets, Workspace
 from imagesets.sets import ImageSet, open_set
 from probes.scores import class_mean, class_means, with_class_means
@@ -57,6 +58,11 @@ def test_resampled_values_cover_the_truth():
         low, high = np.quantile(class_means({"a": right}, labels, weights)["a"], (0.025, 0.975))
         held += low <= 60 <= high
     assert 183 <= held <= 197
+
+
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWN", 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """Probes on features in a file: their memory stays within what they state, and does not grow with the rows."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import memory_program
 import numpy as np
 import pytest
+from elsewhere import program
 from memory_program import CLASSES, QUERIES, WIDTH, K
 
 pytestmark = pytest.mark.slow
@@ -38,7 +37,6 @@ def features(tmp_path_factory):
 
 @pytest.mark.parametrize("work", STATED)
 def test_memory_is_as_stated_and_does_not_grow_with_the_rows(work, features):
-    command = [sys.executable, str(PROGRAM), str(features), work, str(FEW), str(MANY)]
-    few, many = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120).stdout)
+    few, many = json.loads(program(PROGRAM, features, work, FEW, MANY).end())
     assert many <= STATED[work] + EACH[work] * MANY + ALLOCATOR
     assert many - few <= EACH[work] * (MANY - FEW) + PAGES < 4 * WIDTH * (MANY - FEW) / 4

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from meeting import together
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
 
@@ -15,6 +16,7 @@ from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine import resampling
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
 from imagesets.sets import ImageSet, open_set
@@ -95,6 +97,11 @@ def several(split: str) -> ImageSet:
     return replace(digits, labels=labels, classes=("even", "large", "seven"), reports="mAP")
 
 
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWN", 100_000)
+
+
 @pytest.fixture(scope="module")
 def export() -> ViTExport:
     torch.manual_seed(0)
@@ -137,6 +144,20 @@ def test_a_set_with_several_labels_is_evaluated(export, tmp_path):
     kept = recorded(checked(outcome), 100).metrics["mAP"]
     assert kept.interval[0] < kept.value < kept.interval[1] and kept.array_over == "resamples"
     assert run(TASK, export, tmp_path).metrics == outcome.metrics
+
+
+def test_processes_share_the_classes(export, tmp_path):
+    alone = run(TASK, export, tmp_path)
+
+    def shared(world: World) -> Outcome:
+        space = Workspace(cache=tmp_path, data="digits:", opened=OpenedSets(), world=world)
+        for split in ("train", "val"):
+            space.opened.get("digits:", split, lambda _, split: several(split))
+        return TASK.run(export, space)
+
+    for outcome in together(2, shared):
+        assert outcome.metrics == alone.metrics and outcome.facts == alone.facts
+        assert np.array_equal(outcome.arrays["scores"], alone.arrays["scores"])
 
 
 def test_images_that_are_not_judged_change_nothing(export, tmp_path):
