@@ -1,5 +1,6 @@
-"""The two tiny networks of `bench demo`: one as a method initialises it, one pretrained for seconds on digits."""
+"""The tiny networks of `bench demo`: as a method initialises them, and pretrained for seconds on digits in noise."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,25 +12,53 @@ from engine.files import digest
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Run
 
-METHOD, RECIPE = "extrema", "smoke"
-# Of what was tried in 15 s (docs/log.md) the one that beats its own initial weights: masks as the only augmentation
-# (a mirrored digit is none), InfoNCE, small updates.
-CHANGES = (
-    *("epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=0.5", "loss=infonce", "crop=none"),
-    *("colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97", "drop_path=0"),
-    *("projector_hidden=256", "projector_width=64"),
+IMAGES = "noisydigits:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoNetwork:
+    """A method, one of its recipes and what is changed in it."""
+
+    method: str
+    recipe: str
+    changes: tuple[str, ...]
+
+
+# Of what was tried (docs/log.md) those that beat their own initial weights and raw pixels in half a minute of a core.
+NETWORKS = (
+    DemoNetwork(
+        method="extrema",
+        recipe="smoke",
+        changes=(
+            *("image_size=48", "patch_size=8", "epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
+            *("loss=infonce", "crop=none", "colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97"),
+            *("drop_path=0", "projector_hidden=256", "projector_width=64"),
+        ),
+    ),
 )
 
 
-def pretrain(out: Path, seed: int) -> Path | None:
-    """Train in a folder below `out` that is named after what makes the networks; use what the same made before.
+def pretrain(out: Path, seed: int) -> dict[str, Path] | None:
+    """Method -> folder of its network, all of NETWORKS. None where a signal stopped a training."""
+    found = {}
+    for network in NETWORKS:
+        folder = pretrained(network, out, seed)
+        if folder is None:
+            return None
+        found[network.method] = folder
+    return found
+
+
+def pretrained(network: DemoNetwork, out: Path, seed: int) -> Path | None:
+    """Train in a folder below `out` that is named after what makes the network; use what the same made before.
 
     A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
-    are the networks. None where a signal stopped the training.
+    are the network before and after. None where a signal stopped the training.
     """
-    chosen, images = choose_recipe(METHOD, RECIPE, CHANGES), open_set("digits:", "train")
+    chosen = choose_recipe(network.method, network.recipe, network.changes)
+    images = open_set(IMAGES, "train")
     made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
-    folder = out / f"seed{seed}-{made_of[:8]}"
+    folder = out / f"{network.method}-seed{seed}-{made_of[:8]}"
     if (folder / "export" / "config.json").exists():
         return folder
     trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())

@@ -100,7 +100,7 @@ def encoded(picture: Picture, form: Format) -> bytes:
     """The file's bytes. They hold no date, no version and no random ids."""
     import matplotlib
 
-    figure, buffer = drawn(picture), io.BytesIO()
+    figure, buffer = drawn_figure(picture), io.BytesIO()
     dropped = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[form]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench visualize"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
@@ -108,7 +108,7 @@ def encoded(picture: Picture, form: Format) -> bytes:
     return buffer.getvalue()
 
 
-def drawn(picture: Picture) -> Any:
+def drawn_figure(picture: Picture) -> Any:
     """matplotlib's Figure, every panel at its place."""
     from matplotlib.figure import Figure
 

@@ -1,43 +1,76 @@
-"""The demo's networks are trained once, and anew where anything that makes them has changed."""
+"""The demo: networks are trained once, and anew where what makes them has changed; it ends with tests and a report."""
 
+import argparse
+import csv
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.pretraining import demo_training
-from bench.pretraining.demo_training import pretrain
+from bench.commands import demo
+from bench.pretraining import demo_evaluation, demo_training
+from bench.pretraining.demo_training import NETWORKS, pretrained
+from imagesets.sets import open_set
 from pretrain.loop.trainer import Trainer
 
-QUICK = ("epochs=1", "batch=512", "schedule.warmup=0")
+QUICK = tuple(
+    replace(
+        each, changes=(*each.changes, "epochs=1", "batch=128", "schedule.warmup=0", "width=16", "depth=1", "heads=1")
+    )
+    for each in NETWORKS
+)
 
 
 @pytest.fixture
-def begun(monkeypatch) -> list[Path]:
+def few_images(monkeypatch):
+    """A hundred and twenty-eight training images."""
+    monkeypatch.setattr(demo_training, "open_set", lambda url, split: open_set(url, split).limited(128))
+
+
+@pytest.fixture
+def begun(monkeypatch, few_images) -> list[Path]:
     """Folders of the trainings that began; none of them trains, and each is stopped by a signal."""
     found = []
     monkeypatch.setattr(Trainer, "train", lambda trainer: found.append(trainer.run.out) or "stopped")
-    monkeypatch.setattr(demo_training, "CHANGES", QUICK)
     return found
 
 
-@pytest.mark.slow
-def test_the_same_demo_is_trained_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_training, "CHANGES", QUICK)
-    folder = pretrain(tmp_path, 0)
-    assert all((folder / name / "model.safetensors").exists() for name in ("start", "export"))
-    monkeypatch.delattr(Trainer, "train")
-    assert pretrain(tmp_path, 0) == folder
-
-
 def test_a_demo_that_was_stopped_goes_on_in_its_folder(begun, tmp_path):
-    assert pretrain(tmp_path, 0) is None
-    assert pretrain(tmp_path, 0) is None
-    assert begun[0] == begun[1]
+    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
+    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
+    assert begun[0] == begun[1] and len(begun) == 2
 
 
-def test_another_recipe_or_seed_is_trained_anew(begun, tmp_path, monkeypatch):
-    for seed in (0, 1):
-        pretrain(tmp_path, seed)
-    monkeypatch.setattr(demo_training, "CHANGES", (*QUICK, "lr=1e-4"))
-    pretrain(tmp_path, 0)
-    assert len(set(begun)) == 3
+def test_another_method_recipe_or_seed_is_trained_anew(begun, tmp_path):
+    networks = (*QUICK, replace(QUICK[0], changes=(*QUICK[0].changes, "lr=1e-4")))
+    for network in networks:
+        for seed in (0, 1):
+            pretrained(network, tmp_path, seed)
+    assert len(set(begun)) == 2 * len(networks)
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images, capsys):
+    """A shortened one: a training of one update each, a hundred images of each split."""
+    monkeypatch.setattr(demo_training, "NETWORKS", QUICK)
+    monkeypatch.setattr(demo_evaluation, "LIMIT", 100)
+    monkeypatch.setattr(demo_evaluation, "SUITE", "knn@dino")
+    monkeypatch.setattr(demo_evaluation, "TESTED", {"knn@dino": "top1_k10"})
+    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 0
+    printed = capsys.readouterr().out
+    methods = [each.method for each in QUICK]
+    for method in methods:
+        assert re.search(
+            rf"{method}-trained.* raw-pixels .*, p [=<] 0\.\d+ after Holm over {2 * len(methods)}", printed
+        )
+        assert f"{method}-initial" in printed
+    assert printed.rstrip().endswith(f"xdg-open {tmp_path / 'report.html'}")
+    text = (tmp_path / "report.html").read_text()
+    assert 'src="data:image/jpeg' in text and "raw-pixels (floor)" in text and "initial weights" in text
+    with open(tmp_path / "leaderboard.csv", newline="") as file:
+        rows = {row["name"] for row in csv.DictReader(file)}
+    assert rows == {"raw-pixels"} | {f"{method}-{kind}" for method in methods for kind in ("initial", "trained")}
+    monkeypatch.delattr(Trainer, "train")
+    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 0, "a second demo trains nothing"
+    assert "\n0 done" in capsys.readouterr().out

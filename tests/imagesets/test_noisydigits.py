@@ -1,0 +1,52 @@
+"""The digits on noisy grounds: the same pixels everywhere, each digit in its split, and raw pixels that say little."""
+
+import numpy as np
+import pytest
+
+from imagesets.schemes.noisydigits import DIGIT, GROUND, INK, NOISE, SIDE, STEP, drawn
+from imagesets.sets import SPLITS, open_set
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return {split: open_set("noisydigits:", split) for split in SPLITS}
+
+
+def test_pixels_are_these_on_every_machine(splits):
+    assert {split: images.fingerprint[:16] for split, images in splits.items()} == {
+        "train": "fd522886abd303a1",
+        "val": "26a4cc6dbd9c06e7",
+    }
+    assert open_set("noisydigits:", "val").fingerprint == splits["val"].fingerprint
+
+
+def test_digits_stay_in_their_split_under_their_label(splits):
+    for split, images in splits.items():
+        source = open_set("digits:", split)
+        assert np.array_equal(images.labels, source.labels) and images.classes == source.classes
+        assert images.image(0).size == (SIDE, SIDE) and images.path(1) == f"noisydigits:{split}/1"
+
+
+def test_a_digit_is_drawn_whole_at_any_place():
+    images = drawn(np.full((400, DIGIT, DIGIT), 255, np.uint8), np.random.RandomState(0)).astype(int)  # squares
+    light = images.mean(-1) > (GROUND + INK) / 2
+    rows, columns = (light.mean(axis) > 0.2 for axis in (2, 1))
+    assert (light.sum((1, 2)) == DIGIT**2).mean() > 0.9
+    for places in (rows, columns):
+        assert (places.sum(1) == DIGIT).all()
+        assert set(places.argmax(1)) == set(range(0, SIDE - DIGIT + 1, STEP))
+    assert images[~light].mean() == pytest.approx(GROUND / 2 + NOISE / 4, abs=6)
+
+
+def test_raw_pixels_say_little(splits):
+    """Ten neighbours are right for 98 % of the plain digits."""
+    rows = {split: images.images.pixels.reshape(len(images), -1) / 255.0 - 0.45 for split, images in splits.items()}
+    gallery = rows["train"] / np.linalg.norm(rows["train"], axis=1, keepdims=True)
+    nearest = np.argsort(-rows["val"] @ gallery.T, axis=1)[:, :10]
+    votes = np.array([np.bincount(labels, minlength=10) for labels in splits["train"].labels[nearest]])
+    assert (votes.argmax(1) == splits["val"].labels).mean() < 0.35
+
+
+def test_a_path_is_refused():
+    with pytest.raises(ValueError, match="write noisydigits:"):
+        open_set("noisydigits:/data", "train")
