@@ -2,7 +2,8 @@
 
 `{"teacher": {"module.backbone.cls_token": t}, "args": Namespace(arch="vit_small")}` becomes the tensor
 `teacher.backbone.cls_token` and the fact `args.arch`. Wrapper components come from DataParallel and
-DistributedDataParallel (`module`), torch.compile (`_orig_mod`), FSDP and activation checkpointing.
+DistributedDataParallel and DeepSpeed (`module`), torch.compile (`_orig_mod`), FSDP, activation checkpointing, and
+Lightning's strategies (`_forward_module`).
 
 Errors here are ValueErrors without the file's name; their text continues a sentence that starts with it.
 """
@@ -17,7 +18,7 @@ import torch
 from checkpoints.allowed import Attributes
 from engine.pickles import MAX_DEPTH, MAX_VALUES
 
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 FLAT_PARAMETER = re.compile(r"_?flat_param(_\d+)?")  # torch's FSDP; the numbered ones are fairscale's
 LIGHTNING = "pytorch-lightning_version"
 LONGEST_LIST = 64

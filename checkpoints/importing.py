@@ -33,8 +33,22 @@ TRAINING_STATE = {
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
 PATCHES = ("patch_embed.proj.weight",)
-# width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), DINOv2's g (1536)
-HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
+# width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), I-JEPA's g (1408),
+# DINOv2's g (1536), Web-SSL's 2B to 7B (2688 and wider)
+HEADS = {
+    192: 3,
+    384: 6,
+    512: 8,
+    768: 12,
+    1024: 16,
+    1280: 16,
+    1408: 16,
+    1536: 24,
+    2688: 21,
+    3072: 24,
+    3584: 28,
+    4096: 32,
+}
 # width -> the timm name whose other defaults an export builds on; every size is overridden
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}

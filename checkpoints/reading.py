@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from checkpoints.allowed import is_allowed, only_stand_ins
 from checkpoints.dotted import GATHER, split, unwrap, without_lightning_attribute
-from checkpoints.sniffing import DOWNLOAD_AGAIN, kind_of, unknown
+from checkpoints.sniffing import DOWNLOAD_AGAIN, ZERO, kind_of, unknown
 from engine.files import sha256_of_file
 from engine.pickles import Scan, scan_pickle
 
@@ -48,18 +48,24 @@ class ForeignFile:
     facts: dict[str, Any]
 
 
-def read_foreign(path: Path | str, opened: Collection[str] = ()) -> ForeignFile:
+def read_foreign(path: Path | str, opened: Collection[str] = (), part: bool = False) -> ForeignFile:
     """Read a torch or safetensors checkpoint. Raises ValueError, in one line, for everything else.
 
+    part: whether it is known to be one of several files, which is refused otherwise.
     opened: names of classes whose pickled objects are read as the values of their attributes; no such class is built.
     """
     path = Path(path)
     try:
-        kind = kind_of(path)
+        kind = kind_of(path, part)
         sha256 = sha256_of_file(path)
         tree = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind, opened)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or _short(error)}") from error
+    return foreign_file(path, sha256, tree)
+
+
+def foreign_file(path: Path, sha256: str, tree: Any) -> ForeignFile:
+    """What a file holds, under names without wrappers. ValueError as in `read_foreign`."""
     try:
         tensors, facts = split(tree)
         tensors = without_lightning_attribute(unwrap(tensors), facts)
@@ -67,6 +73,8 @@ def read_foreign(path: Path | str, opened: Collection[str] = ()) -> ForeignFile:
         raise ValueError(f"{path} {error}") from error
     if not tensors:
         raise ValueError(f"{path} holds no torch tensors; name a checkpoint that holds weights")
+    if "ds_version" in facts and not any(tensor.numel() for tensor in tensors.values()):
+        raise ValueError(f"{path} holds names without values, as DeepSpeed's ZeRO stage 3 writes them; {ZERO}")
     return ForeignFile(path, sha256, tensors, facts)
 
 
@@ -98,12 +106,25 @@ def _read_torch(path: Path, kind: str, opened: Collection[str]) -> Any:
         raise ValueError(f"{path} is damaged or made to mislead ({_short(error)}); {DOWNLOAD_AGAIN}") from error
 
 
-def _scan_archive(path: Path) -> list[Scan]:
+def tensor_in(archive: bytes) -> torch.Tensor:
+    """The one tensor of an archive of torch.save in memory. ValueError for anything else."""
+    if refused := [name for scan in _scan_archive(io.BytesIO(archive)) for name in scan.names if not is_allowed(name)]:
+        raise ValueError(_about_refused(refused))
+    with only_stand_ins():
+        found = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(f"a {type(found).__name__} in place of a tensor")
+    return found
+
+
+def _scan_archive(path: Path | io.BytesIO) -> list[Scan]:
     try:
-        reader = torch._C.PyTorchFileReader(str(path))  # torch.load's own: what is scanned is what is loaded
+        # torch.load's own: what is scanned is what is loaded
+        reader = torch._C.PyTorchFileReader(str(path) if isinstance(path, Path) else path)
         return [scan_pickle(io.BytesIO(reader.get_record("data.pkl")))]
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {_short(error)}; {DOWNLOAD_AGAIN}") from error
+        what = path if isinstance(path, Path) else "a piece"
+        raise ValueError(f"{what} cannot be read: {_short(error)}; {DOWNLOAD_AGAIN}") from error
 
 
 def _scan_legacy(path: Path) -> list[Scan]:
@@ -126,6 +147,8 @@ def _about_refused(names: list[str]) -> str:
     for name in names:
         if name in SPECIAL_TENSORS:
             return f"holds a {SPECIAL_TENSORS[name]} tensor; make it dense and {RESAVE}"
+        if name.startswith("deepspeed."):
+            return f"is a state of DeepSpeed's (it holds {ascii(name)[1:-1][:80]}); {ZERO}"
         if name.startswith("torch.distributed."):
             return f"is sharded over several processes (it holds {ascii(name)[1:-1]}); {GATHER}"
     shown = ", ".join(ascii(name)[1:-1][:80] for name in names[:3])

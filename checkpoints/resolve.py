@@ -3,7 +3,8 @@
 FOLDER            an export, a timm folder, or a folder of Hugging Face transformers
 timm:NAME         a pretrained timm model; hf-hub:ID and local-dir:FOLDER likewise (timm:PATH is a file)
 IMPORTER:PATH     a foreign file, read by the importer of that name
-PATH              a foreign file whose format is found from its keys
+PATH              a foreign file whose format is found from its keys; a folder of torch.distributed.checkpoint, or of
+                  a file in several parts with their index
 pixels:SIDE       no network: the image itself, resized to SIDE pixels
 module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from checkpoints.baselines import pixels
+from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
@@ -20,7 +22,7 @@ from checkpoints.importing import ImportOptions, import_file
 from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
-from checkpoints.transformers_folder import is_transformers, read_folder
+from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -63,12 +65,17 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         raise ValueError(
             f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
         )
-    file = read_foreign(path)
+    file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
 
 
 def _foreign(path: Path) -> ForeignFile:
-    return read_folder(path) if path.is_dir() and is_transformers(path) else read_foreign(path)
+    """A foreign file, or what a folder holds in several."""
+    if path.is_dir() and is_transformers(path):
+        return read_folder(path)
+    if path.is_dir() and is_distributed(path):
+        return read_distributed(path)
+    return read_parts(path) if is_in_parts(path) else read_foreign(path)
 
 
 def file_importers() -> list[str]:

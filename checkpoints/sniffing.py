@@ -1,6 +1,7 @@
 """What kind of file a path is: a torch or safetensors checkpoint, or one of the things that get saved in its place."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Literal
@@ -27,18 +28,25 @@ SIGNATURES = (
 )
 LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit. Eight characters of text are a larger number
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-JOIN_SHARDS = "load the model with transformers and save it with save_pretrained(FOLDER, max_shard_size='100GB')"
-JOIN_DISTRIBUTED = "join it by `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE`"
+JOIN_DISTRIBUTED = (
+    "join it by `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE` and name FILE"
+)
+ZERO = "join it by the script that DeepSpeed leaves beside it, `python zero_to_fp32.py FOLDER OUT`, and name OUT's file"
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")  # as transformers and timm number the parts of one checkpoint
 
 
-def kind_of(path: Path) -> Literal["archive", "safetensors", "pickle"]:
+def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors", "pickle"]:
     """Kind of checkpoint: torch's zip archive, safetensors, or a pickle as torch wrote until version 1.5.
 
     "pickle" is what remains and is proved only by reading. Raises ValueError for everything that is recognised as no
-    checkpoint, OSError for what cannot be read.
+    checkpoint, OSError for what cannot be read. part: it is one of several files, as the caller knows.
     """
     if path.is_dir():
         raise ValueError(f"{path} is {_about_folder(path)}")
+    if path.suffix == ".distcp" or path.name == ".metadata":
+        raise ValueError(f"{path} is a part of a distributed checkpoint; name its folder: {path.parent}")
+    if not part and (found := SHARD.fullmatch(path.name)) and int(found[2]) > 1:
+        raise ValueError(f"{path} is one of {int(found[2])} parts; name their folder, with the index: {path.parent}")
     size = path.stat().st_size
     if not size:
         raise ValueError(f"{path} is empty; {DOWNLOAD_AGAIN}")
@@ -104,8 +112,12 @@ def _archive_problem(records: list[zipfile.ZipInfo]) -> str:
 
 
 def _about_folder(path: Path) -> str:
-    if (path / ".metadata").exists() and any(path.glob("*.distcp")):
+    if (path / ".metadata").exists():
         return f"a distributed checkpoint folder; {JOIN_DISTRIBUTED}"
+    if (path / "latest").is_file() or (path / "zero_to_fp32.py").exists() or any(path.glob("zero_pp_rank_*")):
+        return f"a folder of DeepSpeed; name its mp_rank_00_model_states.pt (ZeRO stages 1 and 2), or {ZERO}"
+    if inner := next((place.parent for place in sorted(path.glob("*/.metadata"))), None):
+        return f"a folder of distributed checkpoints; name one of them: {inner}"
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel folder; {CONVERT}"
     if (path / "export" / "config.json").exists():
@@ -124,8 +136,7 @@ def _about_json(path: Path) -> str:
     except ValueError:
         content = {}
     if path.name in INDEX_FILES or "weight_map" in content:
-        remedy = "name its folder" if path.with_name("config.json").exists() else JOIN_SHARDS
-        return f"the index of a checkpoint in several files; {remedy}"
+        return "the index of a checkpoint in several files; name its folder"
     return "a JSON file; name a checkpoint"
 
 

@@ -29,13 +29,28 @@ def read_folder(folder: Path) -> ForeignFile:
     tree: dict[str, Any] = {"config": _json(folder / "config.json")}
     if (folder / PREPARATION).exists():
         tree["preparation"] = _json(folder / PREPARATION)
-    files = [read_foreign(folder / name) for name in _files(folder)]
+    return _joined(folder, _files(folder), split(tree)[1])
+
+
+def is_in_parts(path: Path) -> bool:
+    """Whether a path is the index of a checkpoint in several files, or its folder, and none of transformers'."""
+    folder = path.parent if path.name in INDEX_FILES else path
+    return not (folder / "config.json").exists() and any((folder / name).is_file() for name in INDEX_FILES)
+
+
+def read_parts(path: Path) -> ForeignFile:
+    """Tensors of all files that an index lists. ValueError as for `read_folder`."""
+    folder = path.parent if path.name in INDEX_FILES else path
+    return _joined(folder, _files(folder), {})
+
+
+def _joined(folder: Path, names: list[str], facts: dict[str, Any]) -> ForeignFile:
+    files = [read_foreign(folder / name, part=len(names) > 1) for name in names]
     tensors: dict[str, Any] = {}
     for file in files:
         if twice := tensors.keys() & file.tensors.keys():
             raise ValueError(f"{file.path} holds {min(twice)!a} a second time")
         tensors |= file.tensors
-    facts = split(tree)[1]
     return ForeignFile(path=folder, sha256=digest([file.sha256 for file in files]), tensors=tensors, facts=facts)
 
 

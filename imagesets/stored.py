@@ -59,7 +59,11 @@ class StoredImages:
 
     def take(self, indices: np.ndarray) -> "StoredImages":
         indices = np.asarray(indices, np.int64)
-        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], places=self.places[indices])
+        return self.renamed(indices, self.names.take(indices))
+
+    def renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
+        """The images at `indices` (M,) under other names (M)."""
+        return replace(self, names=names, sizes=self.sizes[indices], places=self.places[indices])
 
     def facts(self) -> tuple[bytes, ...]:
         return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
@@ -92,7 +96,11 @@ class NamedFiles:
         return self.files.image(index)
 
     def take(self, indices: np.ndarray) -> "NamedFiles":
-        return NamedFiles(names=self.names.take(indices), files=self.files.take(indices))
+        return self.renamed(indices, self.names.take(indices))
+
+    def renamed(self, indices: np.ndarray, names: PackedNames) -> "NamedFiles":
+        """The images at `indices` (M,) under other names (M)."""
+        return NamedFiles(names=names, files=self.files.take(indices))
 
     def facts(self) -> tuple[bytes, ...]:
         return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
@@ -128,7 +136,7 @@ def stored_set(
     order, names, double = _in_folders(classes, labels, images.names)
     if double:
         raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
-    ordered = replace(images.take(order), names=names)
+    ordered = images.renamed(order, names)
     return ImageSet(
         url=url,
         split=split,

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     several = {"nargs": "+", "action": "extend"}
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
-        help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID or IMPORTER:PATH")  # fmt: skip
+        help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, or "
+             "module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",

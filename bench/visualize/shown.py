@@ -100,7 +100,7 @@ class Shown:
             found = found.limited(self.limit) if found.classes else found.subset(evenly(len(found), self.limit), "some")
         for index in range(len(found)):
             name = Path(found.path(index)).stem
-            label = found.classes[found.labels[index]] if found.classes else ""
+            label = found.classes[found.labels[index]] if found.classes and not found.has_several_labels else ""
             yield ShownImage(name=f"{label}: {name}" if label else name, image=self._part(found.image(index)))
 
     def _part(self, image: Image.Image) -> Image.Image:

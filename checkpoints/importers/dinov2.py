@@ -1,4 +1,4 @@
-"""DINOv2 (Oquab et al. 2024; registers: Darcet et al. 2024): backbone files and teacher checkpoints.
+"""DINOv2 (Oquab et al. 2024; registers: Darcet et al. 2024): backbone files and teacher checkpoints; Web-DINO's too.
 
 Without registers positions are resized with DINO's +0.1; with them exactly and antialiased (hub/backbones.py,
 interpolate_offset and interpolate_antialias). Register models get their class token's position added here, as timm
@@ -11,7 +11,7 @@ from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import BARE, WITHIN, is_bare_vit
 
-SOURCE = "facebookresearch/dinov2, models/vision_transformer.py, hub/backbones.py"
+SOURCE = "facebookresearch/dinov2, models/vision_transformer.py, hub/backbones.py; facebookresearch/webssl, dinov2/"
 BRANCHES = {"teacher": ("teacher.backbone.", *BARE), "student": ("student.backbone.",)}
 DROPPED = {
     rf"((student|teacher)\.backbone\.|{WITHIN})mask_token": "mask token",
@@ -31,7 +31,16 @@ def recognise(file: ForeignFile) -> bool:
     full = "teacher.backbone.cls_token" in file.tensors
     if any(name.endswith(("rope_embed.periods", "storage_tokens")) for name in file.tensors):
         return False  # DINOv3's
+    if is_of_franca(file):
+        return False
     return (scaled and (own or full)) or is_bare_vit(file, scaled=True)
+
+
+def is_of_franca(file: ForeignFile) -> bool:
+    """Whether a file of this layout has the marks of Franca's: a bare trunk under `teacher`, or a RASA head."""
+    bare = {"teacher.cls_token", "teacher.blocks.0.ls1.gamma"} <= file.tensors.keys()
+    chunked = {"teacher.cls_token", "teacher.blocks.0.0.ls1.gamma"} <= file.tensors.keys()
+    return bare or chunked or any(".rasa_head." in name for name in file.tensors)
 
 
 def convert(branch: BranchTensors) -> Conversion:

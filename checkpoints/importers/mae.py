@@ -1,11 +1,12 @@
-"""MAE (He et al. 2022): the encoder of a release, a pretraining file or a fine-tuned file.
+"""MAE (He et al. 2022): the encoder of a release, a pretraining file or a fine-tuned file; Web-MAE's too.
 
 The published encoder files hold nothing but a ViT under `model`, just as MOCA's extracted teachers do; say `mae:PATH`.
+Web-MAE's (facebookresearch/webssl, mae/mae.py) are those of timm's model, with a classifier that nothing trained.
 """
 
 from checkpoints.importing import BranchTensors, Conversion, plain_vit
 from checkpoints.reading import ForeignFile
-from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, kind_in, trunk_of
+from checkpoints.recognition import BARE, BLOCK, CLASSIFIER, WITHIN, is_bare_vit, is_plain, kind_in, trunk_of
 
 SOURCE = "facebookresearch/mae efb2a80, models_mae.py, util/misc.py:302"
 BRANCHES = {"encoder": BARE}
@@ -24,8 +25,8 @@ def recognise(file: ForeignFile) -> bool:
     if full or is_bare_vit(file, "sincos_column_first"):
         others = ("model.predictor.", "model.projection_head.")  # LUT's and CAN's
         return not any(name.startswith(others) for name in names)
-    tuned = trunk_of(file, CLASSIFIER)
-    return "fc_norm.weight" in tuned and kind_in(tuned) == "sincos_column_first"
+    tuned = trunk_of(file, rf"{CLASSIFIER}|optimizer\..*")
+    return ("fc_norm.weight" in tuned or is_plain(tuned)) and kind_in(tuned) == "sincos_column_first"
 
 
 def convert(branch: BranchTensors) -> Conversion:

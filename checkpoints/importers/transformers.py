@@ -1,5 +1,5 @@
-"""Hugging Face transformers: ViT, ViTMAE, DINOv2 (with registers), DINOv3, I-JEPA, BEiT, data2vec-vision, and the
-vision towers of CLIP and SigLIP, from a folder as save_pretrained writes it.
+"""Hugging Face transformers: ViT, ViTMAE, DINOv2 (with registers), DINOv3, I-JEPA, AIMv2, BEiT, data2vec-vision, and
+the vision towers of CLIP and SigLIP, from a folder as save_pretrained writes it.
 
 Sizes, head count, activation and LayerNorm eps come from config.json, image statistics from preprocessor_config.json.
 Positions go to another grid as the library's own interpolate_pos_encoding does. Heads and text towers are dropped.
@@ -21,6 +21,7 @@ SOURCE = "huggingface/transformers 5.23, models/*/modeling_*.py"
 FIRST = (
     *("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embeddings.weight"),
     "embeddings.patch_embedding.weight",
+    "embeddings.patch_embed.weight",
 )
 TOWERS = (
     "",
@@ -50,7 +51,12 @@ RENAMES = {
     r"^embeddings\.(cls_token|class_embedding)$": "cls_token",
     r"^embeddings\.position_embeddings$|^embeddings\.position_embedding\.weight$": "pos_embed",
     r"^embeddings\.register_tokens$": "reg_token",
-    r"^embeddings\.patch_embeddings?\.(projection\.)?(weight|bias)$": r"patch_embed.proj.\2",
+    r"^embeddings\.patch_embed(ding|dings)?\.(projection\.)?(weight|bias)$": r"patch_embed.proj.\3",
+    r"^embeddings\.rms_norm\.": "patch_embed.norm.",
+    r"\.rms_norm([12])\.": r".norm\1.",
+    r"^rms_norm\.": "norm.",
+    r"\.attention\.out_proj\.": ".attn.proj.",
+    r"\.ffn\.(gate|up|down)_proj\.": r".mlp.\1_proj.",
     r"^(encoder\.layers?|layer|model\.layer)\.(\d+)\.": r"blocks.\2.",
     r"\.attention\.attention\.(q|k|v)(uery|ey|alue)\.": r".attn.\1_proj.",
     r"\.(self_attn|attention)\.(q|k|v)_proj\.": r".attn.\2_proj.",
@@ -75,11 +81,11 @@ def recognise(file: ForeignFile) -> bool:
 
 
 def convert(branch: BranchTensors) -> Conversion:
-    kind = branch.file.facts.get("config.model_type")
+    kind = _kind(branch)
     if kind not in KINDS:
         raise ValueError(f"config.json says {kind!r}; models of {', '.join(KINDS)} are read, and for others none is")
     renames = dict(RENAMES)
-    if _setting(branch, "use_gated_mlp", False):
+    if _setting(branch, "use_gated_mlp", False) or kind.startswith("aimv2"):
         renames |= {r"\.mlp\.gate_proj\.": ".mlp.fc1_g.", r"\.mlp\.up_proj\.": ".mlp.fc1_x."}
     renames[r"\.mlp\.up_proj\."] = renames.get(r"\.mlp\.up_proj\.", ".mlp.fc1.")
     tensors = branch.take_trunk(renames)
@@ -108,6 +114,10 @@ def with_joint_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return whole
 
 
+def _kind(branch: BranchTensors) -> str:
+    return str(branch.file.facts.get("config.model_type"))
+
+
 def _setting(branch: BranchTensors, name: str, default: Any = None) -> Any:
     value = branch.file.facts.get(f"config.{name}", branch.file.facts.get(f"config.vision_config.{name}", default))
     if value is None:
@@ -127,7 +137,7 @@ def _sizes(branch: BranchTensors, tensors: dict[str, Tensor]) -> dict[str, Any]:
         width=_setting(branch, "hidden_size"),
         depth=_setting(branch, "num_hidden_layers"),
         heads=heads,
-        norm_eps=_setting(branch, "layer_norm_eps"),
+        norm_eps=_setting(branch, "rms_norm_eps" if _kind(branch).startswith("aimv2") else "layer_norm_eps"),
     )
 
 
@@ -214,6 +224,25 @@ def _siglip(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec,
     return _plain(branch, tensors, architecture=name, class_token=False, class_position=False, pool="avg")
 
 
+def _aimv2(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """The activation is that of the gate."""
+    _activation(branch, {"silu": ""})
+    if "pos_embed" not in tensors:
+        raise ValueError("its positions are computed for each image's own grid: take the official file as aimv2:FILE")
+    spec = ViTSpec(
+        architecture="aimv2_large_patch14_224",
+        mlp_hidden=tensors["blocks.0.mlp.fc1_g.weight"].shape[0],
+        class_token=False,
+        class_position=False,
+        qkv_bias=False,
+        position=kind_in(tensors),
+        position_resize="bicubic_antialias",
+        pool="avg",
+        **_sizes(branch, tensors),
+    )
+    return spec, tensors
+
+
 def _ijepa(branch: BranchTensors, tensors: dict[str, Tensor]) -> tuple[ViTSpec, dict[str, Tensor]]:
     return _plain(branch, tensors, class_token=False, class_position=False, pool="avg")
 
@@ -225,6 +254,7 @@ KINDS: dict[str, Convert] = {
     "dinov2_with_registers": _dinov2,
     "dinov3_vit": _dinov3,
     "ijepa": _ijepa,
+    **dict.fromkeys(("aimv2", "aimv2_vision_model"), _aimv2),
     "beit": _beit,
     "data2vec-vision": _beit,
     **dict.fromkeys(("clip", "clip_vision_model"), _clip),

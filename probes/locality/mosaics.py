@@ -1,7 +1,8 @@
 """Mosaics: validation images as tiles of one image, and candidate boxes in it, whose crops are an image set.
 
 So it is known where an image of a class lies, which sets of labelled images do not say.
-N images, T tiles of a mosaic of S x S pixels each, M mosaics, K boxes of each.
+N images, T tiles of a mosaic, M mosaics, K boxes of each. Sizes are (width, height), boxes left, top, width and height,
+both in pixels.
 """
 
 from dataclasses import dataclass, replace
@@ -27,24 +28,26 @@ def tile_numbers(labels: np.ndarray, tiles: int) -> np.ndarray:
 
 
 def candidate_boxes(
-    scenes: int, size: tuple[int, int], scales: tuple[float, ...], locations: int, seed: int
+    scenes: int, size: tuple[int, int], shape: tuple[int, int], scales: tuple[float, ...], locations: int, seed: int
 ) -> np.ndarray:
-    """Square boxes (M, K, 3) int64 in M scenes of size = (width, height): left, top and side in pixels.
+    """Boxes (M, K, 4) int64 in M scenes of a size, in the shape of what a network sees (width, height).
 
-    For each scale, a share of the scene's short side, `locations` places inside it, drawn evenly.
+    For each scale, a share of the largest box of that shape, `locations` places inside the scene, drawn evenly.
     """
-    sides = np.repeat([max(1, round(scale * min(size))) for scale in scales], locations)
+    largest = min(size[0] / shape[0], size[1] / shape[1])
+    sides = [[max(1, round(scale * largest * side)) for side in shape] for scale in scales]
+    sides = np.repeat(sides, locations, axis=0)  # (K, 2)
     # RandomState's streams are frozen for ever (NumPy NEP 19).
     places = np.random.RandomState(seed).random_sample((scenes, len(sides), 2))
-    corners = np.floor(places * (np.array(size) - sides[:, None] + 1)).astype(np.int64)
-    return np.concatenate([corners, np.broadcast_to(sides[:, None], (*corners.shape[:2], 1))], axis=2)
+    corners = np.floor(places * (np.array(size) - sides + 1)).astype(np.int64)
+    return np.concatenate([corners, np.broadcast_to(sides, corners.shape)], axis=2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mosaics:
-    """The ImageSource whose image m * K + k is the crop of box k in mosaic m, at S x S pixels.
+    """The ImageSource whose image m * K + k is the crop of box k in mosaic m, at the size of a tile.
 
-    source: the images. transform: makes a tile of one. tiles (M, T): which. boxes (M, K, 3). chosen: numbers of the
+    source: the images. transform: makes a tile of one. tiles (M, T): which. boxes (M, K, 4). chosen: numbers of the
     crops that are there; None: all.
     """
 
@@ -72,20 +75,30 @@ class Mosaics:
     def image(self, index: int) -> Image.Image:
         """The crop. Raises UnreadableImage, which names the tile, where one cannot be read."""
         mosaic, box = self.place(index)
-        left, top, side = map(int, self.boxes[mosaic, box])
+        left, top, width, height = map(int, self.boxes[mosaic, box])
         try:
-            part = kept_mosaic(self, mosaic).crop((left, top, left + side, top + side))
+            part = kept_mosaic(self, mosaic).crop((left, top, left + width, top + height))
         except UnreadableImage as error:
             raise UnreadableImage(self.path(index), f"{error.path}: {error.reason}") from error
-        return part.resize((self.transform.size, self.transform.size), FILTERS["bilinear"])
+        return part.resize(self.tile, FILTERS["bilinear"])
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Size of a tile."""
+        return self.transform.window[1], self.transform.window[0]
+
+    @property
+    def across(self) -> int:
+        """Tiles side by side, and rows of them."""
+        return round(self.tiles.shape[1] ** 0.5)
 
     def mosaic(self, number: int) -> Image.Image:
         """One mosaic, its tiles row by row."""
-        size, across = self.transform.size, round(self.tiles.shape[1] ** 0.5)
-        sheet = Image.new("RGB", (across * size, across * size))
+        (width, height), across = self.tile, self.across
+        sheet = Image.new("RGB", (across * width, across * height))
         for place, index in enumerate(self.tiles[number].tolist()):
             pixels = self.transform(self.source, index).permute(1, 2, 0).numpy()
-            sheet.paste(Image.fromarray(pixels), (place % across * size, place // across * size))
+            sheet.paste(Image.fromarray(pixels), (place % across * width, place // across * height))
         return sheet
 
     def take(self, indices: np.ndarray) -> "Mosaics":
@@ -110,19 +123,17 @@ def kept_mosaic(mosaics: Mosaics, number: int) -> Image.Image:
     return mosaics.mosaic(number)
 
 
-def centre_tiles(boxes: np.ndarray, size: int, tiles: int) -> np.ndarray:
-    """Boxes (M, K, 3) -> the number of the tile (M, K) on which the centre of each lies."""
-    across = round(tiles**0.5)
-    column, row = ((boxes[..., axis] + boxes[..., 2] / 2) // size for axis in (0, 1))
+def centre_tiles(boxes: np.ndarray, tile: tuple[int, int], across: int) -> np.ndarray:
+    """Boxes (M, K, 4) -> the number of the tile (M, K) on which the centre of each lies."""
+    column, row = np.moveaxis((boxes[..., :2] + boxes[..., 2:] / 2) // tile, -1, 0)
     return (row * across + column).astype(np.int64)
 
 
-def tile_overlaps(boxes: np.ndarray, size: int, tiles: int) -> np.ndarray:
-    """Boxes (M, K, 3) -> intersection over union (M, K, T) with each tile."""
-    across = round(tiles**0.5)
-    places = np.arange(tiles)
-    starts = np.stack([places % across, places // across], axis=1) * size  # (T, 2)
+def tile_overlaps(boxes: np.ndarray, tile: tuple[int, int], across: int) -> np.ndarray:
+    """Boxes (M, K, 4) -> intersection over union (M, K, T) with each tile."""
+    places = np.arange(across**2)
+    starts = np.stack([places % across, places // across], axis=1) * np.array(tile)  # (T, 2)
     low = np.maximum(boxes[:, :, None, :2], starts)
-    high = np.minimum(boxes[:, :, None, :2] + boxes[:, :, None, 2:], starts + size)
+    high = np.minimum(boxes[:, :, None, :2] + boxes[:, :, None, 2:], starts + np.array(tile))
     common = np.clip(high - low, 0, None).prod(axis=-1)
-    return common / (np.square(boxes[..., 2])[..., None] + size**2 - common)
+    return common / (boxes[..., 2:].prod(axis=-1)[..., None] + np.prod(tile) - common)

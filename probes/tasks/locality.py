@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes
-from checkpoints.spec import ViTSpec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Scale, Work
@@ -72,9 +71,9 @@ class Locality(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool)
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
-        found = {"image size": spec.side, "forward passes": mosaics * self.boxes + queries}
+        found = {"image size": spec.image_size, "forward passes": mosaics * self.boxes + queries}
         return found | {"mosaics": mosaics, "boxes in each": self.boxes}
 
     def work(self, scale: Scale) -> Work:
@@ -87,11 +86,11 @@ class Locality(Task):
         held = feature_bytes(spec, sizes["forward passes"])
         return Work(parts=parts, memory=max(held, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def run(self, export: ViTExport, space: Workspace) -> Outcome:
+    def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
-    def evaluate(self, export: ViTExport, space: Workspace) -> Outcome:
+    def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""
         train, val = open_splits(space)
         check_labels(train.labels, val.labels, train)
@@ -111,8 +110,10 @@ class Locality(Task):
     def search(self, train: ImageSet, val: ImageSet, transform: EvalTransform, seed: int) -> Search:
         """Mosaics of the validation images, and a training image of the class of each."""
         tiles = tile_numbers(val.labels, self.tiles)
-        side = round(self.tiles**0.5) * transform.size
-        boxes = candidate_boxes(len(tiles), (side, side), self.scales, self.locations, seed)
+        height, width = transform.window
+        across = round(self.tiles**0.5)
+        size = (across * width, across * height)
+        boxes = candidate_boxes(len(tiles), size, (width, height), self.scales, self.locations, seed)
         mosaics = Mosaics(source=val, transform=transform, tiles=tiles, boxes=boxes)
         _, sought = np.unique(tiles.ravel(), return_index=True)  # where a tile repeats an image, its first place
         return Search(mosaics, sought, queries_of(train.labels, val.labels, seed))
@@ -149,11 +150,11 @@ class Locality(Task):
     def judged(self, search: Search, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each validation image and box of its mosaic: is the box's centre on a tile of the image's class
         (N, K) bool; the box's intersection over union with the image's own tile (N, K)."""
-        size, mosaics = search.mosaics.transform.size, search.mosaics
+        mosaics = search.mosaics
         mosaic, tile = np.divmod(search.sought, self.tiles)
-        centres = centre_tiles(mosaics.boxes, size, self.tiles)[mosaic]  # (N, K)
+        centres = centre_tiles(mosaics.boxes, mosaics.tile, mosaics.across)[mosaic]  # (N, K)
         classes = labels[mosaics.tiles[mosaic]]  # (N, T)
-        overlaps = tile_overlaps(mosaics.boxes, size, self.tiles)[mosaic]  # (N, K, T)
+        overlaps = tile_overlaps(mosaics.boxes, mosaics.tile, mosaics.across)[mosaic]  # (N, K, T)
         of_tile = np.take_along_axis(overlaps, tile[:, None, None], axis=2)[..., 0]
         return np.take_along_axis(classes, centres, axis=1) == labels[:, None], of_tile
 

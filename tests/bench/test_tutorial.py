@@ -4,12 +4,15 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from bench.results.record import read_result, result_files
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_tutorial(bench, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = ""

@@ -8,6 +8,7 @@ from math import isqrt
 
 import torch
 from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetuned
+from recent_examples import aimv2, franca, ijepa
 from recorded_example import Example, Pairs, encode, masked_latent, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
@@ -305,6 +306,9 @@ EXAMPLES = {
     "dinov2": dinov2,
     "dinov3": dinov3,
     "dinov3_gated": dinov3_gated,
+    "franca": franca,
+    "ijepa": ijepa,
+    "aimv2": aimv2,
     "ibot": ibot,
     "msn": msn,
     "mocov3": mocov3,

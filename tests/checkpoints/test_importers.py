@@ -260,6 +260,8 @@ OFFICIAL = {
     "data2vec": ("none", "relative_spline", "avg", {}),
     "beit": ("none", "relative_spline", "avg", {}),
     "mst": ("learned", "bicubic_offset", "cls", {384: 6}),
+    "franca": ("learned", "bicubic_offset", "cls", {768: 12, 1536: 24}),
+    "ijepa": ("sincos_column_first", "bicubic", "avg", {1280: 16, 1408: 16}),
 }
 
 
@@ -284,7 +286,7 @@ LAST_EPOCH = (
     "beit",
     "data2vec",
 )  # their codes store the index of the epoch just done
-ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol")  # these store how many are done
+ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol", "ijepa")  # these store how many are done
 
 
 @pytest.mark.parametrize(("key", "epochs"), [(k, 800) for k in LAST_EPOCH] + [(k, 799) for k in ONE_MORE])
@@ -302,8 +304,9 @@ def test_epochs_are_counted_as_the_official_code_does(key, epochs):
 
 @pytest.mark.parametrize(("key", "width"), [(key, width) for key, row in OFFICIAL.items() for width in row[3]])
 def test_published_head_counts(key, width):
-    importer = load_extension("importers", key)
-    branch = BranchTensors(file=EXAMPLES[key]().file(), importer=key, name="", prefix="", options=ImportOptions())
+    example = EXAMPLES[key]()
+    importer = load_extension("importers", example.importer)
+    branch = BranchTensors(file=example.file(), importer=key, name="", prefix="", options=ImportOptions())
     assert branch.heads(width, getattr(importer, "HEADS", HEADS)) == OFFICIAL[key][3][width]
 
 

@@ -120,31 +120,33 @@ def test_a_mosaic_shows_each_image_once_and_several_classes(count):
 
 
 def test_boxes_lie_inside_and_have_the_sides_asked_for():
-    boxes = candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=1)
-    assert boxes.shape == (50, 9, 3) and set(boxes[..., 2].ravel()) == {8, 20, 40}
+    boxes = candidate_boxes(50, (40, 40), (8, 8), (0.2, 0.5, 1.0), 3, seed=1)
+    assert boxes.shape == (50, 9, 4) and set(boxes[..., 2].ravel()) == {8, 20, 40}
     assert boxes[..., :2].min() == 0 and (boxes[..., :2] + boxes[..., 2:]).max() == 40
-    assert np.array_equal(boxes, candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=1))
-    assert not np.array_equal(boxes, candidate_boxes(50, (40, 40), (0.2, 0.5, 1.0), 3, seed=2))
-    wide = candidate_boxes(50, (90, 40), (0.5,), 3, seed=1)
-    assert set(wide[..., 2].ravel()) == {20} and 60 < wide[..., 0].max() <= 70 and wide[..., 1].max() <= 20
+    assert np.array_equal(boxes, candidate_boxes(50, (40, 40), (8, 8), (0.2, 0.5, 1.0), 3, seed=1))
+    assert not np.array_equal(boxes, candidate_boxes(50, (40, 40), (8, 8), (0.2, 0.5, 1.0), 3, seed=2))
+    wide = candidate_boxes(50, (90, 40), (8, 8), (0.5,), 3, seed=1)
+    assert set(wide[..., 2:].ravel()) == {20} and 60 < wide[..., 0].max() <= 70 and wide[..., 1].max() <= 20
 
 
-def test_overlaps_are_those_of_counted_pixels():
-    boxes = candidate_boxes(20, (16, 16), (0.2, 0.65), 4, seed=0)
-    overlaps, centres = tile_overlaps(boxes, 8, 4), centre_tiles(boxes, 8, 4)
-    sheet = np.arange(16) // 8 + 2 * (np.arange(16) // 8)[:, None]  # number of the tile of each pixel
+@pytest.mark.parametrize("tile", [(8, 8), (12, 8)])
+def test_overlaps_are_those_of_counted_pixels(tile):
+    width, height = tile
+    boxes = candidate_boxes(20, (2 * width, 2 * height), tile, (0.2, 0.65), 4, seed=0)
+    overlaps, centres = tile_overlaps(boxes, tile, 2), centre_tiles(boxes, tile, 2)
+    sheet = np.arange(2 * width) // width + 2 * (np.arange(2 * height) // height)[:, None]  # each pixel's tile
     for place in np.ndindex(20, 8):
-        left, top, side = boxes[place]
-        inside = np.zeros((16, 16), bool)
-        inside[top : top + side, left : left + side] = True
+        left, top, across, down = boxes[place]
+        inside = np.zeros(sheet.shape, bool)
+        inside[top : top + down, left : left + across] = True
         counted = [(inside & (sheet == tile)).sum() / (inside | (sheet == tile)).sum() for tile in range(4)]
         assert np.allclose(overlaps[place], counted)
-        assert sheet[top + side // 2, left + side // 2] == centres[place]
+        assert sheet[top + down // 2, left + across // 2] == centres[place]
 
 
 def test_a_box_of_one_tile_is_its_image():
     digits = open_set("digits:", "val").limited(10)
-    tiles, boxes = tile_numbers(digits.labels, 4), np.array([[[0, 8, 8], [8, 0, 8]]] * 3)
+    tiles, boxes = tile_numbers(digits.labels, 4), np.array([[[0, 8, 8, 8], [8, 0, 8, 8]]] * 3)
     mosaics = Mosaics(source=digits, transform=EvalTransform(size=8, crop=1.0), tiles=tiles, boxes=boxes)
     crops = mosaics.image_set("boxes")
     assert len(crops) == 6

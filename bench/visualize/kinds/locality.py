@@ -74,17 +74,18 @@ class LocalityPicture:
 
     def own(self, viewer: Viewer, shown: Shown) -> list[Scene]:
         """The images, with the boxes of the probe's sizes at random places."""
-        side, query = viewer.spec.side, read_image(self.query)
+        query, shape = read_image(self.query), viewer.spec.size[::-1]
         found = []
         for number, scene in enumerate(shown.images):
-            (boxes,) = candidate_boxes(1, scene.image.size, PROBE.scales, PROBE.locations, shown.seed + number).tolist()
-            crops = [scene.image.crop((x, y, x + across, y + across)) for x, y, across in boxes]
+            size, seed = scene.image.size, shown.seed + number
+            (boxes,) = candidate_boxes(1, size, shape, PROBE.scales, PROBE.locations, seed).tolist()
+            crops = [scene.image.crop((left, top, left + width, top + height)) for left, top, width, height in boxes]
             found.append(
                 Scene(
                     image=scene.image,
                     asked=query,
-                    query=query.resize((side, side), FILTERS["bilinear"]),
-                    crops=tuple(crop.resize((side, side), FILTERS["bilinear"]) for crop in crops),
+                    query=query.resize(shape, FILTERS["bilinear"]),
+                    crops=tuple(crop.resize(shape, FILTERS["bilinear"]) for crop in crops),
                     boxes=tuple(box_of(box, scene.image.size) for box in boxes),
                     known=None,
                     label=scene.name,
@@ -99,14 +100,15 @@ def mosaic_scenes(viewer: Viewer, shown: Shown) -> list[Scene]:
         raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")
     with Naming(f"--images {shown.sources[0]}"):
         train, val = (open_set(shown.sources[0], split) for split in ("train", "val"))
-    transform = EvalTransform(size=viewer.spec.side, crop=PROBE.crop, interpolation=PROBE.interpolation)
+    transform = EvalTransform(size=viewer.spec.size, crop=PROBE.crop, interpolation=PROBE.interpolation)
     search = PROBE.search(train, val, transform, shown.seed)
-    mosaics, side = search.mosaics, round(PROBE.tiles**0.5) * transform.size
+    mosaics, (wide, high) = search.mosaics, search.mosaics.tile
+    size = (mosaics.across * wide, mosaics.across * high)
     found = []
     for number, mosaic in enumerate(evenly(len(mosaics.tiles), min(shown.limit or 4, len(mosaics.tiles))).tolist()):
         tile = number % PROBE.tiles
         image = int(mosaics.tiles[mosaic, tile])
-        left, top = tile % 2 * transform.size, tile // 2 * transform.size
+        left, top = tile % mosaics.across * wide, tile // mosaics.across * high
         asked = int(search.queries[image])
         found.append(
             Scene(
@@ -114,8 +116,8 @@ def mosaic_scenes(viewer: Viewer, shown: Shown) -> list[Scene]:
                 asked=middle(train.image(asked)),
                 query=Image.fromarray(transform(train, asked).permute(1, 2, 0).numpy()),
                 crops=tuple(mosaics.image(mosaic * PROBE.boxes + box) for box in range(PROBE.boxes)),
-                boxes=tuple(box_of(box, (side, side)) for box in mosaics.boxes[mosaic].tolist()),
-                known=box_of([left, top, transform.size], (side, side)),
+                boxes=tuple(box_of(box, size) for box in mosaics.boxes[mosaic].tolist()),
+                known=box_of([left, top, wide, high], size),
                 label=val.classes[val.labels[image]],
             )
         )
@@ -152,7 +154,7 @@ def overlap(first: Box, second: Box) -> float:
 
 
 def box_of(box: list[int], size: tuple[int, int]) -> Box:
-    """Left, top and side in pixels of an image of size = (width, height)."""
-    left, top, side = box
-    width, height = size
-    return Box(left=left / width, top=top / height, right=(left + side) / width, bottom=(top + side) / height)
+    """Left, top, width and height in pixels of an image of size = (width, height)."""
+    left, top, width, height = box
+    across, down = size
+    return Box(left=left / across, top=top / down, right=(left + width) / across, bottom=(top + height) / down)

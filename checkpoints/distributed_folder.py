@@ -1,0 +1,135 @@
+"""Read a folder of torch.distributed.checkpoint (DCP): `.metadata`, which is a pickle, and files of pieces of tensors.
+
+The pickle is built of inert stand-ins alone (engine/pickles.py), and every piece goes through the reader of foreign
+files. Values that are no tensors are left out, and of the optimiser's state only names and shapes are taken.
+Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checkpoints.allowed import Attributes, Ignored, path_text
+from checkpoints.reading import ForeignFile, foreign_file, tensor_in
+from checkpoints.sniffing import JOIN_DISTRIBUTED
+from engine.files import digest, sha256_of_file
+from engine.pickles import read_pickle
+
+METADATA = ".metadata"
+OPTIMISER = re.compile(r"(.*\.)?(optimi[sz]ers?|optim|opt)\..*")
+Shape = tuple[int, ...]
+Boxes = list[tuple[Shape, Shape]]  # where each piece begins, and its sides
+
+
+def size_of(values: Any) -> Shape:
+    """Stands for torch.Size."""
+    if not all(isinstance(value, int) and value >= 0 for value in values):
+        raise ValueError("a shape that is none")
+    return tuple(values)
+
+
+def nothing(*_: Any) -> None:
+    """Stands for functions whose values are not needed."""
+
+
+CHECKPOINT = "torch.distributed.checkpoint"
+SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # of older versions
+STAND_INS: dict[str, Any] = {
+    **{
+        f"{CHECKPOINT}.metadata.{name}": Attributes
+        for name in ("Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
+    },
+    f"{CHECKPOINT}.filesystem._StorageInfo": Attributes,
+    **{
+        f"{CHECKPOINT}.metadata.{name}": Ignored for name in ("BytesStorageMetadata", "StorageMeta", "TensorProperties")
+    },
+    f"{CHECKPOINT}.metadata._MEM_FORMAT_ENCODING": nothing,
+    f"{SHARDED}.TensorProperties": Ignored,
+    f"{SHARDED}.MEM_FORMAT_ENCODING": nothing,
+    "torch.serialization._get_layout": nothing,
+    "torch.Size": size_of,
+    "collections.OrderedDict": OrderedDict,
+    **{f"{module}.{kind}Path": path_text for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
+    **{f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
+}
+
+
+def is_distributed(path: Path) -> bool:
+    return (path / METADATA).is_file()
+
+
+def read_distributed(folder: Path) -> ForeignFile:
+    """Tensors put together of their pieces. ValueError, in one line, for what is missing, damaged or otherwise."""
+    try:
+        with open(folder / METADATA, "rb") as stream:
+            known = read_pickle(stream, STAND_INS, "latin1").values
+        stored, places = known["state_dict_metadata"], known["storage_data"]
+        pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
+        tensors = {name: _tensor(folder, name, each, pieces) for name, each in stored.items() if _is_tensor(each)}
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be read: {error.filename} ({error.strerror}); copy the whole folder"
+        ) from error
+    except Exception as error:  # of any type: the files decide
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(
+            f"{folder} is a distributed checkpoint that cannot be read ({reason}); {JOIN_DISTRIBUTED}"
+        ) from error
+    files = sorted({METADATA, *(place["relative_path"] for place in pieces.values())})
+    return foreign_file(folder, digest([sha256_of_file(folder / name) for name in files]), tensors)
+
+
+def _is_tensor(stored: Any) -> bool:
+    return isinstance(stored, Attributes) and "chunks" in stored.values
+
+
+def _tensor(folder: Path, name: str, stored: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]) -> Tensor:
+    size = stored.values["size"]
+    boxes: Boxes = [(chunk.values["offsets"], chunk.values["sizes"]) for chunk in stored.values["chunks"]]
+    _check_boxes(name, size, boxes)
+    found = [pieces[name, start] if (name, start) in pieces else pieces[name, None] for start, _ in boxes]
+    if prod(size) > sum(place["length"] for place in found):
+        raise ValueError(f"{name} is larger than its files")
+    if OPTIMISER.fullmatch(name):
+        return torch.empty(size, device="meta")
+    whole: Tensor | None = None
+    for (start, sides), place in zip(boxes, found, strict=True):
+        piece = _piece(folder, place)
+        if piece.shape != sides:
+            raise ValueError(f"a piece of {name} is {tuple(piece.shape)}, not {sides}")
+        whole = piece.new_empty(size) if whole is None else whole
+        whole[tuple(slice(first, first + side) for first, side in zip(start, sides, strict=True))] = piece
+    return torch.empty(size) if whole is None else whole
+
+
+def _check_boxes(name: str, size: Shape, boxes: Boxes) -> None:
+    """ValueError unless the pieces cover the tensor, each value once."""
+    inside = all(
+        len(start) == len(sides) == len(size)
+        and all(first + side <= whole for first, side, whole in zip(start, sides, size, strict=True))
+        for start, sides in boxes
+    )
+    twice = any(_overlap(*pair) for pair in combinations(boxes, 2))
+    if not inside or twice or sum(prod(sides) for _, sides in boxes) != prod(size):
+        raise ValueError(f"the pieces of {name} do not make a tensor of {size}")
+
+
+def _overlap(first: tuple[Shape, Shape], second: tuple[Shape, Shape]) -> bool:
+    spans: Iterator[tuple[int, int, int, int]] = zip(*first, *second, strict=True)
+    return all(start < other + length and other < start + side for start, side, other, length in spans)
+
+
+def _piece(folder: Path, place: Mapping[str, Any]) -> Tensor:
+    path, transforms = place["relative_path"], place.get("transform_descriptors")
+    if transforms or not isinstance(path, str) or Path(path).name != path:
+        raise ValueError(f"pieces that are transformed ({transforms}) or elsewhere ({path!a})")
+    with open(folder / path, "rb") as stream:
+        stream.seek(place["offset"])
+        return tensor_in(stream.read(place["length"]))

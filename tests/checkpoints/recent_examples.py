@@ -1,0 +1,146 @@
+"""Tiny checkpoints of Franca, I-JEPA, AIMv2 and Web-SSL, laid out as their codes save them.
+
+The weights are random, names and shapes those of the official modules (a file of each importer names them), and the
+truth is reference.py, written from the papers.
+"""
+
+from math import isqrt
+
+import torch
+from recorded_example import Example, Pairs, encode
+from reference import aimv2_tokens, plain_vit_tokens
+from torch import Tensor
+
+from checkpoints.export import ViTExport
+from checkpoints.fingerprint import synthetic_image
+from checkpoints.importing import ImportOptions
+from checkpoints.positions import sincos_positions
+
+WIDTH, HEADS, PATCH, HIDDEN, GRID = 32, 2, 4, 48, 4
+IMAGES = torch.cat([synthetic_image((16, 16)), synthetic_image((16, 16)).flip(-1)]) - 0.5
+TABLE = sincos_positions((GRID, GRID), WIDTH, "column")
+OPTIONS = ImportOptions(heads=HEADS)
+
+
+def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors; those that scale (norms, layer scale) are around one."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = ("norm1.weight", "norm2.weight", "norm.weight", "norm_1.weight", "norm_2.weight", "gamma")
+    return {
+        name: torch.randn(shape, generator=generator) * 0.2 + float(name.endswith(scales))
+        for name, shape in shapes.items()
+    }
+
+
+def layer(name: str, given: int, taken: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (given, taken), f"{name}.bias": (given,)}
+
+
+def norm(name: str) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (WIDTH,), f"{name}.bias": (WIDTH,)}
+
+
+def vit(
+    gated: bool = False, scaled: bool = False, class_token: bool = True, seed: int = 0, depth: int = 1
+) -> dict[str, Tensor]:
+    """A plain ViT; gated, scaled: DINOv2's SwiGLU and layer scale."""
+    shapes = {"pos_embed": (1, GRID**2 + class_token, WIDTH), "patch_embed.proj.weight": (WIDTH, 3, PATCH, PATCH)}
+    shapes |= {"patch_embed.proj.bias": (WIDTH,), **norm("norm")} | (
+        {"cls_token": (1, 1, WIDTH)} if class_token else {}
+    )
+    for block in (f"blocks.{number}" for number in range(depth)):
+        shapes |= norm(f"{block}.norm1") | norm(f"{block}.norm2")
+        shapes |= layer(f"{block}.attn.qkv", 3 * WIDTH, WIDTH) | layer(f"{block}.attn.proj", WIDTH, WIDTH)
+        first, last = ("w12", "w3") if gated else ("fc1", "fc2")
+        shapes |= layer(f"{block}.mlp.{first}", HIDDEN * (1 + gated), WIDTH)
+        shapes |= layer(f"{block}.mlp.{last}", WIDTH, HIDDEN)
+        shapes |= {f"{block}.ls{part}.gamma": (WIDTH,) for part in (1, 2) if scaled}
+    return drawn(shapes, seed)
+
+
+def under_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def plain(importer: str, trunk: dict[str, Tensor], tree: dict[str, Tensor], **settings) -> Example:
+    """A file whose network is `trunk`, by the names of a plain ViT."""
+
+    def recorded(export: ViTExport) -> Pairs:
+        return [(encode(export, IMAGES), plain_vit_tokens(trunk, "", HEADS, IMAGES))]
+
+    return Example(importer=importer, options=OPTIONS, tree=tree, recorded=recorded, **settings)
+
+
+def franca() -> Example:
+    """As scripts/prepare_release_checkpoints.py writes it, with the RASA head that trainings keep."""
+    trunk = vit(gated=True, scaled=True)
+    head = drawn({f"rasa_head.{name}.weight": (2, WIDTH) for name in ("pos_pred", "pre_pos_layers.0")})
+    return plain("franca", trunk, under_prefix(trunk | head | drawn({"mask_token": (1, WIDTH)}), "teacher."))
+
+
+def web_dino() -> Example:
+    """The plain state dict, blocks in chunks for FSDP as trainings have them (vision_transformer.py, block_chunks)."""
+    trunk = vit(gated=True, scaled=True, depth=2)
+    tree = {
+        name.replace("blocks.1.", "blocks.1.1.").replace("blocks.0.", "blocks.0.0."): t for name, t in trunk.items()
+    }
+    return plain("dinov2", trunk, tree | drawn({"mask_token": (1, WIDTH)}))
+
+
+def web_mae() -> Example:
+    """timm's model with its unused classifier (mae/mae.py)."""
+    trunk = vit() | {"pos_embed": sincos_positions((GRID, GRID), WIDTH, "column", prefix=1)}
+    return plain("mae", trunk, trunk | drawn(layer("head", 10, WIDTH)))
+
+
+def ijepa() -> Example:
+    trunk = vit(class_token=False) | {"pos_embed": TABLE}
+    tree = under_prefix(trunk, "target_encoder.") | under_prefix(vit(class_token=False, seed=1), "encoder.")
+    tree |= {"encoder.pos_embed": TABLE, "predictor.predictor_pos_embed": TABLE}
+    inner = {
+        name.replace("blocks.", "predictor_blocks."): t for name, t in vit().items() if name.startswith("blocks.0.")
+    }
+    shapes = {"mask_token": (1, 1, WIDTH), **norm("predictor_norm"), **layer("predictor_proj", WIDTH, WIDTH)}
+    tree |= under_prefix(inner | drawn(shapes | layer("predictor_embed", WIDTH, WIDTH)), "predictor.")
+    return plain("ijepa", trunk, tree)
+
+
+def aimv2_tree() -> dict[str, Tensor]:
+    shapes = {
+        "preprocessor.pos_embed": (1, GRID**2, WIDTH),
+        "preprocessor.patchifier.proj.weight": (WIDTH, 3, PATCH, PATCH),
+        "preprocessor.patchifier.proj.bias": (WIDTH,),
+        "preprocessor.patchifier.norm.weight": (WIDTH,),
+        "trunk.post_trunk_norm.weight": (WIDTH,),
+    }
+    for block in ("trunk.blocks.0", "trunk.blocks.1"):
+        shapes |= {f"{block}.norm_{part}.weight": (WIDTH,) for part in (1, 2)}
+        shapes |= {f"{block}.attn.qkv.weight": (3 * WIDTH, WIDTH), f"{block}.attn.proj.weight": (WIDTH, WIDTH)}
+        shapes |= {f"{block}.mlp.fc{part}.weight": (HIDDEN, WIDTH) for part in (1, 3)}
+        shapes |= {f"{block}.mlp.fc2.weight": (WIDTH, HIDDEN)}
+    return drawn(shapes)
+
+
+def aimv2() -> Example:
+    """The encoder of a LiT file, with what is dropped of it."""
+    tree = aimv2_tree()
+    head = {"head.cls_token": (1, 1, WIDTH), "head.k.weight": (WIDTH, WIDTH), **layer("head.linear", WIDTH, WIDTH)}
+    besides = drawn({"text_encoder.trunk.post_trunk_norm.weight": (8,), "image_projector.weight": (8, WIDTH)})
+
+    def recorded(export: ViTExport) -> Pairs:
+        table = tree["preprocessor.pos_embed"]
+        return [(encode(export, IMAGES), aimv2_tokens(tree, "", HEADS, IMAGES, table))]
+
+    whole = under_prefix(tree | drawn(head), "image_encoder.") | besides | {"log_logit_scale": torch.tensor(2.0)}
+    return Example(importer="aimv2", options=OPTIONS, tree=whole, recorded=recorded)
+
+
+def aimv2_native() -> Example:
+    """No table: positions are computed for the image size that is asked for."""
+    tree = {name: tensor for name, tensor in aimv2_tree().items() if name != "preprocessor.pos_embed"}
+
+    def recorded(export: ViTExport) -> Pairs:
+        return [(encode(export, IMAGES), aimv2_tokens(tree, "", HEADS, IMAGES, TABLE))]
+
+    options = ImportOptions(heads=HEADS, image_size=PATCH * isqrt(TABLE.shape[1]))
+    return Example(importer="aimv2", options=options, tree=tree, recorded=recorded)

@@ -1,0 +1,67 @@
+"""Files of Web-SSL and of AIMv2's native encoder, whose layouts are those of importers that test_importers.py holds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from recent_examples import IMAGES, aimv2, aimv2_native, franca, web_dino, web_mae
+from recorded_example import Example
+
+from checkpoints.export import ViTExport
+from checkpoints.importing import HEADS, ImportOptions, import_file
+from checkpoints.resolve import detect
+from checkpoints.spec import CLIP_MEAN, IMAGENET_MEAN
+from engine.extensions import load_extension
+
+MAKE = {"Web-DINO": web_dino, "Web-MAE": web_mae, "AIMv2 native": aimv2_native}
+
+
+def imported(example: Example, options: ImportOptions | None = None) -> ViTExport:
+    return import_file(load_extension("importers", example.importer), example.file(), options or example.options)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_it_is_recognised_and_computes_what_its_paper_says(name):
+    example = MAKE[name]()
+    assert detect(example.file()) == example.importer
+    export = imported(example)
+    ((ours, truth),) = example.recorded(export)
+    assert ours.shape == truth.shape and (ours - truth).abs().max() < 1e-6 * truth.abs().max()
+    facts = export.facts
+    assert facts["used_tensors"] + sum(facts["dropped"].values()) == len(example.tree)
+
+
+def test_published_widths_have_their_heads():
+    """facebookresearch/webssl, dinov2/vision_transformer.py and mae/mae.py."""
+    assert {width: HEADS[width] for width in (1024, 1536, 2688, 3072, 3584, 4096)} == {
+        1024: 16, 1536: 24, 2688: 21, 3072: 24, 3584: 28, 4096: 32
+    }  # fmt: skip
+
+
+def test_aimv2_has_clips_statistics_and_heads_of_128_channels():
+    export = imported(aimv2())
+    assert export.mean == CLIP_MEAN and export.crop == 1.0 and export.spec.norm_eps == 1e-5
+    asked = imported(aimv2(), ImportOptions(heads=2, statistics="imagenet"))
+    assert asked.mean == IMAGENET_MEAN
+    assert imported(aimv2(), ImportOptions()).spec.heads == 1  # the example's width is below 128
+
+
+def test_the_native_encoder_is_for_one_image_size():
+    export = imported(aimv2_native(), ImportOptions(heads=2, image_size=(16, 24)))
+    assert (export.spec.grid, export.spec.position) == ((4, 6), "sincos_column_first")
+    assert imported(aimv2_native(), ImportOptions(heads=2)).spec.size == (224, 224)
+    with pytest.raises(ValueError, match="the position table is for a 4 x 6 grid and its rule is 'fixed'"):
+        export.at_size(32)
+
+
+def test_a_rasa_head_or_a_bare_teacher_is_francas():
+    example = franca()
+    without = {name: None for name in example.tree if "rasa" in name}
+    inside = {name.replace("teacher.", "teacher.backbone."): tensor for name, tensor in example.tree.items()}
+    assert detect(example.file(**without)) == detect(replace(example, tree=inside).file()) == "franca"
+    official = {name: None for name in inside if "rasa" in name}
+    plain = replace(example, tree=inside).file(**official)
+    assert detect(plain) == "dinov2"
+    same = import_file(load_extension("importers", "dinov2"), plain, example.options)
+    with torch.no_grad():
+        assert torch.equal(same.build()(IMAGES.float())[0], imported(example).build()(IMAGES.float())[0])
