@@ -1,10 +1,13 @@
 """What a report shows beside its tables: confusions, calibration, neighbours and learning curves of known results."""
 
+import re
+
 import numpy as np
 import pytest
 from made_results import made_checkpoint, save_result
 from shown_results import result
 
+from bench.report.figures import calibration_figure, lines_figure
 from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
 from bench.report.page import report_page
 from bench.report.views import learning_curve
@@ -72,7 +75,18 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
     assert "9 taken for 4: 25 of 50" in text and "9, taken for 4" in text
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
+    assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
+
+
+def test_nothing_in_a_name_becomes_markup_in_a_figure():
+    evil = {
+        "<script>alert(1)</script>": [(0.1, 0.2), (0.5, 0.6)],
+        "]]><img src=x>": [(1, 2)],
+        "\x1b[31m$x_1$": [(1, 2)],
+    }
+    for drawn in (calibration_figure(evil), lines_figure(evil, "<b>", "x", '"><b>')):
+        assert not re.search("<script|<img|<b>|\x1b", drawn) and "$x_1$" in drawn
 
 
 def test_learning_curves_are_read_from_what_tasks_keep_and_from_nothing_else():
