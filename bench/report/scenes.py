@@ -35,6 +35,7 @@ class SceneView:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]  # data: URLs
     legend: tuple[tuple[str, str], ...]  # largest first; colours as #rrggbb
+    boxes: bool  # whether they show boxes, not masks
 
 
 def scene_view(measured: Mapping[str, Measured], cache: Path) -> SceneView | None:
@@ -75,7 +76,8 @@ def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
         seen.update(labels[labels != IGNORED].tolist())
         masks = [labels, *(_kept_mask(each, row) for each in kept.values())]
         rows.append((data_url(image, PIXELS), *(data_url(tinted(image, mask, colours), PIXELS) for mask in masks)))
-    return SceneView(columns=("image", "labels", *kept), rows=tuple(rows), legend=_legend(seen, scenes, colours))
+    legend = _legend(seen, scenes, colours)
+    return SceneView(columns=("image", "labels", *kept), rows=tuple(rows), legend=legend, boxes=False)
 
 
 def _boxes(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
@@ -87,7 +89,8 @@ def _boxes(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
         found = [labels, *(list(found_boxes(each.arrays, index, many)) for each in measured.values())]
         pictures = [boxed(scenes.image(index), boxes, colours) for boxes in ([], *found)]
         rows.append(tuple(data_url(picture, PIXELS) for picture in pictures))
-    return SceneView(columns=("image", "labels", *measured), rows=tuple(rows), legend=_legend(seen, scenes, colours))
+    legend = _legend(seen, scenes, colours)
+    return SceneView(columns=("image", "labels", *measured), rows=tuple(rows), legend=legend, boxes=True)
 
 
 def _legend(seen: Counter[int], scenes: SceneSet, colours: np.ndarray) -> tuple[tuple[str, str], ...]:

@@ -76,7 +76,7 @@ def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Op
     if layout_of(first.data.url):
         return TableView(scenes=scene_view(measured, cache), learning=learning)
     images = opened(first, "val")
-    if images is None:
+    if images is None or images.has_several_labels:  # what an image was taken for is one class
         return TableView(learning=learning)
     by_image = (image_view(measured, each, images) for each in metrics)
     return TableView(

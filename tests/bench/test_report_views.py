@@ -1,6 +1,7 @@
 """What a report shows beside its tables: confusions, calibration, neighbours and learning curves of known results."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from shown_results import result
 from bench.report.figures import calibration_figure, lines_figure
 from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
 from bench.report.page import report_page
-from bench.report.views import learning_curve
+from bench.report.views import learning_curve, view_of
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured
 from imagesets.sets import open_set
@@ -77,6 +78,15 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
+
+
+def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):
+    measured, _ = read_measured(board)
+    images = open_set("digits:", "val")
+    several = replace(images, labels=np.eye(10, dtype=np.int64)[images.labels])
+    seen = {each.result.checkpoint.name: each for each in measured}
+    assert not view_of(seen, "top1", lambda result, split: images, board).is_empty
+    assert view_of(seen, "top1", lambda result, split: several, board).is_empty
 
 
 def test_nothing_in_a_name_becomes_markup_in_a_figure():
