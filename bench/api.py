@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.calls import Options, checkpoint_label, commands, named_url, reference_to, workspace
+from bench.calls import Options, checkpoint_label, commands, named_url, reference_to, source_pool, workspace
 
 if TYPE_CHECKING:
     from bench.results.board import Board
@@ -119,9 +119,7 @@ def extract(
         from probes.features.kinds import FeatureKind
 
         export = load(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
-        if pool is None:
-            pool = getattr(export.spec, "pool", "cls" if export.spec.has_class_token else "avg")
-        kind = FeatureKind(pool, layer, norm)
+        kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
         kind.check(export.spec, "TASK")
         space = replace(workspace(Path(out), options, seed=0, limit=limit), data=named_url(data).partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from bench.results.record import Result
-    from checkpoints.frozen import FrozenExport
+    from checkpoints.frozen import FrozenExport, FrozenSpec
     from engine.tasks import Workspace
 
 
@@ -76,6 +76,15 @@ def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
     if not folder.exists():
         save_once(checkpoint, folder)
     return str(folder)
+
+
+def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
+    """What the checkpoint's source evaluates; of a network of the user's own the class token, where it has one."""
+    from checkpoints.spec import ViTSpec
+
+    if isinstance(spec, ViTSpec):
+        return spec.pool
+    return "cls" if spec.has_class_token else "avg"
 
 
 def named_url(data: str) -> str:

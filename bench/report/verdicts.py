@@ -59,12 +59,11 @@ def grounds(report: ReportContents) -> list[str]:
     names, _, _ = best_checkpoints(report)
     if not names:
         return []
-    found = [
-        "Level means that a paired test on the same validation images does not tell two apart (5 %, Holm's correction)."
-    ]
+    found = []
     if any(row.kind == "floor" and row.name in names for table in report.tables for row in table.rows):
         found.append("Raw pixels are among the best: these protocols do not see what the networks have learnt.")
     found += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
+    found.append("Level: a paired test on the same validation images does not tell two apart (5 %, Holm's correction).")
     chosen = sum(table.on_val for table in report.tables)
     found.append(
         f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images, which are "

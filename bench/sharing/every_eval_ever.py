@@ -1,8 +1,8 @@
 """Results in the form of Every Eval Ever, a shared collection of evaluations of any tool: schema 0.3.0.
 
 One JSON file for each checkpoint and image set, under `data/BENCHMARK/DEVELOPER/MODEL/UUID.json`, as its repository
-keeps them (evaleval/every_eval_ever, every_eval_ever/schemas/eval.schema.json). The tests hold that every record is
-valid by that schema. Names, times and identifiers are functions of the results.
+keeps them (evaleval/every_eval_ever, every_eval_ever/schemas/eval.schema.json). Every record is checked before it is
+written (every_eval_schema.py). Names, times and identifiers are functions of the results.
 """
 
 import json
@@ -14,13 +14,14 @@ from uuid import UUID
 
 from bench.results.board import Cell
 from bench.results.record import CheckpointUsed, DataUsed, Result
+from bench.sharing.every_eval_schema import SCHEMA_VERSION, checked_record
 from bench.sharing.groups import Publication, SharedGroup, shared_groups
+from bench.sharing.hub import word_of
 from bench.sharing.redaction import without_folders
 from bench.statistics.intervals import LEVEL
 from engine.files import digest
 from engine.printing import printable
 
-SCHEMA_VERSION = "0.3.0"
 TOOL = "ssl-vit-bench"
 UNITS = {"%": "percent", "s": "seconds", "MB": "megabytes"}
 
@@ -33,8 +34,9 @@ def every_eval_records(used: CheckpointUsed, results: Iterable[Result], publicat
     found = {}
     for name, groups in sorted(by_set.items()):
         record = without_folders(_record(used, name, groups, publication))
+        checked_record(record)
         developer, _, model = record["model_info"]["id"].partition("/")
-        place = "/".join(re.sub(r"[^\w.-]", "_", part) for part in (name, developer, model))
+        place = "/".join(map(_file_name, (name, developer, model)))
         uuid = UUID(bytes=bytes.fromhex(digest(record))[:16], version=4)
         found[f"data/{place}/{uuid}.json"] = json.dumps(record, indent=2, allow_nan=False) + "\n"
     return found
@@ -47,19 +49,19 @@ def _record(used: CheckpointUsed, name: str, groups: list[SharedGroup], publicat
     moment = str(_epoch(newest.date))
     return {
         "schema_version": SCHEMA_VERSION,
-        "evaluation_id": f"{printable(name)}/{model['id']}/{moment}",
+        "evaluation_id": f"{_file_name(name)}/{model['id']}/{moment}",
         "evaluation_timestamp": printable(newest.date),
         "retrieved_timestamp": moment,  # the record is made of its results alone
         "source_metadata": {
             "source_name": TOOL,
             "source_type": "evaluation_run",
-            "source_organization_name": printable(organization or "unknown"),
+            "source_organization_name": word_of(organization or "unknown"),
             "evaluator_relationship": _relationship(organization, model["id"], used.name in publication.models),
             **({"additional_details": {"url": publication.source}} if publication.source else {}),
         },
         "eval_library": {
             "name": TOOL,
-            "version": printable(newest.first.versions.get(TOOL) or "unknown"),
+            "version": word_of(newest.first.versions.get(TOOL) or "unknown"),
             "additional_details": _texts(newest.first.versions),
         },
         "model_info": model,
@@ -80,8 +82,8 @@ def _model_info(used: CheckpointUsed, publication: Publication) -> dict[str, Any
     facts |= {"architecture": used.architecture, "parameters": used.parameters, "source": used.source}
     named = publication.models.get(used.name)
     return {
-        "name": printable(used.name),
-        "id": printable(named or f"unknown/{used.name}-{used.digest[:8]}"),
+        "name": word_of(used.name),
+        "id": named or f"unknown/{_file_name(used.name)}-{_file_name(used.digest[:8])}",
         "inference_engine": {"name": TOOL},
         "additional_details": {
             "deployment_type": "self_deployed",
@@ -95,14 +97,14 @@ def _evaluation(group: SharedGroup, metric: str, cell: Cell, publication: Public
     protocol = group.first.protocol
     found = {
         "evaluation_result_id": digest([group.name, metric])[:16],
-        "evaluation_name": printable(group.name),
+        "evaluation_name": word_of(group.name),
         "source_data": _source_data(group.first.data, publication),
         "evaluation_timestamp": printable(group.date),
         "metric_config": {
-            "evaluation_description": printable(f"{protocol.name}, version {protocol.version}: {protocol.source}"),
-            "metric_id": printable(f"{TOOL}.{protocol.name}.{metric}"),
-            "metric_name": printable(metric),
-            "metric_unit": printable(UNITS.get(cell.unit, cell.unit) or "points"),
+            "evaluation_description": word_of(f"{protocol.name}, version {protocol.version}: {protocol.source}"),
+            "metric_id": word_of(f"{TOOL}.{protocol.name}.{metric}"),
+            "metric_name": word_of(metric),
+            "metric_unit": word_of(UNITS.get(cell.unit, cell.unit) or "points"),
             "lower_is_better": cell.higher_is_better is False,
             **({"score_type": "continuous", "min_score": 0.0, "max_score": 100.0} if cell.unit == "%" else {}),
             "additional_details": _texts({"settings": group.first.settings, "notes": list(group.caveats)}),
@@ -117,7 +119,7 @@ def _evaluation(group: SharedGroup, metric: str, cell: Cell, publication: Public
 def _uncertainty(group: SharedGroup, interval: tuple[float, float]) -> dict[str, Any]:
     low, high = interval
     ends = {"lower": low, "upper": high, "confidence_level": 1 - LEVEL}
-    method = {"method": printable(group.first.interval_method)} if group.first.interval_method else {}
+    method = {"method": word_of(group.first.interval_method)} if group.first.interval_method else {}
     count = {"num_samples": group.images} if group.images is not None else {}
     return {"confidence_interval": ends | method, **count}
 
@@ -129,7 +131,7 @@ def _seeds(group: SharedGroup, cell: Cell) -> dict[str, Any]:
 
 def _source_data(data: DataUsed, publication: Publication) -> dict[str, Any]:
     details = {"fingerprint": data.fingerprints.get("val", ""), "url": data.url, "images": dict(data.images)}
-    found: dict[str, Any] = {"dataset_name": printable(data.name)}
+    found: dict[str, Any] = {"dataset_name": word_of(data.name)}
     if repository := publication.dataset(data):
         found |= {"source_type": "hf_dataset", "hf_repo": repository, "hf_split": "val"}
         found |= {"samples_number": data.images["val"]} if "val" in data.images else {}
@@ -152,3 +154,7 @@ def _epoch(date: str) -> int:
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return 0
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text) or "_"

@@ -115,12 +115,12 @@ class CardHeader(Strict, rename={"model_index": "model-index"}):
 
 def checked_entries(value: Any) -> list[EvalEntry]:
     """The content of a file of `.eval_results/`. ValueError, one line, says where it is not of that form."""
-    return _checked(value, Annotated[list[EvalEntry], Meta(min_length=1)])
+    return checked_as(value, Annotated[list[EvalEntry], Meta(min_length=1)])
 
 
 def checked_header(value: Any) -> CardHeader:
     """The header of a card. ValueError, one line, says where it is not of that form."""
-    return _checked(value, CardHeader)
+    return checked_as(value, CardHeader)
 
 
 def plain(value: Any) -> Any:
@@ -128,7 +128,8 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _checked(value: Any, kind: type[Checked]) -> Checked:
+def checked_as(value: Any, kind: type[Checked]) -> Checked:
+    """A value of JSON or YAML as a type. ValueError, one line, says where it is not of that form."""
     _refuse_infinite(value, "$")
     return msgspec.convert(value, kind)
 

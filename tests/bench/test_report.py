@@ -193,13 +193,17 @@ def test_curves_are_read_from_a_log_with_a_torn_last_line(tmp_path):
 def board(tmp_path):
     """Results of two checkpoints on the digits: the first is right but for two images, the second on none."""
     images = open_set("digits:", "val")
-    data = DataUsed(name="digits", url="digits:", fingerprints={"val": images.fingerprint}, images={"val": len(images)})
+    prints = {split: open_set("digits:", split).fingerprint for split in ("train", "val")}
+    data = DataUsed(name="digits", url="digits:", fingerprints=prints, images={"val": len(images)})
     right = np.ones(len(images), bool)
     right[[7, 300]] = False
     for number, correct in ((1, right), (2, np.zeros(len(images), bool))):
         value = 100 * float(correct.mean())
-        found = result(made_checkpoint(f"c{number}", number), value, data=data)
-        save_result(tmp_path, found, {"top1": correct})
+        arrays = {"predicted": np.where(correct, images.labels, 9 - images.labels).astype(np.int32)}
+        arrays |= {"confidence": np.full(len(images), 0.75, np.float16), "neighbours_of": np.arange(2)}
+        arrays |= {"neighbours": np.arange(6).reshape(2, 3), "similarities": np.full((2, 3), 0.5, np.float32)}
+        found = result(made_checkpoint(f"c{number}", number), value, data=data, arrays=tuple(arrays))
+        save_result(tmp_path, found, {**arrays, "top1": correct})
     return tmp_path
 
 
@@ -260,6 +264,9 @@ STEPS = """
   found.light = ground(); document.getElementById("theme").click(); found.dark = ground();
   found.wide = document.documentElement.scrollWidth > innerWidth;
   found.requests = performance.getEntriesByType("resource").filter((entry) => !entry.name.startsWith("data:")).length;
+  for (const part of document.querySelectorAll("details")) part.open = true;
+  found.wideOpen = document.documentElement.scrollWidth > innerWidth;
+  found.pictures = document.images.length;
   if (window.axe) {
     const serious = [];
     for (const scheme of ["light", "dark"]) {
@@ -303,7 +310,8 @@ def test_in_a_browser(board, tmp_path, width):
     assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
     assert found["open"] and "knn@dino, version 1" in found["provenance"]
     assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
-    assert not found["wide"] and found["requests"] == 0 and found["errors"] == []
+    assert not found["wide"] and not found["wideOpen"] and found["requests"] == 0 and found["errors"] == []
+    assert found["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
     assert found.get("axe", []) == []
 
 

@@ -70,7 +70,7 @@ def test_mistakes_of_the_best(board):
 def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
-    assert "9 taken for 4: 25 of 50" in text and "9, not 4" in text
+    assert "9 taken for 4: 25 of 50" in text and "9, taken for 4" in text
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.every_eval_ever import every_eval_records
+from bench.sharing.every_eval_schema import SCHEMA_VERSION, checked_record
 from bench.sharing.groups import IMAGENET, Publication, shared_groups
 from bench.sharing.redaction import without_folders
 from bench.sharing.schemas import checked_entries, checked_header
@@ -204,13 +205,11 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
                 checked_entries(yaml.safe_load(harmless(files[name])))
 
 
-def test_records_of_every_eval_ever(export, official):
+def test_records_of_every_eval_ever(export):
     subject = subject_of(export)
     used = replace(subject.used, name="alpha")
     ((place, text),) = every_eval_records(used, measured(used), KNOWN).items()
     record = json.loads(text)
-    official.validate(record)
-    assert record["schema_version"] == official.schema["version"]
     assert re.fullmatch(
         r"data/digits/me/alpha/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-\w{12}\.json", place
     )
@@ -226,17 +225,62 @@ def test_records_of_every_eval_ever(export, official):
     }
     assert record["source_metadata"]["evaluator_relationship"] == "first_party"
     assert every_eval_records(used, measured(used), Publication()) != {place: text}
+
+
+NUMBER = ("evaluation_results", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        ((*NUMBER, "metric_config", "lower_is_better"), None, "Expected `bool`"),
+        ((*NUMBER, "metric_config", "max_score"), "", "Expected `float`"),
+        ((*NUMBER, "score_details", "score"), float("nan"), "nan is no number"),
+        ((*NUMBER, "score_details", "details", "n"), 3, "Expected `str`"),
+        ((*NUMBER, "source_data", "source_type"), "other", "hf_repo belongs to source_type hf_dataset"),
+        (("model_info", "additional_details", "model_availability"), "open", "model_availability must be one of"),
+        (("model_info", "id"), "alpha", "matching regex"),
+        (("source_metadata", "evaluator_relationship"), "friend", "Invalid enum value 'friend'"),
+        (("retrieved_timestamp",), "2026-01-02", "matching regex"),
+        (("schema_version",), "0.2.1", "Invalid enum value '0.2.1'"),
+        (("more",), 1, "unknown field `more`"),
+    ],
+)
+def test_what_is_no_record_is_refused(place, value, why):
+    used = made_checkpoint()
+    (text,) = every_eval_records(used, measured(used), KNOWN).values()
+    record = json.loads(text)
+    checked_record(record)
+    inside = record
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = value
+    with pytest.raises(ValueError, match=re.escape(why)):
+        checked_record(record)
+
+
+def any_records():
+    """Those of generated results, and of made ones."""
+    for seed in range(20):
+        for subject, results in cards_of(any_board(Random(seed))):
+            yield from every_eval_records(subject.used, results, KNOWN).items()
+    yield from every_eval_records(made_checkpoint(), measured(made_checkpoint()), KNOWN).items()
+
+
+def test_records_of_any_results_are_valid():
+    for place, text in any_records():
+        assert re.fullmatch(r"data(/[A-Za-z0-9_.-]+){4}\.json", place)
+        checked_record(json.loads(harmless(text)))
+
+
+def test_the_official_schema_takes_every_record(official):
+    assert official.schema["version"] == SCHEMA_VERSION
+    for _, text in any_records():
+        official.validate(json.loads(text))
     broken = json.loads(text)
     del broken["evaluation_results"][0]["metric_config"]["lower_is_better"]
     with pytest.raises(jsonschema.ValidationError):
         official.validate(broken)
-
-
-def test_records_of_any_results_are_valid(official):
-    for seed in range(40):
-        for subject, results in cards_of(any_board(Random(seed))):
-            for record in every_eval_records(subject.used, results, KNOWN).values():
-                official.validate(json.loads(record))
 
 
 def test_deviations_are_no_scores():
