@@ -13,9 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's networks are used."""
-    from bench.pretraining.demo_evaluation import evaluate_beside_floors
+    from bench.pretraining.demo_evaluation import evaluate_demo
     from bench.pretraining.demo_training import pretrain
     from engine.training.interruptions import STOPPED
 
     folders = pretrain(arguments.out / "demo", arguments.seed)
-    return STOPPED if folders is None else evaluate_beside_floors(folders, arguments.out, arguments.seed)
+    return STOPPED if folders is None else evaluate_demo(folders, arguments.out, arguments.seed)

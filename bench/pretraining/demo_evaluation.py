@@ -22,7 +22,7 @@ DATA = f"noisydigits={IMAGES}"
 TESTED = {"knn@dino": "top1_k10", "linear_sgd@ibot_base_cached": "top1"}  # protocols and metrics that are compared
 
 
-def evaluate_beside_floors(networks: Mapping[str, Path], out: Path, seed: int) -> int:
+def evaluate_demo(networks: Mapping[str, Path], out: Path, seed: int) -> int:
     """Evaluate pretrained networks, method -> folder, and say what came out. Exit code of the evaluation."""
     checkpoints = {"raw-pixels": FLOOR}
     for method, folder in networks.items():

@@ -101,10 +101,11 @@ def encoded(picture: Picture, form: Format) -> bytes:
     import matplotlib
 
     figure, buffer = drawn_figure(picture), io.BytesIO()
-    dropped = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[form]
+    title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
+    said = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench visualize"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
-        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=dropped)
+        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=said)
     return buffer.getvalue()
 
 

@@ -331,4 +331,9 @@ def test_names_are_no_formulas_and_hold_no_markup():
     panel = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2), title=name, caption=name)
     picture = Picture(name="x", rows=(PanelRow(panels=(panel, None), label=name),), headings=((name, 2),), note=name)
     text = encoded(picture, "svg").decode()
-    assert "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text and "\u202e" not in text and "\x1b" not in text
+    assert (
+        "<title>x: $x_1$ &lt;b&gt;" in text
+        and "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text
+        and "\u202e" not in text
+        and "\x1b" not in text
+    )
