@@ -1,4 +1,4 @@
-"""Pretrain two tiny ViTs for seconds, evaluate them beside raw pixels, and write a report; no data, no network."""
+"""Pretrain a tiny ViT for seconds, evaluate it beside raw pixels, and write a report; no data, no network."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's networks are used."""
+    """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's network is used."""
     from bench.pretraining.demo_evaluation import evaluate_demo
     from bench.pretraining.demo_training import pretrain
     from engine.training.interruptions import STOPPED

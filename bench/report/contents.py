@@ -1,5 +1,6 @@
 """What a report shows, as plain values: made of result files alone, so that the same results give the same page."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -217,12 +218,12 @@ def ranks(rows: Sequence[Row], column: Key, level: frozenset[Key]) -> dict[Check
     """
     cells = {row.checkpoint: row.cells[column] for row in rows if column in row.cells and not row.published}
     ordered = sorted(cells, key=lambda used: _order(cells[used]))
+    orders = [_order(cells[used]) for used in ordered]
     top = sum(key_of(used) in level for used in ordered)
     found = {used: f"1-{top}" for used in ordered if key_of(used) in level} if top > 1 else {}
-    for used in ordered:
+    for used, order in zip(ordered, orders, strict=True):
         if used not in found:
-            better = [other for other in ordered if _order(cells[other]) < _order(cells[used])]
-            found[used] = str(1 + max(len(better), top if top > 1 else 0))
+            found[used] = str(1 + max(bisect_left(orders, order), top if top > 1 else 0))
     return found
 
 
