@@ -21,7 +21,7 @@ from torch import Tensor
 
 from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
-from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.spec import Preparation, PreparesImages, ViTSpec
 from checkpoints.vit import ViT
 from engine.files import digest, folder_atomic, write_atomic
 
@@ -37,7 +37,7 @@ CLASS_ATTENTION = ("class_query", "class_attention.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTExport:
+class ViTExport(PreparesImages):
     """A checkpoint in the one format.
 
     tensors: timm name -> float32 tensor of the trunk. extra: tensors that timm has no place for, `class_query` and
@@ -79,22 +79,6 @@ class ViTExport:
         trunk = {name: tensor.cpu().clone() for name, tensor in vit.trunk.state_dict().items()}
         extra = {name: t.cpu().clone() for name, t in vit.state_dict().items() if name.startswith(CLASS_ATTENTION)}
         return cls.make(vit.spec, preparation, trunk, extra, facts)
-
-    @property
-    def mean(self) -> tuple[float, float, float]:
-        return self.preparation.mean
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        return self.preparation.std
-
-    @property
-    def crop(self) -> float:
-        return self.preparation.crop
-
-    @property
-    def interpolation(self) -> str:
-        return self.preparation.interpolation
 
     @property
     def parameters(self) -> int:

@@ -12,7 +12,7 @@ from checkpoints.spec import ViTSpec
 
 FrozenSpec = ViTSpec | OwnSpec
 FrozenExport = ViTExport | OwnExport
-FROZEN = "protocols on frozen features can be run: k-NN, linear, low-shot, segmenter_linear, ade_linear"
+FROZEN = "what reads frozen features can be run, such as k-NN, linear, low-shot, segmenter_linear and ade_linear"
 
 
 def vit_spec(spec: FrozenSpec, why: str) -> ViTSpec:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from checkpoints.export import digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.spec import FinalNorm, ImageGrid, Preparation
+from checkpoints.spec import FinalNorm, ImageGrid, Preparation, PreparesImages
 from engine.files import digest
 from engine.flops import counted
 
@@ -95,7 +95,7 @@ class OwnNetwork(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnExport:
+class OwnExport(PreparesImages):
     """Stands where a ViTExport does, for frozen evaluation."""
 
     spec: OwnSpec
@@ -103,22 +103,6 @@ class OwnExport:
     network: nn.Module = field(repr=False)
     files: Mapping[str, str]  # name of each source file of the network -> SHA-256
     package: str = ""  # installed package that FUNCTION is from, with its version
-
-    @property
-    def mean(self) -> tuple[float, float, float]:
-        return self.preparation.mean
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        return self.preparation.std
-
-    @property
-    def crop(self) -> float:
-        return self.preparation.crop
-
-    @property
-    def interpolation(self) -> str:
-        return self.preparation.interpolation
 
     @property
     def parameters(self) -> int:

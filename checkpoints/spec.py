@@ -303,3 +303,25 @@ class Preparation:
         checks.annotations(self)
         checks.positive(self, "std")
         checks.factors(self, "crop")
+
+
+class PreparesImages:
+    """What a `preparation`, which a dataclass adds, says of images."""
+
+    preparation: Preparation
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        return self.preparation.mean
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        return self.preparation.std
+
+    @property
+    def crop(self) -> float:
+        return self.preparation.crop
+
+    @property
+    def interpolation(self) -> str:
+        return self.preparation.interpolation
