@@ -144,8 +144,10 @@ class ViT(nn.Module):
         return self.encode(self.place(self.project(images), grid), layers=layers, norm=norm, grid=grid)
 
     def attention(self, images: Tensor, layer: int = -1) -> Tensor:
-        """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query."""
+        """Softmax attention (B, H, P+L, P+L) of one block over whole images; row = query. ValueError for raw pixels."""
         number = self._block_number(layer)
+        if not hasattr(self.trunk.blocks[number], "attn"):
+            raise ValueError("raw pixels have no attention; name a network")
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
         tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
         for block, more in zip(self.trunk.blocks[:number], besides[:number], strict=True):

@@ -15,3 +15,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(
             f"{item.nodeid}: there is no case to test; if its cases are recorded, look in {golden}", pytrace=False
         )
+
+
+@pytest.hookimpl
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`: one more than there are cores, since some tests wait for processes of theirs."""
+    return len(os.sched_getaffinity(0)) + 1

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument("--published", action="store_true",
         help="show papers' numbers of the same protocols and images, marked, in all but csv and parquet")  # fmt: skip
-    parser.add_argument("--format", nargs="+", default=[], choices=NAMES, metavar="F",
+    parser.add_argument("--format", nargs="+", action="extend", default=[], choices=NAMES, metavar="F",
         help=f"write other files too: {', '.join(NAMES)}")  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the pictures are written")
-    parser.add_argument("--format", nargs="+", choices=("png", "svg"), default=["png"], help="of the files (png)")
+    parser.add_argument("--format", nargs="+", action="extend", choices=("png", "svg"), metavar="F",
+        help="png, svg or both (png)")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,6 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         device=chosen_device(arguments.device),
     )
     check_writable(arguments.out)
-    for path in draw_pictures(kind, shown, arguments.out, tuple(dict.fromkeys(arguments.format))):
+    for path in draw_pictures(kind, shown, arguments.out, tuple(dict.fromkeys(arguments.format or ["png"]))):
         say(f"written: {path}")
     return 0

@@ -42,7 +42,12 @@ def evaluate_demo(networks: Mapping[str, Path], out: Path, seed: int) -> int:
     say(*conclusions(out, pairs))
     page = out / "report.html"
     write_atomic(page, report_page(out))
-    say("", f"The report, with pictures: {page.resolve()}", f"Open it: xdg-open {shlex.quote(str(page))}")
+    first = next(iter(networks.values()))
+    pictures = (
+        f"bench visualize pca --checkpoint {shlex.quote(str(first))} --images {IMAGES} --out {shlex.quote(str(out))}"
+    )
+    say("", f"What its patches show: {pictures}")
+    say(f"The report, with pictures: {page.resolve()}", f"Open it: xdg-open {shlex.quote(str(page))}")
     return 0
 
 

@@ -126,12 +126,12 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
+    yield from _unproven(folder)  # before the tables, which differ because of it
     for name, text in derived.items():
         if not (folder / name).is_file():
             yield f"{name}: missing"
         elif (folder / name).read_bytes() != text.encode():
             yield f"{name}: not what the results give{_first_difference((folder / name).read_bytes(), text)}"
-    yield from _unproven(folder)
     expected = {ABOUT, SUMS, *derived}
     copied = ("results/", "checkpoints/")
     for name in sorted(_files(folder) - expected):
@@ -143,6 +143,8 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 
 def publication_of(folder: Path) -> Publication:
     """What the user said of a record. ValueError where the folder is none."""
+    if not (folder / ABOUT).is_file():
+        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to FOLDER makes one")
     try:
         about = json.loads((folder / ABOUT).read_bytes())
         return msgspec.convert(about["publication"], Publication)

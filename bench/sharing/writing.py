@@ -13,10 +13,13 @@ from bench.sharing.groups import Publication
 from bench.statistics.matching import read_measured
 from checkpoints.export import CARD, EVALUATIONS, ViTExport, is_card, is_export
 from engine.files import write_atomic
+from pretrain.loop.exporting import EXPORT, is_run
 
 
 def subject_of(folder: Path) -> CardSubject:
     """What a card says of an export. ValueError where it is none, or not what was exported."""
+    if is_run(folder) and is_export(folder / EXPORT):
+        raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
     if not is_export(folder):
         raise ValueError(f"{folder} is not an export; bench import makes one of a checkpoint")
     export = ViTExport.load(folder)

@@ -19,7 +19,7 @@ from bench.visualize.pictures import Panel
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
-from imagesets.decoding import decode_rgb, read_bytes
+from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet, open_set, parse_url, splits_of
 from imagesets.transforms import FILTERS, planes, resized_size, window_start
@@ -194,8 +194,11 @@ def image_panel(image: Image.Image, **more) -> Panel:
 
 
 def read_image(path: str) -> Image.Image:
-    """RGB image of a file. Raises UnreadableImage."""
-    return decode_rgb(read_bytes(path), path)
+    """RGB image of a file. ValueError where it cannot be read."""
+    try:
+        return decode_rgb(read_bytes(path), path)
+    except UnreadableImage as error:
+        raise ValueError(f"{path}: cannot be read as an image ({error.reason}); name another one") from error
 
 
 def viewers(shown: Shown) -> tuple[Viewer, ...]:

@@ -195,6 +195,9 @@ def _spec_of_name(name: str) -> ViTSpec:
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(module=FAMILY), n=1)
         raise ValueError(f"timm has no model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+    stem, _, tag = name.partition(".")
+    if tag and name not in (known := timm.list_pretrained(f"{stem}.*")):
+        raise ValueError(f"timm has no weights {name!r}; it has {', '.join(known) or f'none of {stem}'}")
     with torch.device("meta"):
         return spec_of(timm.create_model(name, num_classes=0), name)
 

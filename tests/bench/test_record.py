@@ -204,7 +204,7 @@ def test_mistakes_of_records_get_one_line(bench, folder, tmp_path):
     next(out.glob("results/*/*/*.json")).write_text("{")
     cases = [
         ((folder, "--to", tmp_path / "mine"), "holds something that is no record: choose a new folder for --to"),
-        (("--check", tmp_path / "mine"), "is no record of bench record"),
+        (("--check", tmp_path / "mine"), "is no record: it holds no record.json"),
         (("--to", tmp_path / "new"), "record of what?"),
         ((out, "--to", tmp_path / "new"), "--status unreadable moves such files away"),
         ((tmp_path, "--to", tmp_path / "new"), "holds no results"),
