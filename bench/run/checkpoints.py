@@ -51,7 +51,8 @@ def prepare(
             return LoadedCheckpoint(used=used, spec=own.spec, reference=reference), own
         reference, export = opened(reference, options)
     except (ValueError, OSError) as error:
-        raise ValueError(f"--checkpoint {reference}: {in_one_line(error).removeprefix(f'{reference}: ')}") from error
+        said = in_one_line(error).removeprefix(reference).removeprefix(":").strip()
+        raise ValueError(f"--checkpoint {reference}: {said}") from error
     exported = is_export(Path(reference).expanduser())
     if exported and (problems := export.verify()):
         raise ValueError(f"--checkpoint {reference}: not what was exported: {problems[0]}; import it again")

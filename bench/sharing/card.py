@@ -115,7 +115,7 @@ def _model(subject: CardSubject) -> Iterator[tuple[str, object]]:
     yield "parameters", f"{used.parameters:,}"
     if subject.config:
         spec, cfg = ViTSpec(**subject.facts["spec"]), subject.config["pretrained_cfg"]
-        yield "timm's name", spec.architecture
+        yield "timm's class of networks, sizes changed where they differ", spec.architecture
         yield "image, patch", f"{spec.size_text}, patches of {spec.patch_size} px"
         yield "representation", {"cls": "class token", "avg": "mean of the patches"}[spec.pool]
         yield "mean, std", f"{cfg['mean']}, {cfg['std']}"
@@ -131,7 +131,7 @@ def _training(subject: CardSubject) -> Iterator[tuple[str, object]]:
     yield "data", facts.get("data")
     yield "epochs", epochs_of(facts)
     yield "cost", used.training_cost.text or TrainingCost.of(facts).text
-    yield "code", facts.get("official_code")
+    yield "recipe's source" if facts.get("recipe") else "code", facts.get("official_code")
     yield "file", facts.get("source_file") if subject.config else used.source
     yield "SHA-256 of the file", facts.get("source_sha256")
     yield "imported by", " ".join(str(facts[key]) for key in ("importer", "importer_version") if facts.get(key))
@@ -189,6 +189,8 @@ def _licence(subject: CardSubject) -> str:
     licence = subject.facts.get("licence")
     if licence:
         return f"Of the weights, as their source says: {_shown(licence)}."
+    if subject.facts.get("method") and not subject.facts.get("importer"):
+        return "None was given: whoever trained the weights with this tool says which."
     return "Unknown: the source of the weights does not say. Ask its authors before you use them."
 
 

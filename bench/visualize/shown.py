@@ -58,7 +58,7 @@ class ShownCheckpoint:
         try:
             return opened(self.reference)[1]
         except (ValueError, OSError) as error:
-            text = str(error).removeprefix(f"{self.reference}: ")
+            text = str(error).removeprefix(self.reference).removeprefix(":").strip()
             raise ValueError(f"--checkpoint {self.reference}: {text}") from error
 
     @cached_property
@@ -234,9 +234,11 @@ def opened_set(source: str, split: str | None) -> ImageSet:
 
 
 def checkpoints_of(references: Sequence[str], names: Sequence[str] | None) -> tuple[ShownCheckpoint, ...]:
-    """ValueError where there are more or fewer names than checkpoints."""
+    """ValueError where there are more or fewer names than checkpoints, or two are equal."""
     if names and len(names) != len(references):
         raise ValueError(f"--name: {len(names)} names for {len(references)} checkpoints; give one for each")
+    if names and len(set(names)) != len(names):
+        raise ValueError(f"--name {' '.join(names)}: each checkpoint needs a name of its own")
     return tuple(
         ShownCheckpoint(reference=reference, given=name)
         for reference, name in zip(references, names or [None] * len(references), strict=True)

@@ -29,8 +29,9 @@ def open_split(place: str, split: Split) -> ImageSet:
     url = f"torchvision:{place}"
     name, _, root = place.partition(":")
     if name not in SETS:
-        near = [key for key in SETS if key.lower() == name.lower()] or difflib.get_close_matches(name, SETS, n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
+        by_lower = {key.lower(): key for key in SETS}
+        near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+        guess = f"; did you mean {by_lower[near[0]]}?" if near else ""
         raise ValueError(f"{url}: no set {name!r}{guess} (sets: {', '.join(SETS)})")
     if not root:
         raise ValueError(f"{url}: no folder after the name; write torchvision:{name}:/path/to/folder")
