@@ -6,12 +6,14 @@ The victim is asked for last: until then the kernel keeps the signal that killed
 """
 
 import ctypes
+import io
 import json
 import os
 import socket
 import sys
 import time
 import traceback
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from engine.distributed import start_world
@@ -29,7 +31,8 @@ def work(folder: Path, how: str, victim: int) -> None:
                 raise ValueError("an error of its own")
             time.sleep(60)
         elif world.rank == victim or how == "hang":
-            time.sleep(60)  # as in a collective of NCCL whose other side has gone
+            with redirect_stderr(io.StringIO()):  # as a dense task silences its libraries
+                time.sleep(60)  # as in a collective of NCCL whose other side has gone
         world.barrier()
 
 
