@@ -86,7 +86,8 @@ class Peers:
     def _end_with(self, rank: int, killed_by: int) -> NoReturn:
         """End this process, because `rank` has died; one process of each machine says so."""
         self._tell_others(f"lost {rank} {killed_by}")
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a block of the main thread may have silenced them
+        # A block of the main thread may have silenced them.
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         with socket.socket(socket.AF_UNIX) as right, suppress(OSError):
             right.bind(f"\0{self.members[0].token}")  # OSError where another process of this machine has it
             say(f"bench: error: {self._obituary(rank, killed_by)}", errors=True)
