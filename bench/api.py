@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.calls import Options, checkpoint_label, commands, named_url, reference_to, source_pool, workspace
+from bench.calls import Options, commands, named_url, reference_to, source_pool, workspace
 
 if TYPE_CHECKING:
     from bench.results.board import Board
@@ -240,7 +240,7 @@ def compare(
         from bench.statistics.compare import compare as compared
 
         check_folder(Path(out))
-        names = [each if isinstance(each, str) else checkpoint_label(each) for each in (first, *others)]
+        names = [each if isinstance(each, str) else each.checkpoint.unique_name for each in (first, *others)]
         return compared(Path(out), names, Wanted(data=data, protocol=protocol, metric=metric))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from bench.results.record import Result
     from checkpoints.frozen import FrozenExport, FrozenSpec
     from engine.tasks import Workspace
 
@@ -94,8 +93,3 @@ def named_url(data: str) -> str:
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
-
-
-def checkpoint_label(result: "Result") -> str:
-    """The name of a result's checkpoint, with what tells it from others of that name."""
-    return f"{result.checkpoint.name}-{result.checkpoint.digest[:8]}"

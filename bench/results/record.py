@@ -78,6 +78,11 @@ class CheckpointUsed:
     training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
 
     @property
+    def unique_name(self) -> str:
+        """`NAME-DIGEST8`: its folder in results, and what tells it from others of its name."""
+        return f"{self.name}-{self.digest[:8]}"
+
+    @property
     def is_floor(self) -> bool:
         """Whether these are raw pixels: no network, but what every network has to beat."""
         return self.method == "pixels"
@@ -184,7 +189,7 @@ def short(value: Any) -> str:
 
 def result_path(out: Path, checkpoint: CheckpointUsed, data_name: str, stem: str) -> Path:
     """`OUT/results/<name>-<digest8>/<data name>/<stem>.json`."""
-    return out / "results" / f"{checkpoint.name}-{checkpoint.digest[:8]}" / data_name / f"{stem}.json"
+    return out / "results" / checkpoint.unique_name / data_name / f"{stem}.json"
 
 
 def result_stem(protocol: ProtocolUsed, settings: Mapping[str, Any], space: Workspace) -> str:

@@ -18,7 +18,7 @@ from bench.sharing.groups import Publication, SharedGroup, shared_groups
 from bench.sharing.hub import eval_files, model_index, word_of
 from bench.sharing.redaction import without_folders
 from bench.sharing.schemas import checked_header, plain
-from checkpoints.export import CARD, CARD_MARK, EVALUATIONS
+from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
 from engine.printing import in_markdown
@@ -57,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """An export's config.json with its cost. ValueError where it is none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        cost = folder / "cost.json"
+        cost = folder / COST
         if cost.exists():
             config["vit_export"]["cost"] = json.loads(cost.read_text(encoding="utf-8"))
         ViTSpec(**config["vit_export"]["spec"])

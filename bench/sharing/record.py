@@ -93,7 +93,7 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
         if source := _export_of(out, checkpoint):
             for path in (source / "config.json", source / COST, *_of_training(source)):
                 if path.is_file():
-                    yield f"checkpoints/{_place(checkpoint)}/{path.name}", _shared(path)
+                    yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _shared(path)
 
 
 def derived_files(folder: Path) -> dict[str, str]:
@@ -103,7 +103,7 @@ def derived_files(folder: Path) -> dict[str, str]:
     found = {FORMATS[key][0]: FORMATS[key][1](_standing(folder, measured)) for key in TABLES}
     subjects = {}
     for key, results in _by_checkpoint(measured).items():
-        place = _place(results[-1].checkpoint)
+        place = results[-1].checkpoint.unique_name
         subjects[key] = subject = _subject(results[-1].checkpoint, folder / "checkpoints" / place)
         if subject.used.is_floor:
             continue
@@ -178,7 +178,7 @@ def _subject(used: CheckpointUsed, folder: Path) -> CardSubject:
 
 def _export_of(out: Path, used: CheckpointUsed) -> Path | None:
     """The export of a checkpoint: below OUT/exports, or where the result says that it was, if it is still that."""
-    for folder in (out / "exports" / _place(used), Path(used.source)):
+    for folder in (out / "exports" / used.unique_name, Path(used.source)):
         if is_export(folder) and read_config(folder)["vit_export"].get("digest") == used.digest:
             return folder
     return None
@@ -197,10 +197,6 @@ def _of_training(export: Path) -> list[Path]:
     """Log and settings of the pretraining that wrote an export; none of what its folder holds beside that."""
     is_end = export.name.startswith(EXPORT) and is_run(export.parent)
     return [export.parent / name for name in (RUN, LOG)] if is_end else []
-
-
-def _place(used: CheckpointUsed) -> str:
-    return f"{used.name}-{used.digest[:8]}"
 
 
 def _readable(path: Path, out: Path) -> Any:
@@ -273,6 +269,6 @@ def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]
 
 def _first_difference(found: bytes, expected: str) -> str:
     lines = [text.split("\n") for text in (found.decode("utf-8", "replace"), expected)]
-    pairs = zip(*lines, strict=False)
+    pairs = zip(*lines, strict=False)  # of what the shorter text has: beyond its end no line differs, one is missing
     at = next((number for number, (one, other) in enumerate(pairs, 1) if one != other), 0)
     return f", first in line {at}" if at else ""

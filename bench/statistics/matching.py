@@ -91,7 +91,7 @@ def label_of(name: str, by_label: Mapping[str, Sequence[Measured]], out: Path) -
     fits = []
     for label, results in by_label.items():
         used = results[0].result.checkpoint
-        if name in (label, used.name, f"{used.name} ({used.digest[:8]})", f"{used.name}-{used.digest[:8]}"):
+        if name in (label, used.name, f"{used.name} ({used.digest[:8]})", used.unique_name):
             fits.append(label)
     if len(fits) > 1:
         raise ValueError(

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import balanced_accuracy_score
+from toy_exports import one_block_export
 
 from bench.run.outcomes import checked, recorded
 from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
-from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.vit import ViT
 from engine import resampling
 from engine.tasks import Metric, OpenedSets, Workspace
 from imagesets.sets import ImageSet, open_set
@@ -67,11 +65,7 @@ def fewer_resamples(monkeypatch):
 
 @pytest.fixture(scope="module")
 def export() -> ViTExport:
-    torch.manual_seed(0)
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
-    )
-    return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
+    return one_block_export()
 
 
 TASKS = {

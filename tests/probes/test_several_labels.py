@@ -8,14 +8,13 @@ import torch
 from meeting import together
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_recall_curve
+from toy_exports import one_block_export
 
 from bench.results.record import CheckpointUsed, DataUsed
 from bench.run.outcomes import checked, recorded
 from bench.run.plan import left_out, plan
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
-from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.vit import ViT
 from engine import resampling
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
@@ -104,11 +103,7 @@ def fewer_resamples(monkeypatch):
 
 @pytest.fixture(scope="module")
 def export() -> ViTExport:
-    torch.manual_seed(0)
-    spec = ViTSpec(
-        architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
-    )
-    return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
+    return one_block_export()
 
 
 def run(task: Task, export: ViTExport, cache, sets=several) -> Outcome:

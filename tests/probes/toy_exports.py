@@ -23,6 +23,15 @@ def export_of_size(image_size: int, seed: int = 0) -> ViTExport:
     return ViTExport.from_vit(ViT(spec), Preparation())
 
 
+def one_block_export() -> ViTExport:
+    """A random ViT of one block and width 16 for images of 8 pixels, of which it sees all."""
+    spec = ViTSpec(
+        architecture="vit_tiny_patch16_224", image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_hidden=32
+    )
+    torch.manual_seed(0)
+    return ViTExport.from_vit(ViT(spec), Preparation(crop=1.0))
+
+
 def workspace(folder, data: str, **settings) -> Workspace:
     """A workspace below `folder`, in small batches so that even tiny sets make several."""
     return Workspace(cache=folder / "cache", data=data, **{"batch_size": 7, **settings})
