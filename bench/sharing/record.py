@@ -144,7 +144,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 def publication_of(folder: Path) -> Publication:
     """What the user said of a record. ValueError where the folder is none."""
     if not (folder / ABOUT).is_file():
-        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to FOLDER makes one")
+        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to DIR makes one")
     try:
         about = json.loads((folder / ABOUT).read_bytes())
         return msgspec.convert(about["publication"], Publication)
