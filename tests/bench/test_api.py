@@ -101,7 +101,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': give an export folder"),
+        (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': no such file or folder, nor timm:NAME"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' means [0-9]+ protocols, such as 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn@dino", "x=digit:"), "--data x=digit:: "),
@@ -109,6 +109,11 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         (lambda export: api.evaluate(export, "knn@dino", "digits:", settings={"q": 1}), "has no setting 'q'"),
         (lambda export: api.evaluate(export, "knn@dino", "digits:", options=api.Options(device="tpu")), "--device tpu"),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
+        (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "it is for pretrain"),
+        (
+            lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
+            "--decode fast: it is for evaluations",
+        ),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
         (lambda export: api.extract(export, "digit:"), "digit"),
         (lambda export: api.compare("first", "second"), "holds no results"),
