@@ -3,6 +3,7 @@
 import argparse
 
 STATISTICS = ("imagenet", "half", "clip")
+REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
 
 
 def positive_integer(text: str) -> int:

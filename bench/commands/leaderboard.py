@@ -11,6 +11,10 @@ EPILOG = """formats:
   latex    leaderboard.tex: booktabs tables, mean and deviation over seeds, the best and its ties bold
   html     leaderboard.html: plain tables without scripts (bench report writes the page to read)
   parquet  results.parquet: every number with all that it rests on, for DuckDB or pandas
+
+examples:
+  bench leaderboard --out results --published
+  bench leaderboard --out results --format latex html
 """
 
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     if arguments.json and arguments.script:
-        raise ValueError("--json or --script: give one of them")
+        raise ValueError("--json and --script: give one of them, not both")
     device = "cpu" if arguments.assume else chosen_device(arguments.device)
     gpus = arguments.cluster_gpus or (1 if arguments.assume or device.startswith("cuda") else 0)
     gpus *= arguments.cluster_nodes or 1

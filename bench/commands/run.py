@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
+from bench.cli.arguments import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
-  bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
+  bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
@@ -23,15 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     several = {"nargs": "+", "action": "extend"}
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
-        help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, or "
-             "module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
+        help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
         help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
         "(knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
-        help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
+        help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
     parser.add_argument("--select", choices=("holdout", "val"),
         help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "

@@ -113,7 +113,8 @@ def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
 def _opened(request: RunRequest) -> list[DataUsed]:
     """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
     if request.names and len(request.names) != len(request.checkpoints):
-        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
+        named, given = len(request.names), len(request.checkpoints)
+        raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
     return space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
