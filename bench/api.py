@@ -50,7 +50,7 @@ class Leaderboard:
         ]
 
     def __str__(self) -> str:
-        from bench.leaderboard.tables import to_terminal
+        from bench.board.tables import to_terminal
 
         return to_terminal(self.board, BOARD_WIDTH)
 
@@ -251,8 +251,8 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
+        from bench.board.files import ALWAYS, FORMATS, rewrite
         from bench.cli.settings import meant
-        from bench.leaderboard.files import ALWAYS, FORMATS, rewrite
         from bench.results.record import check_folder
 
         if unknown := [name for name in formats if name not in FORMATS]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.leaderboard.files import level_in
+from bench.board.files import level_in
 from bench.published.rows import with_published
 from bench.report.contents import ReportContents, ShownTable, contents
 from bench.report.figures import cost_figure, log_of, training_figure

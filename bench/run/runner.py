@@ -11,10 +11,10 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
+from bench.board import files as leaderboard
+from bench.board.tables import to_terminal
 from bench.cli.messages import in_one_line, millions
 from bench.cli.outputs import check_writable
-from bench.leaderboard import files as leaderboard
-from bench.leaderboard.tables import to_terminal
 from bench.published.check import against_published
 from bench.results.board import group_of
 from bench.results.record import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.board.tables import number
 from bench.cli.description import epochs_of
 from bench.cli.messages import millions
-from bench.leaderboard.tables import number
 from bench.results.record import CheckpointUsed, Result
 from bench.sharing.groups import Publication, SharedGroup, shared_groups
 from bench.sharing.hub import eval_files, model_index, word_of

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from bench.leaderboard.files import FORMATS, Standing
+from bench.board.files import FORMATS, Standing
 from bench.results.board import board_of
 from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, read_result, result_files

@@ -64,6 +64,11 @@ def test_features_are_those_of_the_run(exports, tmp_path):
     assert not np.array_equal(patches.features, val.features)
 
 
+def test_no_function_hides_a_package():
+    folders = {path.parent.name for path in Path(bench.__file__).parent.glob("*/__init__.py")}
+    assert not folders & set(bench.__all__)
+
+
 def test_one_name_for_one_checkpoint(exports, tmp_path):
     assert api.load(exports[0]).facts["name"] == "first"
     assert api.load("pixels:16").facts["name"] == "pixels-16"
@@ -168,7 +173,7 @@ except ImportError as error:
 
 
 def test_functions_keep_their_names_beside_packages(tmp_path):
-    from bench.leaderboard.files import rewrite
+    from bench.board.files import rewrite
     from bench.report.page import report_page
 
     assert callable(rewrite) and callable(report_page)
