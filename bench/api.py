@@ -271,7 +271,7 @@ def report(
     ValueError for a folder without results.
     """
     with commands():
-        from bench.report.page import report_page
+        from bench.report_page.page import report_page
         from bench.results.record import check_folder
         from engine.files import write_atomic
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.report.figures import COLOURS, DASHES
+from bench.report_page.figures import COLOURS, DASHES
 from engine.printing import printable
 
 Format = Literal["png", "svg"]

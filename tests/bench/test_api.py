@@ -65,8 +65,8 @@ def test_features_are_those_of_the_run(exports, tmp_path):
 
 
 def test_no_function_hides_a_package():
-    folders = {path.parent.name for path in Path(bench.__file__).parent.glob("*/__init__.py")}
-    assert not folders & set(bench.__all__)
+    folders = {path.parent.name for path in Path(api.__file__).parent.glob("*/__init__.py")}
+    assert not folders & set(api.__all__)
 
 
 def test_one_name_for_one_checkpoint(exports, tmp_path):
@@ -174,7 +174,7 @@ except ImportError as error:
 
 def test_functions_keep_their_names_beside_packages(tmp_path):
     from bench.board.files import rewrite
-    from bench.report.page import report_page
+    from bench.report_page.page import report_page
 
     assert callable(rewrite) and callable(report_page)
     assert (api.leaderboard.__module__, api.report.__module__) == ("bench.api", "bench.api")

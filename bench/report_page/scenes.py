@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bench.report.pictures import data_url
+from bench.report_page.pictures import data_url
 from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
