@@ -8,6 +8,7 @@ first docstring line with `ast` and imports nothing, so that `bench list` does n
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -87,11 +88,18 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    folders = _folders(FOLDERS[kind])
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    package = FOLDERS[kind]
+    folders = (folder for folder in _folders(package) if os.path.isdir(folder))
+    return _files(kind, package, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+
+
+@cache
+def _files(kind: str, package: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
+    """Those of a package in folders that were changed at these times: listed again when a file comes or goes."""
+    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
     return {
         path.stem.rstrip("_"): Extension(
-            kind=kind, key=path.stem.rstrip("_"), module=f"{FOLDERS[kind]}.{path.stem}", path=path
+            kind=kind, key=path.stem.rstrip("_"), module=f"{package}.{path.stem}", path=path
         )
         for path in paths
     }
