@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run`, and those of the plan."""
     from bench.commands import run as evaluation
 
-    evaluation.add_arguments(parser)
+    evaluation.add_request(parser)
+    parser.set_defaults(dry_run=False)
     parser.epilog = EPILOG
     group = parser.add_argument_group("of the plan")
     group.add_argument("--json", action="store_true", help="print a JSON list for schedulers, an entry for each job")

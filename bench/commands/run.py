@@ -20,7 +20,14 @@ state is saved: run the same command again
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    add_request(parser)
+    parser.epilog = EPILOG
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench run` and `bench plan`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     several = {"nargs": "+", "action": "extend"}
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
         help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
@@ -44,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
     parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
     parser.add_argument("--decode", choices=("exact", "fast"), default="exact",

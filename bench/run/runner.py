@@ -268,7 +268,9 @@ def _show_plan(
         plans[checkpoint_title(checkpoint)] = [
             planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
         ]
-    return show(plans, found.unavailable, selected, get_terminal_size().columns)
+    shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
+    chosen = [each for each in selected if each.name in shown or not plans]  # others are left out
+    return show(plans, found.unavailable, chosen, get_terminal_size().columns)
 
 
 def _say_nothing(*lines: object) -> None:
