@@ -15,7 +15,7 @@ from engine.files import digest
 from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
 from imagesets.sets import ImageSet
-from probes.features.extract import BATCH, FeatureSet, extract
+from probes.features.extract import FeatureSet, extract, forward_batch
 from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
 from probes.holdout import check_labels, held_out
@@ -154,7 +154,7 @@ class Probe:
     @property
     def chunk(self) -> int:
         """Images of a forward pass."""
-        return self.space.batch_size or BATCH[torch.device(self.space.device).type]
+        return self.space.batch_size or forward_batch(self.space.device)
 
     def trained_on(self, sweep: Sweep) -> Mapping[str, Any]:
         """The facts of the training images; with augmentation, in the form of `FeatureSet.facts`."""

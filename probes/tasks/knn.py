@@ -20,7 +20,8 @@ from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from imagesets.transforms import EvalTransform
-from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
+from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.kinds import FeatureKind
 from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.holdout import check_labels

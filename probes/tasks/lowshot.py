@@ -20,7 +20,8 @@ from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.average_precision import mean_average_precision
-from probes.features.extract import BATCH, FeatureKind, FeatureSet, Order, extract, transform_of
+from probes.features.extract import BATCH, FeatureSet, Order, extract, transform_of
+from probes.features.kinds import FeatureKind
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
 from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
