@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from engine.distributed import World
-from probes.features.rows import Rows, release_pages
+from probes.features.rows import Rows, release_pages, row_slices
 from probes.knn.blas_kernel import fitting_kernel
-from probes.slices import row_slices
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more tiles are done

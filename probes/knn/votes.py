@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.core_threads import run_on_core_threads
-from probes.slices import row_slices
+from probes.features.rows import row_slices
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
 

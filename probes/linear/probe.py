@@ -18,14 +18,13 @@ from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet, extract, forward_batch
 from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
-from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep, SweepConfig
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
-from probes.splits import open_splits
+from probes.splits import check_labels, held_out, open_splits
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
 # without those held out is that of all images.

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
+from probes.features.rows import row_slices
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, descend, dot, margins_of, point_of, rows_of_block
 from probes.lowshot.prepared import PreparedRows
-from probes.slices import row_slices
 
 BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
 BITS = 62  # of the integers that sums are kept in

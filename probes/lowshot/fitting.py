@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engine.distributed import World
 from imagesets.selection import quotas, stratified_sample
+from probes.features.rows import row_slices
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import READ, PreparedRows
-from probes.slices import row_slices
 
 Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]

@@ -38,11 +38,10 @@ from probes.finetune.planning import UPDATES, rehearsed_images, rehearsed_traini
 from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
 from probes.finetune.trainer import FinetuneConfig, Training
 from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
-from probes.holdout import check_labels, held_out
 from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
-from probes.splits import open_splits
+from probes.splits import check_labels, held_out, open_splits
 
 TRAINED = "fine-tuning trains the blocks of a ViT"
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise

@@ -23,11 +23,10 @@ from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
-from probes.holdout import check_labels
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
-from probes.splits import open_splits
+from probes.splits import check_labels, open_splits
 
 
 class Search(NamedTuple):

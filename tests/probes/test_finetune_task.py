@@ -26,7 +26,7 @@ from probes.finetune import trainer
 from probes.finetune.classifier import Classifier, HeadRecipe
 from probes.finetune.trainer import Training
 from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size
-from probes.holdout import held_out
+from probes.splits import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
