@@ -16,6 +16,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import forward_batch
 from probes.features.extraction import Loaded, Reader, work_off
+from probes.scores import hits_of
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
@@ -71,9 +72,6 @@ class Evaluator:
         with torch.inference_mode():
             logits = network(loaded.pixels)
         labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
-        guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
-        found = (match[:, 0], match.any(dim=1), guesses[:, 0], sure)
-        hits = torch.stack([values.float() for values in found]).cpu().numpy()
+        hits = np.stack(hits_of(logits, labels)).astype(np.float32)
         hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
         return hits

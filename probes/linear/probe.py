@@ -22,7 +22,7 @@ from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
-from probes.linear.sweep import Sweep, SweepConfig
+from probes.linear.sweep import Sweep
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
 from probes.splits import check_labels, held_out, open_splits
 
@@ -128,11 +128,9 @@ class Probe:
             kinds=task.kinds,
             readouts=table.readouts,
             count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(rows)),
-            config=SweepConfig(
-                epochs=task.epochs,
-                schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
-                folder=self.folder,
-            ),
+            epochs=task.epochs,
+            schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
+            folder=self.folder,
         )
 
     def stream(self) -> AugmentedStream:
@@ -195,8 +193,8 @@ class Probe:
         which one result alone has where several tasks asked for the same training."""
         metrics, queries, by_val = {}, self.queries, self.task.select == "val"
         hits = sweep.chosen(self.table(queries, sweep.heads.readouts), self.space.world)
-        for name, ranked in hits.items():
-            for metric, right in ((name, ranked.first), (name.replace("top1", "top5"), ranked.five)):
+        for name, found in hits.items():
+            for metric, right in ((name, found.top1), (name.replace("top1", "top5"), found.top5)):
                 metrics[metric] = accuracy(right, queries.indices, len(self.val), chosen_on_val=by_val)
         facts = {
             "train": self.trained_on(sweep),
@@ -205,12 +203,12 @@ class Probe:
             **sweep.record(len(self.evaluated[1])),
             "warnings": self.warnings(),
         }
-        found = cost(self.gallery, queries)
+        spending = cost(self.gallery, queries)
         if self.task.augment:  # the sum over results is what was computed; beside it what was shared
-            found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
+            spending |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
         best = hits["top1"]
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
-        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=found)
+        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
         return noted(outcome, self.read, self.export.spec)
 
 

@@ -25,8 +25,8 @@ from probes.features.kinds import FeatureKind
 from probes.features.passes import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
-from probes.knn.votes import Hits, all_hits, vote
-from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
+from probes.knn.votes import all_hits, vote
+from probes.scores import Hits, accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import check_labels, open_splits
 
 SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each

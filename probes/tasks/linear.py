@@ -90,7 +90,7 @@ class Linear(LinearSettings, Task):
         if not probes:
             return
         for sweep in company_of([asking[0][1] for asking in probes.values()]).run():
-            for number, (place, probe) in enumerate(probes[sweep.config.folder]):
+            for number, (place, probe) in enumerate(probes[sweep.folder]):
                 yield place, sweep.error or probe.outcome(sweep, spent=not number)
 
 
