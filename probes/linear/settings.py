@@ -14,6 +14,7 @@ from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import readout_of
+from probes.linear.batches import EpochPlan
 from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 
 
@@ -69,6 +70,11 @@ class LinearSettings:
     @property
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
         return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
+
+    def divided_images(self, images: int) -> tuple[EpochPlan, int]:
+        """An epoch of so many training images, as a plan counts it, and how many of them are held out."""
+        held = round(self.holdout * images) if self.select == "holdout" else 0
+        return EpochPlan(rows=images - held, asked=self.batch, drop_last=self.drop_last, seed=0), held
 
     @property
     def rates(self) -> list[tuple[float, float]]:

@@ -127,11 +127,11 @@ class Finetune(Task):
         return found | {"evaluations": -(-self.epochs // self.judge_every)}
 
     def work(self, scale: Scale) -> Work:
-        sizes, on_cpu = self.sizes(scale.spec, scale.images), "cpu" if scale.on_cpu else "cuda"
+        sizes = self.sizes(scale.spec, scale.images)
         trained, updates = sizes["forward and backward passes"], sizes["steps"]
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
         judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
-        at_once = min(scale.batch_size or MICRO_BATCH[on_cpu], self.batch)
+        at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
         return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
@@ -245,7 +245,7 @@ class Finetune(Task):
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
         group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
-        largest = space.batch_size or MICRO_BATCH.get(torch.device(space.device).type, MICRO_BATCH["cpu"])
+        largest = space.batch_size or largest_pass(space.device)
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
         return plan, group_size(group, largest, even=False)
 
@@ -335,6 +335,11 @@ class Finetune(Task):
         if self.augmentation.mixes and plan.group < self.mixed_together:
             found.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
         return found
+
+
+def largest_pass(device: str) -> int:
+    """Most images of a forward pass on a device, unless --batch-size is given."""
+    return MICRO_BATCH.get(torch.device(device).type, MICRO_BATCH["cpu"])
 
 
 class ReadyTraining(NamedTuple):

@@ -20,7 +20,7 @@ from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.average_precision import mean_average_precision
-from probes.features.extract import BATCH, FeatureSet, Order, extract, transform_of
+from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
@@ -91,9 +91,9 @@ class LowShot(Task):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
-        counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]
-        lambdas = len(self.lambdas) + bool(self.holdout)
-        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
+        counts = self.counts(scale.images["train"], scale.classes)
+        lambdas, chunk = len(self.lambdas) + bool(self.holdout), scale.batch_size or forward_batch(scale.device)
+        return work_of_fits(scale, counts, lambdas, SMALL, chunk)
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""
