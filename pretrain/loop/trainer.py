@@ -11,7 +11,7 @@ A run's folder holds
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -128,9 +128,7 @@ class Trainer:
 
         begun: called in the first process once the folder is known to be this run's.
         """
-        with ExitStack() as held:
-            lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
-            self.world.on_rank0(lambda: held.enter_context(lock))
+        with self.world.held_by_rank0(locked_run_folder(self.run.out, self.identity(), self.run.resume)):
             self.world.on_rank0(begun)
             self.load()
             if self.step == 0:

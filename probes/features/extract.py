@@ -5,7 +5,6 @@ Letters: N images, n readable images, D width, B images of a batch.
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,8 +153,7 @@ class Order:
     def fill(self, store: Store) -> int:
         """Extract what is missing; returns how many images all processes put through the backbone together."""
         world = self.space.world
-        with ExitStack() as held:
-            world.on_rank0(lambda: held.enter_context(store.locked()))
+        with world.held_by_rank0(store.locked()):
             missing = world.on_rank0(lambda: self.prepare(store))
             forwards = world.gather_results(lambda: self.compute(store, missing))
             world.on_rank0(lambda: self.finish(store))

@@ -7,7 +7,7 @@ so that a batch always has the recipe's size.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -134,13 +134,9 @@ class Training:
         """Epochs that are over."""
         return self.progress.epoch
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Lock this training for the length of a block; wait while another run does the same."""
-        lock = locked(self.config.folder.with_suffix(".lock"), "it does the same training")
-        with ExitStack() as held:
-            self.world.on_rank0(lambda: held.enter_context(lock))
-            yield
+        return self.world.held_by_rank0(locked(self.config.folder.with_suffix(".lock"), "it does the same training"))
 
     def resume(self) -> None:
         """Load the newest state, where there is one."""
