@@ -40,7 +40,7 @@ class BatchPlan:
 
     count: int  # training images
     batch: int  # images of an update
-    world: int  # processes that share a batch equally
+    processes: int  # that share a batch equally
     micro_batches: int  # forward passes of a process in an update
     seed: int  # of the order
     # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
@@ -54,13 +54,13 @@ class BatchPlan:
     @property
     def micro_batch_size(self) -> int:
         """Images of one process in one forward pass."""
-        return self.batch // self.world // self.micro_batches
+        return self.batch // self.processes // self.micro_batches
 
     def positions(self, step: int, rank: int, micro_batch: int) -> range:
         """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
         first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
         if self.repeats > 1:
-            return range(first + share, first + self.batch, self.world * self.micro_batches)
+            return range(first + share, first + self.batch, self.processes * self.micro_batches)
         start = first + share * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
@@ -71,7 +71,7 @@ class BatchPlan:
 
 
 def batch_plan(
-    count: int, batch: int, world: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
+    count: int, batch: int, processes: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
 ) -> BatchPlan:
     """The plan with the fewest micro-batches of up to `largest` images (None: any number).
 
@@ -79,9 +79,11 @@ def batch_plan(
     """
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
-    share = share_of(batch, world)
+    share = share_of(batch, processes)
     micro_batches = share // micro_batch_size(share, largest or share)
-    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed, repeats=repeats)
+    return BatchPlan(
+        count=count, batch=batch, processes=processes, micro_batches=micro_batches, seed=seed, repeats=repeats
+    )
 
 
 class MicroBatch(NamedTuple):

@@ -134,6 +134,7 @@ class Trainer:
             if self.step == 0:
                 self.world.on_rank0(self.begin)
             if self.step < self.progress().steps:
+                self.asked_to_stop = False
                 with listening(self.stop):
                     self.loop()
             if self.step < self.progress().steps:
@@ -144,7 +145,7 @@ class Trainer:
     def begin(self) -> None:
         """Before the first update, in the first process: fit the method to images, and export its encoder."""
         if self.method.fitted_on:
-            plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
+            plan = replace(self.plan, processes=1, micro_batches=self.plan.processes * self.plan.micro_batches)
             steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
             say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
             with closing(self.micro_batches(range(steps), plan)) as micro_batches:
@@ -157,7 +158,6 @@ class Trainer:
 
     def loop(self) -> None:
         """Run the remaining updates, or those until `stop` is called; then save the state."""
-        self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
         self.counted = is_counted(self.run.out)
         saving = Timer(self.run.save_minutes * 60.0)
