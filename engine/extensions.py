@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -86,13 +86,13 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    folders = _folders(FOLDERS[kind])
+    package = importlib.util.find_spec(FOLDERS[kind])
+    folders = (package and package.submodule_search_locations) or ()
     paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    found = {path.stem.rstrip("_"): path for path in paths}
     return {
-        path.stem.rstrip("_"): Extension(
-            kind=kind, key=path.stem.rstrip("_"), module=f"{FOLDERS[kind]}.{path.stem}", path=path
-        )
-        for path in paths
+        key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
+        for key, path in found.items()
     }
 
 
@@ -128,11 +128,6 @@ def _path(module: str) -> Path:
 def source_files(kind: str) -> dict[str, Path]:
     """Key -> path of every extension of `kind`, without importing any of them."""
     return {key: extension.path for key, extension in extensions(kind).items()}
-
-
-def _folders(package: str) -> Sequence[str]:
-    spec = importlib.util.find_spec(package) if package else None
-    return (spec and spec.submodule_search_locations) or ()
 
 
 def one_line(path: Path) -> str:

@@ -38,9 +38,8 @@ def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndar
 
     FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (listing_cache.py).
     """
-    listing = find_images(root, folders)
-    found = listing.found
-    return FileImages(root=root, names=found.names, sizes=found.sizes, kept_in=listing.kept_in), found.counts
+    found, kept_in = find_images(root, folders)
+    return FileImages(root=root, names=found.names, sizes=found.sizes, kept_in=kept_in), found.counts
 
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:

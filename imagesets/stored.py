@@ -58,7 +58,6 @@ class StoredImages:
         return decode_rgb(self.encoded(index), self.path(index))
 
     def take(self, indices: np.ndarray) -> "StoredImages":
-        indices = np.asarray(indices, np.int64)
         return self.renamed(indices, self.names.take(indices))
 
     def renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
