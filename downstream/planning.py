@@ -187,13 +187,13 @@ def rehearsed_plan(plan: Plan, space: Workspace, score: Score, operations: float
     with quiet_libraries(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from downstream.loop.rehearsal import Rehearsal
-        from downstream.loop.running import RunnerConfig, Setup
+        from downstream.loop.running import RunnerConfig, TrainingSetup
 
         started = time.perf_counter()
         model = plan.build(False)
         objects = plan.objects()
         made = time.perf_counter() - started
-        setup = Setup(model, plan.optimise(model), *objects)
+        setup = TrainingSetup(model, plan.optimise(model), *objects)
         rehearsal = Rehearsal(
             setup=setup,
             config=RunnerConfig(

@@ -11,7 +11,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 
 from downstream.loop.hooks import KeepEvaluations, KeepState, SeedIterations, SetRates, StopAtDivergence
-from downstream.loop.running import RunnerConfig, Setup, runner_of
+from downstream.loop.running import RunnerConfig, TrainingSetup, runner_of
 from engine.distributed import World
 from engine.training.schedules import TrainProgress
 from engine.work import Kind
@@ -37,7 +37,7 @@ class Stamps(Hook):
 class Rehearsal:
     """A training whose steps can be timed."""
 
-    setup: Setup
+    setup: TrainingSetup
     config: RunnerConfig  # whose batch is one micro-batch
 
     def units(self) -> dict[Kind, float]:

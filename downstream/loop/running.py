@@ -83,7 +83,7 @@ class TrainedModel:
     batch: Mapping[str, Any] = field(default_factory=dict)  # facts: how the images of a step were divided
 
 
-class Setup(NamedTuple):
+class TrainingSetup(NamedTuple):
     """What is trained, on what. The optimiser's groups have their own peak rates; images are the mm libraries' own."""
 
     model: nn.Module  # of mmseg or mmdet, its heads initialised
@@ -171,7 +171,7 @@ class EvaluationLoop(ValLoop):
         self.bar.advance(1)
 
 
-def train(setup: Setup, config: RunnerConfig, world: World) -> TrainedModel:
+def train(setup: TrainingSetup, config: RunnerConfig, world: World) -> TrainedModel:
     """Train to the end, from the last state if there is one, and evaluate. A finished training is read from disk, and
     one that another run does is waited for.
 
@@ -189,7 +189,7 @@ def train(setup: Setup, config: RunnerConfig, world: World) -> TrainedModel:
         return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
 
 
-def _run(setup: Setup, evaluations: KeepEvaluations, config: RunnerConfig, world: World) -> None:
+def _run(setup: TrainingSetup, evaluations: KeepEvaluations, config: RunnerConfig, world: World) -> None:
     steps, accumulation = config.start.steps, config.accumulation(world)
     bar = Progress(config.label, steps * accumulation, "iterations", quiet=not world.is_rank0)
     keeping = KeepState(config.folder / "states", save_interval(steps), accumulation, config.label, world)
@@ -211,7 +211,7 @@ def _run(setup: Setup, evaluations: KeepEvaluations, config: RunnerConfig, world
 
 
 def runner_of(
-    setup: Setup, hooks: list[Hook], evaluations: KeepEvaluations, config: RunnerConfig, world: World
+    setup: TrainingSetup, hooks: list[Hook], evaluations: KeepEvaluations, config: RunnerConfig, world: World
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
     accumulation = config.accumulation(world)

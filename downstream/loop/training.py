@@ -70,7 +70,7 @@ class Plan:
 def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     """Train and evaluate, or read the result of the same training."""
     with quiet_libraries():
-        from downstream.loop.running import RunnerConfig, Setup, train
+        from downstream.loop.running import RunnerConfig, TrainingSetup, train
 
     world = space.world
     size = micro_batch_size(share_of(plan.batch, world.size), space.batch_size or plan.largest)
@@ -101,7 +101,7 @@ def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     if world.is_rank0:
         for line in norm_warnings(batch):
             say(f"{plan.label}: {line}", errors=True)
-    return replace(train(Setup(model, plan.optimise(model), *plan.objects()), config, world), batch=batch)
+    return replace(train(TrainingSetup(model, plan.optimise(model), *plan.objects()), config, world), batch=batch)
 
 
 def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:

@@ -106,7 +106,7 @@ def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_run", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
     monkeypatch.setattr(running, "_trained", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
     optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    running.train(running.Setup(None, optimiser, None, None, None), config, World())
+    running.train(running.TrainingSetup(None, optimiser, None, None, None), config, World())
     assert held == [True, True] and not is_locked(tmp_path / "training.lock")
 
 
