@@ -6,7 +6,7 @@ Letters: N images, n readable images, D width, B images of a batch.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -60,16 +60,19 @@ class FeatureSet:
         return len(self.labels)
 
 
-def transform_of(
-    export: FrozenExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
-) -> EvalTransform:
-    """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
-    return EvalTransform(
-        size=export.spec.size,
-        crop=crop or export.crop,
-        interpolation=interpolation or export.interpolation,
-        decode=space.decode,
-    )
+class Prepares(Protocol):
+    """What says how images are prepared: a task's settings, or an export."""
+
+    @property
+    def crop(self) -> float: ...
+    @property
+    def interpolation(self) -> str: ...
+
+
+def transform_of(export: FrozenExport, space: Workspace, task: Prepares | None = None) -> EvalTransform:
+    """How images are prepared for an export, as `task` says, else as its own source does."""
+    asked: Prepares = task or export
+    return EvalTransform(size=export.spec.size, crop=asked.crop, interpolation=asked.interpolation, decode=space.decode)
 
 
 def forward_batch(device: str) -> int:

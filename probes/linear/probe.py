@@ -15,7 +15,7 @@ from engine.files import digest
 from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
 from imagesets.sets import ImageSet
-from probes.features.extract import FeatureSet, extract, forward_batch
+from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
 from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
 from probes.linear.augmented import AugmentedStream
@@ -52,7 +52,7 @@ class Probe:
         suited, read = task.suited(export.spec)
         train, val = open_splits(space)
         held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
-        transform = suited.transform(export, space)
+        transform = transform_of(export, space, suited)
         queries = extract(export, val, suited.kinds, space, transform)
         # With augmentation, plain features are needed for the held-out images alone.
         images = train.subset(held, f"held-out-{task.holdout:g}-seed{space.seed}") if task.augment else train

@@ -4,13 +4,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, Self
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenSpec
 from engine import checks
 from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
 from imagesets.random_crops import CropRule
-from imagesets.transforms import EvalTransform
-from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import readout_of
@@ -101,10 +99,6 @@ class LinearSettings:
         """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
-
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How images are prepared for evaluation, and for training without augmentation."""
-        return transform_of(export, space, self.crop, self.interpolation)
 
     @property
     def augmentation(self) -> str:

@@ -19,7 +19,6 @@ from engine.work import Kind, Part, Scale, Work
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
-from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.passes import feature_bytes, feature_pass
@@ -60,7 +59,7 @@ class Knn(Task):
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
@@ -84,10 +83,6 @@ class Knn(Task):
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How this evaluation prepares images."""
-        return transform_of(export, space, self.crop, self.interpolation)
-
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "knn")
@@ -98,7 +93,7 @@ class Knn(Task):
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
-        transform = self.transform(export, space)
+        transform = transform_of(export, space, self)
         gallery = extract(export, train, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)

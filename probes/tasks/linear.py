@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
+from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.linear.planning import rehearsed_heads, work_of_heads
 from probes.linear.probe import Probe, company_of
@@ -33,7 +34,7 @@ class Linear(LinearSettings, Task):
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
+        return {} if self.augment else {transform_of(export, space, self).name: self.suited(export.spec)[0].kinds}
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return self.augmentation
@@ -87,7 +88,7 @@ def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -
     found = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
         with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = task.transform(export, space).name, task.suited(export.spec)[0].kinds
+            name, kinds = transform_of(export, space, task).name, task.suited(export.spec)[0].kinds
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *kinds]))
     return found
 

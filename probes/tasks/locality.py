@@ -94,7 +94,7 @@ class Locality(Task):
         """`run` on a feature that the network has."""
         train, val = open_splits(space)
         check_labels(train.labels, val.labels, train)
-        transform = transform_of(export, space, self.crop, self.interpolation)
+        transform = transform_of(export, space, self)
         search = self.search(train, val, transform, space.seed)
         distinct, which = np.unique(search.queries, return_inverse=True)
         asked = train.subset(distinct, f"locality-seed{space.seed}")

@@ -81,7 +81,7 @@ class LowShot(Task):
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
@@ -113,10 +113,6 @@ class LowShot(Task):
 
         return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How this evaluation prepares images."""
-        return transform_of(export, space, self.crop, self.interpolation)
-
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         task = suited(self, export.spec)
         task.kind.check(export.spec, "lowshot")
@@ -128,7 +124,7 @@ class LowShot(Task):
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
-        transform, indices = self.transform(export, space), indices_of(train, parts)
+        transform, indices = transform_of(export, space, self), indices_of(train, parts)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
         wanted = np.arange(len(train)) if everything else np.unique(np.concatenate(indices))
         images = train if everything else train.subset(wanted, f"union-of-{len(parts)}-subsets")
@@ -159,7 +155,7 @@ class LowShot(Task):
 
     def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
         """`evaluate` where images show several classes: mean average precision of a fit for each class."""
-        transform = self.transform(export, space)
+        transform = transform_of(export, space, self)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
         fitter = self.fitter(gallery, queries, 2, space)
         fits = ClassByClass(fitter=fitter, classes=train.classes, labels=gallery.labels).fit(space.world)

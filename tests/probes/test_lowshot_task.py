@@ -11,9 +11,11 @@ from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
+from probes.features.extract import transform_of
 from probes.lowshot.prepared import preprocessed
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
+from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
@@ -257,10 +259,9 @@ def test_protocols_are_those_of_the_sources(export, tmp_path):
     np.testing.assert_allclose(1 / np.array(dinov2.lambdas), 10 ** np.linspace(-6, 5, 45), rtol=1e-5)
     assert (dinov2.holdout, dinov2.crop, dinov2.preprocess, dinov2.norm) == (0.1, 1.0, "none", True)
     space = workspace(tmp_path, "digits:")
-    from probes.tasks.knn import Knn
-
-    ours = PROTOCOLS["lowshot@bench"].task
-    assert ours.transform(export, space) == Knn().transform(export, space) != moca.transform(export, space)
+    bench = PROTOCOLS["lowshot@bench"].task
+    ours, knns, mocas = (transform_of(export, space, task) for task in (bench, Knn(), moca))
+    assert ours == knns != mocas
 
 
 def test_published_lists_lie_beside_the_images(export, tmp_path):
