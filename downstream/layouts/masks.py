@@ -18,8 +18,8 @@ import numpy as np
 
 from downstream.data.listing import IGNORED, Listing, files_below, paired
 from downstream.data.tiny_scenes import GROUND, save_image, tiny_scenes
-from imagesets.listing import EXTENSIONS
 from imagesets.sets import Split
+from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
 SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
