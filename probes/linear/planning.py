@@ -10,7 +10,7 @@ from engine.tasks import Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
 from probes.features.extract import forward_batch
-from probes.features.passes import FLOAT, feature_bytes, feature_pass
+from probes.features.planning import FLOAT, feature_bytes, feature_pass
 from probes.linear.batches import BLOCK
 from probes.linear.settings import LinearSettings
 

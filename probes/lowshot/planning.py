@@ -10,7 +10,7 @@ import torch
 
 from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import feature_bytes, feature_pass
+from probes.features.planning import feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
 from probes.lowshot.fitting import IN_MEMORY
 from probes.lowshot.logistic import BLOCK, HISTORY

@@ -21,7 +21,7 @@ from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.kinds import FeatureKind
-from probes.features.passes import feature_bytes, feature_pass
+from probes.features.planning import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.knn.votes import all_hits, vote

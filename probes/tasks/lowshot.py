@@ -28,7 +28,7 @@ from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
 from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, rows_among, subsets
 from probes.scores import cost, spread_out, with_class_means
 from probes.splits import open_splits
 
@@ -329,7 +329,7 @@ PROTOCOLS = {
 # released code is scikit-learn).
 PROTOCOLS |= {
     f"{name}_paper": Protocol(
-        task=replace(PROTOCOLS[name].task, lists=PUBLISHED, solver="cyanure"),
+        task=replace(PROTOCOLS[name].task, lists=OFFICIAL, solver="cyanure"),
         version=1,
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
     )

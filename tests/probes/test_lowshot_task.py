@@ -13,7 +13,7 @@ from toy_exports import export_of_size, workspace
 from imagesets.sets import open_set
 from probes.features.extract import transform_of
 from probes.lowshot.prepared import preprocessed
-from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
 from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
@@ -270,17 +270,17 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     train = open_set(url, "train")
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
-    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED))
+    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), OFFICIAL))
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
-    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=OFFICIAL).run(export, workspace(tmp_path, url))
     assert len(outcome.facts["fits"]) == len(named)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
     (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
-    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED)
+    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, OFFICIAL)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
-        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED)
+        subsets(open_set("digits:", "train"), (1,), (), 3, 0, OFFICIAL)
 
 
 @pytest.mark.parametrize("name", ["lowshot@moca", "lowshot@msn"])
