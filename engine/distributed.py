@@ -131,7 +131,8 @@ class World:
         failures = {rank: other for rank, (_, other) in enumerate(outcomes) if other is not None}
         if failures:
             failure = error or failures[min(failures)]
-            failure.told_by = min(failures)  # type: ignore[attr-defined]
+            if not hasattr(failure, "told_by"):  # else it was raised in all of them already, inside of `work`
+                failure.told_by = min(failures)  # type: ignore[attr-defined]
             raise failure
         return [value for value, _ in outcomes]
 

@@ -118,7 +118,7 @@ def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
 def test_fine_tuning_of_mocov3_is_deits():
     """timm's schedule told by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
     task = FINETUNE["finetune@deit"].task
-    rates, per_epoch = config_of(task, IMAGENET).schedule, config_of(task, IMAGENET).steps_per_epoch
+    rates, per_epoch = task.rates(), config_of(task, IMAGENET).steps_per_epoch
     start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
     found = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
     warm = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]
