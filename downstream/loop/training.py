@@ -1,6 +1,5 @@
 """The plan of one training on scenes, and how it is run: shared by all dense tasks."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
+from engine.core_threads import own_cores
 from engine.files import digest
 from engine.printing import say
 from engine.tasks import Workspace
@@ -137,7 +137,7 @@ def loader_processes(space: Workspace, images: int) -> int:
     """Processes that read training images."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if images >= MIN_IMAGES else 0
+    return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
 
 
 def has_batch_norm(model: "nn.Module") -> bool:

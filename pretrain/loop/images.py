@@ -8,7 +8,6 @@ together are two micro-batches ahead.
 B images of one micro-batch, or of a piece of it.
 """
 
-import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from engine.core_threads import own_cores
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
 from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size, share_of
@@ -154,8 +154,7 @@ def piece_of(side: int, micro_batch_size: int) -> int:
 
 def default_workers(device: str) -> int:
     """Loader processes by default: one for each core of a GPU's process, a single one for a training on the CPU."""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
+    return min(LOADERS, own_cores()) if torch.device(device).type == "cuda" else 1
 
 
 def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:

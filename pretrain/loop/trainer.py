@@ -12,7 +12,7 @@ A run's folder holds
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from types import ModuleType
@@ -317,7 +317,7 @@ class Trainer:
             "norm": self.updates.norm,
             "unreadable": self.unreadable,
             "scaler": self.updates.scaler.state_dict(),
-            "learning": self.learning.state(),
+            "learning": asdict(self.learning),
         }
         return State(tensors=tensors, facts=facts)
 

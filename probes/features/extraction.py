@@ -7,7 +7,6 @@ crosses processes here. `tests/benchmarks/extraction.py` compares the two.
 B images of a batch, H x W pixels, D width.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
-from engine.core_threads import run_on_core_threads
+from engine.core_threads import own_cores, run_on_core_threads
 from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -130,7 +129,7 @@ def work_off(reader: Reader, work: Work, device: str | torch.device, workers: in
     """
     kind = torch.device(device).type
     if kind != "cpu":
-        loaders = min(LOADERS, os.cpu_count() or 1) if workers is None else workers
+        loaders = min(LOADERS, own_cores()) if workers is None else workers
         work_off_behind_loaders(reader, work, loaders, pinned=kind == "cuda")
         return
 

@@ -7,7 +7,6 @@ a training depends neither on the number of loader processes nor on being killed
 m images of a group, S side in pixels, C classes.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from engine.core_threads import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals
@@ -132,7 +132,7 @@ def loaders(space: Workspace) -> int:
     """Loader processes: as asked, else some for a GPU and none for a CPU, whose cores the training needs."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
+    return min(LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
 
 
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
