@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     unreadable: dict[int, str]
 
 
-Work = Callable[[Loaded, range], None]  # told of a batch and of its places in the image set
+OnBatch = Callable[[Loaded, range], None]  # told of a batch and of its places in the image set
 
 
 class Computed(NamedTuple):
@@ -106,7 +106,7 @@ class Extractor:
             )
 
 
-def work_off_behind_loaders(reader: Reader, work: Work, loaders: int, pinned: bool) -> None:
+def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, pinned: bool) -> None:
     """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
     loader = DataLoader(
         reader,
@@ -121,7 +121,7 @@ def work_off_behind_loaders(reader: Reader, work: Work, loaders: int, pinned: bo
         work(Loaded(*loaded), span)
 
 
-def work_off(reader: Reader, work: Work, device: str | torch.device, workers: int | None) -> None:
+def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
     """Call `work` with every batch and its places, in the way that suits the device: on a CPU from several threads.
 
     workers: threads on a CPU, loader processes otherwise; chosen for the machine when None. Raises UnreadableImage
