@@ -54,14 +54,14 @@ class Plan:
     optimise: Callable[["nn.Module"], torch.optim.Optimizer]  # makes its optimiser
     label: str  # of the progress bar
 
-    def key(self, space: Workspace, micro_batch_size: int) -> dict[str, Any]:
+    def key(self, space: Workspace, at_once: int) -> dict[str, Any]:
         """Everything that the bits of the training depend on."""
         return {
             "version": VERSION,
             "settings": dict(self.settings),
             "export": self.export.digest,
             "images": [self.train.fingerprint, self.val.fingerprint],
-            "at_once": [micro_batch_size, space.world.size],
+            "at_once": [at_once, space.world.size],
             "machine": [space.device, space.precision],
             "seed": space.seed,
         }
