@@ -26,7 +26,7 @@ SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
 CLASSES = "classes.txt"
 FORMS = {0: "NAME", 1: "NUMBER NAME", 3: "RED GREEN BLUE NAME"}  # by the numbers in front of a name
 HOW = f"write a line for each class, all as {', all as '.join(FORMS.values())}"
-TINY_COLOURS = {"ground": (0, 0, 0), "digit": (220, 20, 60)}  # of the tiny set
+TINY_COLOURS = ((0, 0, 0), (220, 20, 60))  # of the tiny set's ground and digits
 
 
 def recognised(root: Path) -> Path:
@@ -95,11 +95,10 @@ def numbered(values: list[int]) -> tuple[int, ...]:
 
 def write_tiny(root: Path, split: Split) -> None:
     """The tiny set's split: two classes, ground and digit, as colours."""
-    lines = [f"{red} {green} {blue} {name}\n" for name, (red, green, blue) in TINY_COLOURS.items()]
-    (root / CLASSES).write_text("".join(lines), encoding="utf-8")
+    (root / CLASSES).write_text("0 0 0 ground\n220 20 60 digit\n", encoding="utf-8")
     for number, (pixels, classes) in enumerate(tiny_scenes(split)):
         colours = np.full((*classes.shape, 3), 255, np.uint8)
-        for kind, colour in enumerate(TINY_COLOURS.values()):
+        for kind, colour in enumerate(TINY_COLOURS):
             colours[(classes != IGNORED) & ((classes != GROUND) == kind)] = colour
         save_image(root / IMAGES[split] / f"scene_{number:04d}.png", pixels)
         save_image(root / "masks" / split / f"scene_{number:04d}.png", colours)
