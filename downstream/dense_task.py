@@ -34,10 +34,6 @@ class DenseTask(Task):
     size: str
     branch: str
 
-    def check_network(self, spec: FrozenSpec) -> None:
-        """ValueError for a network that cannot be trained."""
-        raise NotImplementedError
-
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """The training on a set's scenes, or the first of several."""
         raise NotImplementedError

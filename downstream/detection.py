@@ -40,6 +40,14 @@ class Detection(DetectionSettings, DenseTask):
         settings=("epochs", "warmup", "batch", "short", "long", "val", "anchor", "proposals", "detections"),
     )
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
+        vit_spec(spec, "detectors are trained with four blocks of a ViT")
+        if spec.patch_size not in (4, 8, 16, 32):
+            raise ValueError(
+                f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
+            )
+
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         return {
@@ -66,14 +74,6 @@ class Detection(DetectionSettings, DenseTask):
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         self.check_network(spec)
         return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
-        vit_spec(spec, "detectors are trained with four blocks of a ViT")
-        if spec.patch_size not in (4, 8, 16, 32):
-            raise ValueError(
-                f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
-            )
 
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_ap, drawn_detections(images, self.detections, classes))

@@ -8,6 +8,7 @@ first docstring line with `ast` and imports nothing, so that `bench list` does n
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -87,8 +88,14 @@ def refused(kind: str) -> dict[Extension, str]:
 
 def _ours(kind: str) -> dict[str, Extension]:
     package = importlib.util.find_spec(FOLDERS[kind])
-    folders = (package and package.submodule_search_locations) or ()
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
+    return _files(kind, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+
+
+@cache
+def _files(kind: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
+    """Those of a kind in folders that were changed at these times: listed again when a file comes or goes."""
+    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
     found = {path.stem.rstrip("_"): path for path in paths}
     return {
         key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)

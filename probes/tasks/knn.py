@@ -58,6 +58,9 @@ class Knn(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        suited(self, spec).kind.check(spec, "knn")
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
@@ -84,8 +87,8 @@ class Knn(Task):
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         task = suited(self, export.spec)
-        task.kind.check(export.spec, "knn")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
