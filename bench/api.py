@@ -62,6 +62,7 @@ def load(
     checkpoint: str | Path,
     *,
     branch: str | None = None,
+    prefix: str | None = None,
     heads: int | None = None,
     image_size: int | tuple[int, int] | None = None,
     statistics: Literal["imagenet", "half", "clip"] | None = None,
@@ -83,7 +84,12 @@ def load(
         from checkpoints.resolve import load_frozen
 
         options = ImportOptions(
-            branch=branch, heads=heads, image_size=image_size, statistics=statistics, architecture=architecture
+            branch=branch,
+            prefix=prefix,
+            heads=heads,
+            image_size=image_size,
+            statistics=statistics,
+            architecture=architecture,
         )
         if str(checkpoint).startswith(f"{SCHEME}:"):
             return load_frozen(checkpoint, options)

@@ -1,6 +1,11 @@
 """Options and types of command-line values that several commands share."""
 
 import argparse
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from checkpoints.importing import ImportOptions
 
 STATISTICS = ("imagenet", "half", "clip")
 
@@ -52,6 +57,26 @@ def add_statistics(parser: argparse.ArgumentParser) -> None:
         choices=STATISTICS,
         help="mean and std that the source trained with, of checkpoint files that do not name them",
     )
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """What a user may say of a checkpoint that no tensor of its file shows."""
+    add_statistics(parser)
+    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
+    parser.add_argument("--prefix", metavar="P",
+        help="what the names of the network's tensors begin with, in a file of other training code")  # fmt: skip
+    parser.add_argument("--heads", type=positive_integer, metavar="N",
+        help="attention heads, where no tensor tells them")  # fmt: skip
+    parser.add_argument("--image-size", type=image_size, metavar="N",
+        help="resize the position tables to N pixels, or to HxW, height and width")  # fmt: skip
+    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
+
+
+def import_options(arguments: argparse.Namespace) -> "ImportOptions":
+    """The same as given."""
+    from checkpoints.importing import ImportOptions
+
+    return ImportOptions(**{each.name: getattr(arguments, each.name) for each in fields(ImportOptions)})
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:

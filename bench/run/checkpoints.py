@@ -75,7 +75,7 @@ def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, V
     if not is_run(folder):
         return reference, load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{reference} is a training of ours, which names its statistics: leave --statistics")
+        raise ValueError(f"{reference} is a training of ours, which says all that it is: leave the options of imports")
     if found := finished_export(folder):
         return str(found), load(found)
     _, export = next(exports_in(folder))

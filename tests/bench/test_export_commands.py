@@ -33,6 +33,11 @@ def test_a_checkpoint_becomes_an_export(bench, dino_file, tmp_path):
     assert ViTExport.load(tmp_path / "export").facts["name"] == "tiny"
 
 
+def test_inspect_takes_the_options_of_imports(bench, dino_file, tmp_path):
+    code, out, _ = bench("inspect", dino_file, "--heads", "3", "--branch", "student")
+    assert code == 0 and "branch       student" in out and "3 heads" in out
+
+
 def test_another_branch_is_another_export(bench, dino_file, tmp_path):
     digests = set()
     for branch in ("teacher", "student"):
@@ -45,7 +50,7 @@ def test_another_branch_is_another_export(bench, dino_file, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "of width 12; use --heads N"),
+        ([], "of width 12; say it: bench import "),
         (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
         (["--heads", "5"], "heads=5 does not divide width=12"),
         (["--heads", "3", "--name", "a b"], "--name 'a b': use letters"),
