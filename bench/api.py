@@ -65,7 +65,7 @@ def load(
     prefix: str | None = None,
     heads: int | None = None,
     image_size: int | tuple[int, int] | None = None,
-    statistics: Literal["imagenet", "half", "clip"] | None = None,
+    statistics: str | None = None,
     architecture: str | None = None,
 ) -> "FrozenExport":
     """The checkpoint as an export, imported if need be; nothing is written.
@@ -79,7 +79,7 @@ def load(
     """
     with commands():
         from bench.run.checkpoints import default_name, opened
-        from checkpoints.importing import ImportOptions
+        from checkpoints.import_options import ImportOptions
         from checkpoints.own_networks import SCHEME
         from checkpoints.resolve import load_frozen
 

@@ -17,15 +17,16 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import isqrt
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
 from checkpoints.export import ViTExport, some
+from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, beyond, table_kind
-from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation, ViTSpec
+from checkpoints.spec import Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
@@ -52,27 +53,6 @@ HEADS = {
 }
 # width -> the timm name whose other defaults an export builds on; every size is overridden
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
-STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """What a user may say that a file does not: None means find out, or stop."""
-
-    branch: str | None = None
-    prefix: str | None = (
-        None  # what the names of the trunk's tensors begin with, where the importer knows no such place
-    )
-    heads: int | None = None
-    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
-    statistics: Literal["imagenet", "half", "clip"] | None = None
-    architecture: str | None = None  # timm's name of the model, for a file of its weights
-
-    @property
-    def preparation(self) -> Preparation:
-        """Image statistics as asked for; ImageNet's by default."""
-        mean, std = STATISTICS[self.statistics or "imagenet"]
-        return Preparation(mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +77,7 @@ class BranchTensors:
     prefix: str
     options: ImportOptions
     used: set[str] = field(default_factory=set)
+    assumed: set[str] = field(default_factory=set)  # what neither the file nor the user said
 
     @property
     def names(self) -> list[str]:
@@ -153,6 +134,8 @@ class BranchTensors:
                 f"{self.file.path}: no tensor tells the head count of width {width}; say it: "
                 f"{import_command(self.importer, self.file)} --heads N"
             )
+        if not self.options.heads:
+            self.assumed.add(f"{heads} heads, as published models of width {width} have (--heads)")
         return heads
 
 
@@ -291,6 +274,9 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         "data": file.facts.get("data"),
         "licence": file.facts.get("licence"),
     }
+    if not conversion.preparation and not options.statistics:
+        branch.assumed.add("ImageNet's mean and std (--statistics)")
+    facts |= {"assumed": sorted(branch.assumed)} if branch.assumed else {}
     facts |= {"plugin": extension.plugin} if extension.plugin else {}
     export = replace(export, facts=facts)
     if conversion.check:

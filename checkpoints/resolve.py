@@ -20,7 +20,8 @@ from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
-from checkpoints.importing import ImportOptions, import_file, trunks_elsewhere
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file, trunks_elsewhere
 from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond

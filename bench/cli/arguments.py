@@ -5,9 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from checkpoints.importing import ImportOptions
-
-STATISTICS = ("imagenet", "half", "clip")
+    from checkpoints.import_options import ImportOptions
 
 
 def positive_integer(text: str) -> int:
@@ -50,12 +48,25 @@ def above_zero(text: str) -> float:
     return number
 
 
+def statistics(text: str) -> str:
+    """Image statistics that there are, as typed."""
+    from checkpoints.import_options import ImportOptions
+
+    try:
+        _ = ImportOptions(statistics=text).preparation
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--statistics ")) from error
+    return text
+
+
 def add_statistics(parser: argparse.ArgumentParser) -> None:
     """--statistics, of commands that import checkpoints."""
     parser.add_argument(
         "--statistics",
-        choices=STATISTICS,
-        help="mean and std that the source trained with, of checkpoint files that do not name them",
+        type=statistics,
+        metavar="S",
+        help="imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of "
+        "checkpoint files that do not name them",
     )
 
 
@@ -74,7 +85,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 def import_options(arguments: argparse.Namespace) -> "ImportOptions":
     """The same as given."""
-    from checkpoints.importing import ImportOptions
+    from checkpoints.import_options import ImportOptions
 
     return ImportOptions(**{each.name: getattr(arguments, each.name) for each in fields(ImportOptions)})
 

@@ -9,7 +9,7 @@ from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.own_networks import SCHEME
 from checkpoints.resolve import load, load_frozen
 from checkpoints.training_cost import TrainingCost

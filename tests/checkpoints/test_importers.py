@@ -13,7 +13,8 @@ from examples import EXAMPLES, Example
 from mutations import WITHOUT_EFFECT, mutations_of, redrawn
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import HEADS, BranchTensors, import_file
 from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files

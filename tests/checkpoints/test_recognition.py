@@ -9,7 +9,7 @@ import torch
 from examples import EXAMPLES
 from torch import Tensor
 
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load
 
@@ -62,6 +62,7 @@ def test_a_network_of_other_training_code_is_found_by_its_prefix(tmp_path):
     export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
     assert export.facts["branch"] == "state_dict.net.teacher.vit"
+    assert export.facts["assumed"] == ["ImageNet's mean and std (--statistics)"]
     assert export.facts["dropped"] == {"outside state_dict.net.teacher.vit.": len(state) + 1}
 
 
