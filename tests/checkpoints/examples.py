@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 
 
 def dino() -> Example:
