@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench.cli.arguments import REFERENCES, add_statistics
+from bench.cli.arguments import REFERENCES, add_import_options, import_options
 
 EPILOG = """examples:
   bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
@@ -14,17 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoint", metavar="X", help=REFERENCES)
-    add_statistics(parser)
+    add_import_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting verifies nothing."""
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
-    from checkpoints.importing import ImportOptions
     from engine.printing import say
 
-    _, export = opened(arguments.checkpoint, ImportOptions(statistics=arguments.statistics))
+    _, export = opened(arguments.checkpoint, import_options(arguments))
     say(arguments.checkpoint)
     say(*export_lines(export))
     problems = export.verify()

@@ -30,7 +30,7 @@ from bench.run.forecast import expectations, forecasts_without_measuring
 from bench.run.plan import Job, named_urls, open_data, plan
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load_frozen
 from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
