@@ -77,11 +77,10 @@ def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
         scenes = open_scenes(data.url, "val", cache)
     except (ValueError, OSError):  # moved, unmounted, or no scenes
         return None
-    return (
-        scenes.limited(measured.result.limit or len(scenes))
-        if scenes.fingerprint == data.fingerprints.get("val")
-        else None
-    )
+    if scenes.fingerprint != data.fingerprints.get("val"):
+        return None
+    limit = measured.result.limit
+    return scenes if limit is None else scenes.limited(limit)
 
 
 def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:

@@ -41,7 +41,7 @@ class PictureRecord:
 
     @property
     def text(self) -> str:
-        return json.dumps(vars(self), sort_keys=True)
+        return json.dumps(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

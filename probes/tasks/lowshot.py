@@ -94,11 +94,11 @@ class LowShot(Task):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
-        counts = self.counts(scale.images["train"], scale.classes)
-        lambdas, chunk = len(self.lambdas) + bool(self.holdout), scale.batch_size or forward_batch(scale.device)
+        counts, chunk = self.counts(scale.images["train"], scale.classes), forward_batch(scale.device)
+        lambdas = len(self.lambdas) + bool(self.holdout)
         if scale.several_labels:  # a fit to two classes for each
             counts, scale = counts * scale.classes, replace(scale, classes=2)
-        return work_of_fits(scale, counts, lambdas, SMALL, chunk)
+        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""
