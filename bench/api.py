@@ -62,9 +62,10 @@ def load(
     checkpoint: str | Path,
     *,
     branch: str | None = None,
+    prefix: str | None = None,
     heads: int | None = None,
     image_size: int | tuple[int, int] | None = None,
-    statistics: Literal["imagenet", "half", "clip"] | None = None,
+    statistics: str | None = None,
     architecture: str | None = None,
 ) -> "FrozenExport":
     """The checkpoint as an export, imported if need be; nothing is written.
@@ -78,12 +79,17 @@ def load(
     """
     with commands():
         from bench.run.checkpoints import default_name, opened
-        from checkpoints.importing import ImportOptions
+        from checkpoints.import_options import ImportOptions
         from checkpoints.own_networks import SCHEME
         from checkpoints.resolve import load_frozen
 
         options = ImportOptions(
-            branch=branch, heads=heads, image_size=image_size, statistics=statistics, architecture=architecture
+            branch=branch,
+            prefix=prefix,
+            heads=heads,
+            image_size=image_size,
+            statistics=statistics,
+            architecture=architecture,
         )
         if str(checkpoint).startswith(f"{SCHEME}:"):
             return load_frozen(checkpoint, options)

@@ -9,6 +9,8 @@ pixels:SIDE       no network: the image itself, resized to SIDE pixels
 module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
 """
 
+import shlex
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,8 @@ from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file, trunks_elsewhere
 from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
@@ -33,7 +36,7 @@ def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> 
     if not str(reference).startswith(f"{SCHEME}:"):
         return load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{SCHEME}: it is no file: leave branch, heads, image size, statistics and architecture")
+        raise ValueError(f"{SCHEME}: it is no file: leave the options of imports")
     return own_network(str(reference))
 
 
@@ -48,7 +51,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
         if options != ImportOptions():
-            raise ValueError("pixels: it is no file: leave branch, heads, image size, statistics and architecture")
+            raise ValueError("pixels: it is no file: leave the options of imports")
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme == SCHEME:
         raise ValueError(f"{reference} is a network of your own; frozen evaluation alone takes it, this needs a ViT")
@@ -96,12 +99,13 @@ def detect(file: ForeignFile) -> str:
         raise ValueError(f"{file.path}: {reason}")
     if not found:
         examples = ", ".join(list(file.tensors)[:3])
+        advice = f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
-            f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
+            f"{trunks_elsewhere('IMPORTER', file) or advice}"
         )
     if len(found) > 1:
-        choices = " or ".join(f"{key}:{file.path}" for key in found)
+        choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in found)
         raise ValueError(f"{file.path} could come from {' or '.join(found)}: say {choices}")
     return found[0]
 
@@ -120,7 +124,7 @@ def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
 
 def _own(folder: Path, options: ImportOptions) -> ViTExport:
     export = ViTExport.load(folder)
-    if options.branch or options.heads or options.statistics or options.architecture:
+    if replace(options, image_size=None) != ImportOptions():
         raise ValueError(f"{folder} is an export already: only its image size can change")
     if options.image_size in (None, export.spec.image_size):
         return export

@@ -50,8 +50,16 @@ class Detection(DetectionSettings):
 
     LAYOUT: ClassVar[str] = "coco"
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
+        vit_spec(spec, "detectors are trained with four blocks of a ViT")
+        if spec.patch_size not in (4, 8, 16, 32):
+            raise ValueError(
+                f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
+            )
+
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        check_patches(spec)
+        self.check_network(spec)
         return {
             "longest side": self.long,
             "epochs": self.epochs,
@@ -61,7 +69,7 @@ class Detection(DetectionSettings):
         }
 
     def work(self, scale: Scale) -> Work:
-        check_patches(scale.spec)
+        self.check_network(scale.spec)
         steps = self.epochs * -(-scale.images["train"] // self.batch)
         evaluations = -(-self.epochs // (self.judge_every or self.epochs))
         side = round((max(self.short) * self.long) ** 0.5) if self.augment != "jitter" else self.long
@@ -77,7 +85,7 @@ class Detection(DetectionSettings):
         )
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
-        check_patches(spec)
+        self.check_network(spec)
         return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
@@ -96,7 +104,7 @@ class Detection(DetectionSettings):
         return Place(export=export, space=space, task=self.KEY, largest=MICRO_BATCH)
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        check_patches(export.spec)
+        self.check_network(export.spec)
         train, val = open_both(space, self.LAYOUT)
         train = learnable(train, val)
         place = self.place(export, space)
@@ -160,15 +168,6 @@ def mmdet_objects(train: SceneSet, val: SceneSet, sizes: "DetectionSizes", most:
 
         metric = DetectionMetric(val.listing, most)
         return detection_training_images(train, sizes), detection_validation_images(val, sizes), metric
-
-
-def check_patches(spec: FrozenSpec) -> None:
-    """ValueError for patches from which strides of 4, 8, 16 and 32 cannot be made, and for what is no ViT."""
-    vit_spec(spec, "detectors are trained with four blocks of a ViT")
-    if spec.patch_size not in (4, 8, 16, 32):
-        raise ValueError(
-            f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
-        )
 
 
 def learnable(train: SceneSet, val: SceneSet) -> SceneSet:

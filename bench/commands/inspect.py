@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench.cli.arguments import add_statistics
+from bench.cli.arguments import add_import_options, import_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -10,17 +10,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
     )
-    add_statistics(parser)
+    add_import_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting verifies nothing."""
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
-    from checkpoints.importing import ImportOptions
     from engine.printing import say
 
-    _, export = opened(arguments.checkpoint, ImportOptions(statistics=arguments.statistics))
+    _, export = opened(arguments.checkpoint, import_options(arguments))
     say(arguments.checkpoint)
     say(*export_lines(export))
     problems = export.verify()

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 def evaluation_request(arguments: argparse.Namespace, device: str):
     """The request that the options make, on a device."""
     from bench.run.runner import RunRequest
-    from checkpoints.importing import ImportOptions
+    from checkpoints.import_options import ImportOptions
     from engine.tasks import Workspace
 
     space = Workspace(

@@ -14,6 +14,7 @@ from mmdet.evaluation import CocoMetric
 
 from downstream.data.instances import Instances
 from downstream.metrics.average_precision import AT, NONE, THRESHOLDS, average_precisions, detections, match
+from downstream.metrics.shown import shown_things
 
 KINDS = {"box": "bbox", "mask": "segm"}
 ALL_SIZES = [0.0, 1e10]  # pixels; COCO's "all"
@@ -25,7 +26,8 @@ class DetectionMetric(CocoMetric):
     """mmdet's CocoMetric, with percentages that are not rounded, and every image's detections in `arrays`.
 
     classes (N, D), scores (N, D), boxes (N, D, 4) as x1, y1, x2, y2 in pixels, box_hits, box_passed, mask_hits,
-    mask_passed (N, D), objects (N, K): see downstream/metrics/average_precision.py.
+    mask_passed (N, D), objects (N, K): see downstream/metrics/average_precision.py. Small masks of a few images: see
+    downstream/metrics/shown.py.
     """
 
     default_prefix = None
@@ -40,7 +42,8 @@ class DetectionMetric(CocoMetric):
         by_image = {found["img_id"]: found for _, found in results}
         found = [by_image[entry["id"]] for entry in self.listing.entries]
         with uncollected():
-            metrics, self.arrays = evaluated(self.listing, found, self.most)
+            metrics, arrays = evaluated(self.listing, found, self.most)
+            self.arrays = arrays | shown_things(self.listing, found)
         return metrics
 
 

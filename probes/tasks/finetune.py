@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
-from checkpoints.frozen import vit_spec
+from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine import checks
 from engine.distributed import World
@@ -44,7 +44,6 @@ from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
 from probes.splits import open_splits
 
-TRAINED = "fine-tuning trains the blocks of a ViT"
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
 RULES = {
@@ -118,8 +117,11 @@ class Finetune(Task):
         # A recipe that reports the last epoch trains on all images and needs no selection.
         return replace(self, select=select) if "val" in (select, self.select) else self
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        vit_spec(spec, "fine-tuning trains the blocks of a ViT")
+
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        vit_spec(spec, TRAINED)
+        self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         self.check_fills(count)
         steps = self.epochs * (count // self.batch)
@@ -137,7 +139,7 @@ class Finetune(Task):
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         """On batches of a few images, whose mixing costs the same."""
-        vit_spec(export.spec, TRAINED)
+        self.check_network(export.spec)
         train, val = open_splits(space)
         count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
@@ -153,7 +155,7 @@ class Finetune(Task):
             raise ValueError(f"{where}{images} images do not fill a batch of {self.batch}; set a smaller batch")
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        vit_spec(export.spec, TRAINED)
+        self.check_network(export.spec)
         train, val = open_splits(space)
         train, held = part_of(train, self.fraction, space.seed, self.lists), None
         if self.select == "holdout":

@@ -59,6 +59,9 @@ class Knn(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        suited(self, spec).kind.check(spec, "knn")
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
@@ -89,8 +92,8 @@ class Knn(Task):
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         task = suited(self, export.spec)
-        task.kind.check(export.spec, "knn")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:

@@ -28,7 +28,7 @@ from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
-from probes.scores import cost, spread_out, with_class_means
+from probes.scores import cost, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits
 
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
@@ -79,6 +79,9 @@ class LowShot(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        suited(self, spec).kind.check(spec, "lowshot")
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
 
@@ -117,8 +120,8 @@ class LowShot(Task):
         return transform_of(export, space, self.crop, self.interpolation)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         task = suited(self, export.spec)
-        task.kind.check(export.spec, "lowshot")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
@@ -207,7 +210,8 @@ class LowShot(Task):
         val: ImageSet,
         shapeless: dict[str, int],
     ) -> Outcome:
-        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md."""
+        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
+        what the fit of its first split predicts."""
         groups: dict[str, list[Fitted]] = {}
         records = []
         for part, fits in found:
@@ -234,9 +238,13 @@ class LowShot(Task):
             "fits": records,
             "solver": self.solver,
             "per_image": "share of the splits in which the image is right",
+            "predictions": f"{found[0][0].name} of split {found[0][0].split}",
             "warnings": warnings,
         }
-        return Outcome(metrics=with_class_means(metrics, val, repeated), facts=facts, cost=cost(gallery, queries))
+        first = found[0][1][0]
+        arrays = prediction_arrays(first.predicted, first.confidence, queries.indices, len(val))
+        named = with_class_means(metrics, val, repeated)
+        return Outcome(metrics=named, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 
 
 def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Metric:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.vit import ViT
 from pretrain.parts.masking import with_mask_tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.vit import ViT
 

@@ -8,7 +8,7 @@ from math import cos, pi
 
 import pytest
 import torch
-from examples import EXAMPLES, extrema_case, extrema_images
+from examples import EXAMPLES, extrema_case, extrema_images, ibot_head, ibot_prototypes
 from recorded_example import encode
 from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
@@ -184,14 +184,15 @@ def test_msn_projector_layer():
     record, export = tensors("msn/golden.safetensors"), imported("msn")
     images = record["step0/view0"].double()
     given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
-    recipe = HeadRecipe(pool="cls", projector=True)
-    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    recipe, has_norms = HeadRecipe(pool="cls", projector=True), "target0/fc.bn1.weight" in record
+    export = with_batch_statistics(export, given) if has_norms else export
+    classifier = Classifier(export, 5, recipe, 0.0, seed=0).double().eval()
     values = classifier.features(images)
     for number in (2, 3):
         values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
         if number == 2:
-            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
-            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
+            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR if has_norms)
+            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True) if has_norms else values)
     official = record["step0/target_h"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
@@ -221,11 +222,7 @@ def test_ibot_projector_layer():
     record, export = tensors("ibot/golden.safetensors"), imported("ibot")
     classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
     values = classifier.features(torch.cat([record["step0/crop0"], record["step0/crop1"]]).double())
-    extra = {name: tensor.double() for name, tensor in export.extra.items()}
-    values = F.gelu(F.linear(values, extra["projector.mlp.2.weight"], extra["projector.mlp.2.bias"]))
-    values = F.normalize(F.linear(values, extra["projector.mlp.4.weight"], extra["projector.mlp.4.bias"]), dim=1)
-    rows = F.normalize(record["teacher0/head.last_layer.weight_v"].double(), dim=1)
-    logits = values @ (record["teacher0/head.last_layer.weight_g"].double() * rows).T
+    logits = F.normalize(ibot_head(export.extra, values, behind=0), dim=1) @ ibot_prototypes("last_layer").T
     official = record["step0/teacher_cls"]
     assert (logits - official).abs().max() <= TOLERANCE * official.abs().max()
 

@@ -13,7 +13,8 @@ from examples import EXAMPLES, Example
 from mutations import WITHOUT_EFFECT, mutations_of, redrawn
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, BranchTensors, ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import HEADS, BranchTensors, import_file
 from checkpoints.resolve import detect, load
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files
@@ -329,7 +330,11 @@ def test_ambiguous_files_list_the_candidates(tmp_path):
     ("key", "changes", "message"),
     [
         ("dino", {"branch": "momentum"}, "no branch 'momentum'; choose one of teacher, student"),
-        ("dino", {"heads": None}, "no tensor tells the head count of width {width}; use --heads N"),
+        (
+            "dino",
+            {"heads": None},
+            "no tensor tells the head count of width {width}; say it: bench import .* --out FOLDER --heads N",
+        ),
         ("dino", {"heads": 1000}, "heads=1000 does not divide width={width}"),
         ("beit", {"statistics": None}, "use --statistics half .* or --statistics imagenet"),
         ("beit", {"heads": 1000}, "is for {heads} heads, not 1000"),

@@ -15,8 +15,8 @@ from timm.models import save_for_hf
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
 from checkpoints.importers import timm as timm_importer
-from checkpoints.importing import ImportOptions
 from checkpoints.resolve import load
 from checkpoints.spec import IMAGENET_MEAN, Preparation, ViTSpec
 from checkpoints.vit import ViT

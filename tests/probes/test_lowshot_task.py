@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
-from probes.lowshot.prepared import preprocessed
+from probes.lowshot import fitting
+from probes.lowshot.prepared import PreparedRows, preprocessed
 from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
@@ -76,8 +78,22 @@ def test_metrics_facts_and_per_image(export, tmp_path):
         assert outcome.numbers[f"top1_{shot}_std"] == pytest.approx(np.std(values))
         assert 100 * outcome.metrics[f"top1_{shot}"].per_image.mean() == pytest.approx(np.mean(values), abs=1e-4)
         assert len(outcome.metrics[f"top1_{shot}"].per_image) == 24
+    right = outcome.arrays["predicted"] == np.repeat(np.arange(3), 8)
+    assert 100 * right.mean() == pytest.approx(fits[0]["top1"]) and outcome.facts["predictions"] == "1shot of split 0"
+    assert 1 / 3 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
     json.dumps(outcome.facts, allow_nan=False)
     assert outcome.facts["warnings"] == []
+
+
+def test_confidence_is_the_probability_of_the_class_that_scores_highest(monkeypatch):
+    monkeypatch.setattr(fitting, "READ", 2)
+    random = np.random.default_rng(0)
+    rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
+    source = PreparedRows(features=rows, how="none", device="cpu")
+    predicted, confidence = fitting.sure_guesses(source, torch.from_numpy(weights))
+    scores = np.exp(rows @ weights)
+    assert np.array_equal(predicted, scores.argmax(axis=1))
+    np.testing.assert_allclose(confidence, (scores / scores.sum(axis=1, keepdims=True)).max(axis=1), rtol=1e-5)
 
 
 def test_both_solvers_agree_on_digits(export, tmp_path):
