@@ -88,19 +88,20 @@ def refused(kind: str) -> dict[Extension, str]:
 
 def _ours(kind: str) -> dict[str, Extension]:
     package = FOLDERS[kind]
-    folders = (folder for folder in _folders(package) if os.path.isdir(folder))
-    return _files(kind, package, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+    folders = [folder for folder in _folders(package) if os.path.isdir(folder)]
+    return _described(kind, package, tuple((folder, *sorted(os.listdir(folder))) for folder in folders))
 
 
 @cache
-def _files(kind: str, package: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
-    """Those of a package in folders that were changed at these times: listed again when a file comes or goes."""
-    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+def _described(kind: str, package: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
+    """The extensions of a package in folders with these names in them: asked for many times, and made once."""
+    paths = [Path(folder, name) for folder, *names in listings for name in names if name.endswith(".py")]
     return {
         path.stem.rstrip("_"): Extension(
             kind=kind, key=path.stem.rstrip("_"), module=f"{package}.{path.stem}", path=path
         )
         for path in paths
+        if path.stem != "__init__"
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from elsewhere import together
 from PIL import Image
-from small_trainings import BATCH, EPOCHS, IMAGES, same, trainer
+from small_trainings import BATCH, EPOCHS, IMAGES, digits, same, trainer
 from torch import Tensor
 
 from engine.distributed import World
@@ -44,7 +44,7 @@ def in_double(part: MicroBatch) -> MicroBatch:
 def trained(world: World, name: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
     """Parameters and buffers at the end, in float64; and whether a process has statistics of a batch for itself."""
     torch.set_default_dtype(torch.float64)
-    training = trainer(name, out, world=world)
+    training = trainer(name, out, world=world, images=digits(2 * BATCH))
     parts = training.micro_batches
     training.micro_batches = lambda *given: (in_double(part) for part in parts(*given))
     assert training.train() == "finished"
