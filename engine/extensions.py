@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -87,21 +87,19 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    package = FOLDERS[kind]
-    folders = [folder for folder in _folders(package) if os.path.isdir(folder)]
-    return _described(kind, package, tuple((folder, *sorted(os.listdir(folder))) for folder in folders))
+    package = importlib.util.find_spec(FOLDERS[kind])
+    folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
+    return _described(kind, tuple((folder, *sorted(os.listdir(folder))) for folder in folders))
 
 
 @cache
-def _described(kind: str, package: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
-    """The extensions of a package in folders with these names in them: asked for many times, and made once."""
+def _described(kind: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
+    """Those of a kind in folders with these names in them: asked for many times, and made once."""
     paths = [Path(folder, name) for folder, *names in listings for name in names if name.endswith(".py")]
+    found = {path.stem.rstrip("_"): path for path in paths if path.stem != "__init__"}
     return {
-        path.stem.rstrip("_"): Extension(
-            kind=kind, key=path.stem.rstrip("_"), module=f"{package}.{path.stem}", path=path
-        )
-        for path in paths
-        if path.stem != "__init__"
+        key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
+        for key, path in found.items()
     }
 
 
@@ -137,11 +135,6 @@ def _path(module: str) -> Path:
 def source_files(kind: str) -> dict[str, Path]:
     """Key -> path of every extension of `kind`, without importing any of them."""
     return {key: extension.path for key, extension in extensions(kind).items()}
-
-
-def _folders(package: str) -> Sequence[str]:
-    spec = importlib.util.find_spec(package) if package else None
-    return (spec and spec.submodule_search_locations) or ()
 
 
 def one_line(path: Path) -> str:

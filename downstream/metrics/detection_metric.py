@@ -84,7 +84,7 @@ def evaluated(
     arrays = _arrays(listing, found, most)
     metrics: dict[str, float] = {}
     for kind, name in KINDS.items():
-        precisions, overlaps = _trained(listing, found, name, module, most)
+        precisions, overlaps = _by_backend(listing, found, name, module, most)
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _matches(listing, arrays, overlaps)
         metrics |= {f"{kind}_{each}": precisions[each] for each in AT}
         ours = average_precisions(detections(arrays, kind), np.ones((1, len(found))))
@@ -105,7 +105,7 @@ def _arrays(listing: Instances, found: Sequence[Found], most: int) -> dict[str, 
     return {"classes": classes, "scores": scores, "boxes": boxes, "objects": objects}
 
 
-def _trained(
+def _by_backend(
     listing: Instances, found: Sequence[Found], name: str, module: ModuleType, most: int
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
     """The back end's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""
@@ -124,11 +124,8 @@ def _trained(
         }
         truth.createIndex()
         evaluation = evaluator(truth, truth.loadRes(answers), name)
-        evaluation.params.maxDets, evaluation.params.areaRng, evaluation.params.areaRngLbl = (
-            [most],
-            [ALL_SIZES],
-            ["all"],
-        )
+        asked = evaluation.params
+        asked.maxDets, asked.areaRng, asked.areaRngLbl = [most], [ALL_SIZES], ["all"]
         evaluation.evaluate()
         evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[..., 0, 0]  # (T, recalls, K), -1 without objects

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engine.distributed import World
 from imagesets.selection import quotas, stratified_sample
+from probes.features.rows import row_slices
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import READ, PreparedRows
-from probes.slices import row_slices
 
 Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]
@@ -234,4 +234,4 @@ def sure_guesses(source: PreparedRows, weights: Tensor) -> tuple[np.ndarray, np.
 def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
     """Classes (N,) that score highest for features (N, D) under weights (D, C)."""
     weights = weights.to(features.device, features.dtype)
-    return torch.cat([(block @ weights).argmax(dim=1) for block in features.split(READ)]).cpu().numpy()
+    return (features @ weights).argmax(dim=1).cpu().numpy()

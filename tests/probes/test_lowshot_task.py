@@ -12,10 +12,12 @@ from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
+from probes.features.extract import transform_of
 from probes.lowshot import fitting
 from probes.lowshot.prepared import PreparedRows, preprocessed
-from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
+from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
@@ -273,10 +275,9 @@ def test_protocols_are_those_of_the_sources(export, tmp_path):
     np.testing.assert_allclose(1 / np.array(dinov2.lambdas), 10 ** np.linspace(-6, 5, 45), rtol=1e-5)
     assert (dinov2.holdout, dinov2.crop, dinov2.preprocess, dinov2.norm) == (0.1, 1.0, "none", True)
     space = workspace(tmp_path, "digits:")
-    from probes.tasks.knn import Knn
-
-    ours = PROTOCOLS["lowshot@bench"].task
-    assert ours.transform(export, space) == Knn().transform(export, space) != moca.transform(export, space)
+    bench = PROTOCOLS["lowshot@bench"].task
+    ours, knns, mocas = (transform_of(export, space, task) for task in (bench, Knn(), moca))
+    assert ours == knns != mocas
 
 
 def test_published_lists_lie_beside_the_images(export, tmp_path):
@@ -285,17 +286,17 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     train = open_set(url, "train")
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
-    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED))
+    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), OFFICIAL))
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
-    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=OFFICIAL).run(export, workspace(tmp_path, url))
     assert len(outcome.facts["fits"]) == len(named)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
     (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
-    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED)
+    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, OFFICIAL)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
-        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED)
+        subsets(open_set("digits:", "train"), (1,), (), 3, 0, OFFICIAL)
 
 
 @pytest.mark.parametrize("name", ["lowshot@moca", "lowshot@msn"])
