@@ -291,17 +291,8 @@ def test_conventions_are_those_of_the_source(key):
     assert (export.spec.norm_eps, export.crop, export.interpolation) == (1e-6, 0.875, "bicubic")
 
 
-LAST_EPOCH = (
-    "mae",
-    "can",
-    "cae",
-    "maskfeat",
-    "moca",
-    "lut",
-    "simmim",
-    "beit",
-    "data2vec",
-)  # their codes store the index of the epoch just done
+# Their codes store the index of the epoch just done.
+LAST_EPOCH = ("mae", "can", "cae", "maskfeat", "moca", "lut", "simmim", "beit", "data2vec")
 ONE_MORE = ("dino", "ibot", "msn", "mocov3", "extrema", "mst", "byol", "ijepa")  # these store how many are done
 
 
