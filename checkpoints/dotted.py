@@ -56,11 +56,20 @@ def unwrap(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         parts = path.split(".")
         if FLAT_PARAMETER.fullmatch(parts[-1]):
             raise ValueError(f"holds flattened FSDP parameters ({path!a}); {GATHER}")
-        name = ".".join(part for part in parts if part not in WRAPPERS) or path
+        name = _bare(parts) or path
         if name in sources:
             raise ValueError(f"holds {sources[name]!a} and {path!a}, which are one name without wrappers: {name!a}")
         sources[name] = path
     return {name: tensors[path] for name, path in sources.items()}
+
+
+def without_wrappers(prefix: str) -> str:
+    """What names begin with after `unwrap`, with its dot: `student.module.backbone` -> `student.backbone.`"""
+    return f"{_bare(prefix.rstrip('.').split('.'))}."
+
+
+def _bare(parts: list[str]) -> str:
+    return ".".join(part for part in parts if part not in WRAPPERS)
 
 
 def without_lightning_attribute(tensors: dict[str, torch.Tensor], facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:

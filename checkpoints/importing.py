@@ -11,20 +11,22 @@ An importer whose trunks do not begin with timm's patch embedding says in FIRST 
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import isqrt
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from checkpoints.dotted import LIGHTNING, UNFOLD
+from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
 from checkpoints.export import ViTExport, some
+from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, beyond, table_kind
-from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation, ViTSpec
+from checkpoints.spec import Preparation, ViTSpec
 from engine.extensions import Extension, extension_of
 
 # What training leaves in a checkpoint beside weights; never part of a network.
@@ -51,24 +53,6 @@ HEADS = {
 }
 # width -> the timm name whose other defaults an export builds on; every size is overridden
 ARCHITECTURES = {192: "vit_tiny_patch16_224", 384: "vit_small_patch16_224", 1024: "vit_large_patch16_224"}
-STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """What a user may say that a file does not: None means find out, or stop."""
-
-    branch: str | None = None
-    heads: int | None = None
-    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
-    statistics: Literal["imagenet", "half", "clip"] | None = None
-    architecture: str | None = None  # timm's name of the model, for a file of its weights
-
-    @property
-    def preparation(self) -> Preparation:
-        """Image statistics as asked for; ImageNet's by default."""
-        mean, std = STATISTICS[self.statistics or "imagenet"]
-        return Preparation(mean=mean, std=std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +77,7 @@ class BranchTensors:
     prefix: str
     options: ImportOptions
     used: set[str] = field(default_factory=set)
+    assumed: set[str] = field(default_factory=set)  # what neither the file nor the user said
 
     @property
     def names(self) -> list[str]:
@@ -145,7 +130,12 @@ class BranchTensors:
         """Head count as asked for, else of the published model of that width; no tensor tells it."""
         heads = self.options.heads or table.get(width)
         if heads is None:
-            raise ValueError(f"{self.file.path}: no tensor tells the head count of width {width}; use --heads N")
+            raise ValueError(
+                f"{self.file.path}: no tensor tells the head count of width {width}; say it: "
+                f"{import_command(self.importer, self.file)} --heads N"
+            )
+        if not self.options.heads:
+            self.assumed.add(f"{heads} heads, as published models of width {width} have (--heads)")
         return heads
 
 
@@ -258,7 +248,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     branch = _branch(key, importer, file, options)
     try:
         conversion = _converted(importer, extension, branch)
-        dropped = _account(branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE)
+        outside = {f"(?!{re.escape(branch.prefix)}).*": f"outside {branch.prefix}"} if options.prefix else {}
+        dropped = _account(branch, _other_branches(importer, branch) | importer.DROPPED | TRAINING_STATE | outside)
         _check_sizes(branch)
         export = ViTExport.make(
             conversion.spec, conversion.preparation or options.preparation, conversion.tensors, conversion.extra
@@ -284,6 +275,9 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         "data": file.facts.get("data"),
         "licence": file.facts.get("licence"),
     }
+    if not conversion.preparation and not options.statistics:
+        branch.assumed.add("ImageNet's mean and std (--statistics)")
+    facts |= {"assumed": sorted(branch.assumed)} if branch.assumed else {}
     facts |= {"plugin": extension.plugin} if extension.plugin else {}
     export = replace(export, facts=facts)
     if conversion.check:
@@ -319,14 +313,31 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
     name = options.branch or next(iter(importer.BRANCHES))
     if name not in importer.BRANCHES:
         raise ValueError(f"{file.path}: no branch {name!r}; choose one of {', '.join(importer.BRANCHES)}")
-    for prefix in importer.BRANCHES[name]:
+    prefixes = [without_wrappers(options.prefix)] if options.prefix else importer.BRANCHES[name]
+    for prefix in prefixes:
         if _holds(file, [prefix], getattr(importer, "FIRST", PATCHES)):
+            name = options.branch or prefix.rstrip(".") if options.prefix else name
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
-    places = ", ".join(repr(prefix) for prefix in importer.BRANCHES[name])
+    places = ", ".join(map(repr, prefixes))
     found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
-    advice = f"it holds the branches: {', '.join(found)}" if found else ""
-    advice = advice or beyond(file.tensors) or "it is not a file of that code"
+    advice = f"it holds the branches: {', '.join(found)}" if found and not options.prefix else ""
+    advice = advice or beyond(file.tensors) or trunks_elsewhere(key, file) or f"it is not a file of {key}"
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
+
+
+def trunks_elsewhere(key: str, file: ForeignFile) -> str:
+    """Where a file holds ViTs that timm's names show, and how to import one; empty where it shows none."""
+    places = [name.removesuffix(PATCHES[0]) for name in file.tensors if name.endswith(f".{PATCHES[0]}")]
+    if not places:
+        return ""
+    named = "a ViT lies" if len(places) == 1 else "ViTs lie"
+    command = f"{import_command(key, file)} --prefix {places[0]}"
+    return f"{named} under {', '.join(places[:4])}: say which with --prefix, as in {command}"
+
+
+def import_command(key: str, file: ForeignFile) -> str:
+    """How a user imports the file, as typed."""
+    return f"bench import {shlex.quote(f'{key}:{file.path}')} --out FOLDER"
 
 
 def _holds(file: ForeignFile, prefixes: Iterable[str], first: tuple[str, ...] = PATCHES) -> bool:

@@ -9,7 +9,8 @@ pixels:SIDE       no network: the image itself, resized to SIDE pixels
 module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
 """
 
-from difflib import get_close_matches
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -18,11 +19,13 @@ from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file, trunks_elsewhere
 from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
+from engine.choices import meant
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -33,7 +36,7 @@ def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> 
     if not str(reference).startswith(f"{SCHEME}:"):
         return load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{SCHEME}: it is no file: leave branch, heads, image size, statistics and architecture")
+        raise ValueError(f"{SCHEME}: it is no file: leave the options of imports")
     return own_network(str(reference))
 
 
@@ -48,7 +51,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
         if options != ImportOptions():
-            raise ValueError("pixels: it is no file: leave branch, heads, image size, statistics and architecture")
+            raise ValueError("pixels: it is no file: leave the options of imports")
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme == SCHEME:
         raise ValueError(f"{reference} is a network of your own; frozen evaluation alone takes it, this needs a ViT")
@@ -60,10 +63,11 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
-        near = get_close_matches(scheme, dict.fromkeys([*file_importers(), *TIMM_SCHEMES]), n=1) if colon else []
-        meant = f"did you mean {near[0]}:{rest}?" if near else f"importers: {', '.join(file_importers())}"
+        if colon:
+            schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+            raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
         raise ValueError(
-            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
+            f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
         )
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
@@ -96,12 +100,13 @@ def detect(file: ForeignFile) -> str:
         raise ValueError(f"{file.path}: {reason}")
     if not found:
         examples = ", ".join(list(file.tensors)[:3])
+        advice = f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
-            f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
+            f"{trunks_elsewhere('IMPORTER', file) or advice}"
         )
     if len(found) > 1:
-        choices = " or ".join(f"{key}:{file.path}" for key in found)
+        choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in found)
         raise ValueError(f"{file.path} could come from {' or '.join(found)}: say {choices}")
     return found[0]
 
@@ -120,7 +125,7 @@ def _recognises(importer: ModuleType, file: ForeignFile) -> bool:
 
 def _own(folder: Path, options: ImportOptions) -> ViTExport:
     export = ViTExport.load(folder)
-    if options.branch or options.heads or options.statistics or options.architecture:
+    if replace(options, image_size=None) != ImportOptions():
         raise ValueError(f"{folder} is an export already: only its image size can change")
     if options.image_size in (None, export.spec.image_size):
         return export

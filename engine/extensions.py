@@ -8,15 +8,17 @@ first docstring line with `ast` and imports nothing, so that `bench list` does n
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
+from engine.choices import meant
 from engine.printing import say
 
 FOLDERS = {
@@ -86,13 +88,19 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    folders = _folders(FOLDERS[kind])
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    package = importlib.util.find_spec(FOLDERS[kind])
+    folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
+    return _files(kind, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+
+
+@cache
+def _files(kind: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
+    """Those of a kind in folders that were changed at these times: listed again when a file comes or goes."""
+    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    found = {path.stem.rstrip("_"): path for path in paths}
     return {
-        path.stem.rstrip("_"): Extension(
-            kind=kind, key=path.stem.rstrip("_"), module=f"{FOLDERS[kind]}.{path.stem}", path=path
-        )
-        for path in paths
+        key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
+        for key, path in found.items()
     }
 
 
@@ -130,11 +138,6 @@ def source_files(kind: str) -> dict[str, Path]:
     return {key: extension.path for key, extension in extensions(kind).items()}
 
 
-def _folders(package: str) -> Sequence[str]:
-    spec = importlib.util.find_spec(package) if package else None
-    return (spec and spec.submodule_search_locations) or ()
-
-
 def one_line(path: Path) -> str:
     """First line of a file's docstring; empty when the file cannot be read as Python source."""
     return _docstring(path).partition("\n")[0]
@@ -157,7 +160,7 @@ def load_extension(kind: str, key: str) -> ModuleType:
     found = extensions(kind)
     if key not in found:
         why = [f"{each.title} is left out: {reason}" for each, reason in refused(kind).items() if each.key == key]
-        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}; there are: {', '.join(found) or 'none'}")
+        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{meant(key, list(found))}")
     try:
         return loaded(found[key])
     except ValueError as error:

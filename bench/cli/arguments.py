@@ -1,8 +1,13 @@
 """Options and types of command-line values that several commands share."""
 
 import argparse
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
-STATISTICS = ("imagenet", "half", "clip")
+if TYPE_CHECKING:
+    from checkpoints.import_options import ImportOptions
+
+REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
 
 
 def positive_integer(text: str) -> int:
@@ -45,13 +50,46 @@ def above_zero(text: str) -> float:
     return number
 
 
+def statistics(text: str) -> str:
+    """Image statistics that there are, as typed."""
+    from checkpoints.import_options import ImportOptions
+
+    try:
+        _ = ImportOptions(statistics=text).preparation
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--statistics ")) from error
+    return text
+
+
 def add_statistics(parser: argparse.ArgumentParser) -> None:
     """--statistics, of commands that import checkpoints."""
     parser.add_argument(
         "--statistics",
-        choices=STATISTICS,
-        help="mean and std that the source trained with, of checkpoint files that do not name them",
+        type=statistics,
+        metavar="S",
+        help="imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of "
+        "checkpoint files that do not name them",
     )
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """What a user may say of a checkpoint that no tensor of its file shows."""
+    add_statistics(parser)
+    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
+    parser.add_argument("--prefix", metavar="P",
+        help="what the names of the network's tensors begin with, in a file of other training code")  # fmt: skip
+    parser.add_argument("--heads", type=positive_integer, metavar="N",
+        help="attention heads, where no tensor tells them")  # fmt: skip
+    parser.add_argument("--image-size", type=image_size, metavar="N",
+        help="resize the position tables to N pixels, or to HxW, height and width")  # fmt: skip
+    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
+
+
+def import_options(arguments: argparse.Namespace) -> "ImportOptions":
+    """The same as given."""
+    from checkpoints.import_options import ImportOptions
+
+    return ImportOptions(**{each.name: getattr(arguments, each.name) for each in fields(ImportOptions)})
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:

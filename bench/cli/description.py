@@ -20,6 +20,7 @@ def export_lines(export: ViTExport) -> Iterator[str]:
         norm=f"LayerNorm eps {spec.norm_eps:g}, final norm on {spec.final_norm}",
         statistics=f"mean {_numbers(preparation.mean)}, std {_numbers(preparation.std)}",
         preparation=f"{preparation.interpolation}, centre crop {preparation.crop:g}",
+        assumed="; ".join(export.facts.get("assumed") or ()),
     )
     facts = export.facts
     source = [str(facts[key]) for key in ("source_file", "source") if facts.get(key)]

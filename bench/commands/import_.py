@@ -3,27 +3,23 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_statistics, image_size, positive_integer
+from bench.cli.arguments import add_import_options, import_options
+
+EPILOG = """examples:
+  bench import dino:dino_deitsmall16_pretrain.pth --out exports/dino
+  bench import timm:vit_small_patch16_224.dino --out exports/dino-timm --image-size 448
+  bench import vit.pth --architecture vit_base_patch16_224 --statistics half --out exports/mine
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench import`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("source", metavar="SOURCE", help="checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the export folder to write")
-    parser.add_argument("--name", help="label of the export in results and leaderboard")
-    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
-    parser.add_argument(
-        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
-    )
-    parser.add_argument(
-        "--image-size",
-        type=image_size,
-        metavar="N",
-        help="resize the position tables to N pixels, or to HxW, height and width",
-    )
-    add_statistics(parser)
-    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
-    parser.add_argument("--force", action="store_true", help="replace another export in FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the export's folder, which is made")
+    parser.add_argument("--name", metavar="NAME", help="label of the export in results and leaderboard")
+    add_import_options(parser)
+    parser.add_argument("--force", action="store_true", help="replace another export in DIR")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,23 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cli.outputs import check_new_export
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
-    from checkpoints.importing import ImportOptions
     from checkpoints.resolve import load
     from engine.printing import say
 
-    options = ImportOptions(
-        branch=arguments.branch,
-        heads=arguments.heads,
-        image_size=arguments.image_size,
-        statistics=arguments.statistics,
-        architecture=arguments.architecture,
-    )
+    name = checked_name(arguments.name, "--name") if arguments.name else None
     check_new_export(arguments.out)
-    export = load(arguments.source, options)
+    export = load(arguments.source, import_options(arguments))
     say(f"{arguments.source}: recognised as {export.facts.get('importer') or 'an export already'}")
     say(*export_lines(export))
-    if arguments.name:
-        export = replace(export, facts=dict(export.facts) | {"name": checked_name(arguments.name, "--name")})
+    if name:
+        export = replace(export, facts=dict(export.facts) | {"name": name})
     same = not arguments.force and _is_there(arguments.out, export)
     folder = arguments.out if same else export.save(arguments.out)
     if problems := ViTExport.load(folder).verify():

@@ -2,25 +2,28 @@
 
 import argparse
 
-from bench.cli.arguments import add_statistics
+from bench.cli.arguments import REFERENCES, add_import_options, import_options
+
+EPILOG = """examples:
+  bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
+  bench inspect runs/mae                           the encoder of a training, finished or not
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
-    parser.add_argument(
-        "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
-    )
-    add_statistics(parser)
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkpoint", metavar="X", help=REFERENCES)
+    add_import_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting verifies nothing."""
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
-    from checkpoints.importing import ImportOptions
     from engine.printing import say
 
-    _, export = opened(arguments.checkpoint, ImportOptions(statistics=arguments.statistics))
+    _, export = opened(arguments.checkpoint, import_options(arguments))
     say(arguments.checkpoint)
     say(*export_lines(export))
     problems = export.verify()

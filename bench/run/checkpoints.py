@@ -9,7 +9,7 @@ from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.own_networks import SCHEME
 from checkpoints.resolve import load, load_frozen
 from checkpoints.training_cost import TrainingCost
@@ -75,7 +75,7 @@ def opened(reference: str, options: ImportOptions | None = None) -> tuple[str, V
     if not is_run(folder):
         return reference, load(reference, options)
     if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{reference} is a training of ours, which names its statistics: leave --statistics")
+        raise ValueError(f"{reference} is a training of ours, which says all that it is: leave the options of imports")
     if found := finished_export(folder):
         return str(found), load(found)
     _, export = next(exports_in(folder))

@@ -7,18 +7,18 @@ files are read as those of a folder are; those in arrays count as PPM files, who
 Classes are in the order of their names, so that the set is the one that folders would be. N images.
 """
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.choices import meant
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.official_sets import SETS, OfficialImages, OfficialSet, Options, by_loader
-from imagesets.sets import ImageSet, Split
-from imagesets.stored import NamedFiles, StoredImages, stored_set
+from imagesets.sets import FileImages, ImageSet, Split
+from imagesets.stored import StoredImages, stored_set
 
 PLACE = "NAME:ROOT"
 SPLITS = ("train", "val")
@@ -29,10 +29,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     url = f"torchvision:{place}"
     name, _, root = place.partition(":")
     if name not in SETS:
-        by_lower = {key.lower(): key for key in SETS}
-        near = difflib.get_close_matches(name.lower(), by_lower, n=1)
-        guess = f"; did you mean {by_lower[near[0]]}?" if near else ""
-        raise ValueError(f"{url}: no set {name!r}{guess} (sets: {', '.join(SETS)})")
+        raise ValueError(f"{url}: no set {name!r}{meant(name, list(SETS))}")
     if not root:
         raise ValueError(f"{url}: no folder after the name; write torchvision:{name}:/path/to/folder")
     root, known = os.path.abspath(os.path.expanduser(root)), SETS[name]
@@ -106,8 +103,8 @@ def _with_several_labels(url: str, split: Split, found: OfficialImages, known: O
     )
 
 
-def in_files(url: str, paths: Sequence[str]) -> NamedFiles:
-    """Files by their own names, with sizes. ValueError where some are missing."""
+def in_files(url: str, paths: Sequence[str]) -> FileImages:
+    """Files, called by their own names, with sizes. ValueError where some are missing."""
     base = os.path.commonpath([os.path.dirname(path) for path in paths])
     wanted = {path[len(base) + 1 :]: row for row, path in enumerate(paths)}
     listed, _ = images_below(base, ["."]) if os.path.isdir(base) else (None, None)
@@ -120,7 +117,7 @@ def in_files(url: str, paths: Sequence[str]) -> NamedFiles:
         raise ValueError(
             f"{url}: {(places < 0).sum()} of its {len(paths)} images are missing, {first} first; unpack again"
         )
-    return NamedFiles(names=PackedNames.pack(map(os.path.basename, paths)), files=listed.take(places))
+    return listed.renamed(places, PackedNames.pack(map(os.path.basename, paths)))
 
 
 @dataclass(frozen=True, eq=False)

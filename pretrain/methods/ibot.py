@@ -113,7 +113,7 @@ class Ibot(SelfDistillation):
 
     def student_logits(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Crops (B, G, 3, S, S), masks (B, G, L) -> logits of the class tokens (B, G, K) and of the masked patches
-        (m, K). Where they do not count in batch norms, other patches do not enter the head."""
+        (m, K). Other patches skip the head, unless its batch norms count them."""
         head, tokens, first = self.student.head, self.encode_masked(crops, masks), self.spec.prefix
         if self.settings.head_norm == "bn":
             vectors = head.embed(tokens)

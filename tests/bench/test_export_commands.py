@@ -33,6 +33,17 @@ def test_a_checkpoint_becomes_an_export(bench, dino_file, tmp_path):
     assert ViTExport.load(tmp_path / "export").facts["name"] == "tiny"
 
 
+def test_inspect_takes_the_options_of_imports(bench, dino_file, tmp_path):
+    code, out, _ = bench("inspect", dino_file, "--heads", "3", "--branch", "student")
+    assert code == 0 and "branch       student" in out and "3 heads" in out
+    assert "assumed      ImageNet's mean and std (--statistics)" in out
+    code, out, _ = bench("inspect", dino_file, "--heads", "3", "--statistics", "0.49,0.48,0.45,0.25,0.24,1")
+    assert code == 0 and "mean 0.49 0.48 0.45, std 0.25 0.24 1\n" in out and "assumed" not in out
+    for wrong in ("clp", "0.5,0.5,0.5", "125,123,114,63,62,67", "0.5,0.5,0.5,0.2,0.2,0"):
+        code, _, err = bench("inspect", dino_file, "--heads", "3", "--statistics", wrong)
+        assert code == 2 and f"{wrong}: give imagenet, half, clip, or mean and std" in err and err.count("\n") == 1
+
+
 def test_another_branch_is_another_export(bench, dino_file, tmp_path):
     digests = set()
     for branch in ("teacher", "student"):
@@ -45,7 +56,7 @@ def test_another_branch_is_another_export(bench, dino_file, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "of width 12; use --heads N"),
+        ([], "of width 12; say it: bench import "),
         (["--heads", "3", "--branch", "online"], "no branch 'online'; choose one of"),
         (["--heads", "5"], "heads=5 does not divide width=12"),
         (["--heads", "3", "--name", "a b"], "--name 'a b': use letters"),
@@ -261,7 +272,7 @@ def test_an_unknown_scheme_names_the_sets_of_scenes_too(bench, exports, tmp_path
     run = ("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", tmp_path, "--data")
     for words in (("data", "check", "ade20:/data"), (*run, "x=ade20:/data")):
         code, _, err = bench(*words)
-        assert code == 2 and err.count("\n") == 1 and "did you mean ade20k:/data?" in err
+        assert code == 2 and err.count("\n") == 1 and "did you mean 'ade20k:/data'?" in err
         for scheme in ("images:PATH", "ade20k:ROOT", "cityscapes:ROOT", "coco:ROOT", "tiny-ade20k:", "tiny-coco:"):
             assert f" {scheme}" in err
 

@@ -10,7 +10,7 @@ from math import isqrt
 import torch
 from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetuned
 from recent_examples import aimv2, franca, ijepa
-from recorded_example import Example, Pairs, encode, masked_latent, visible
+from recorded_example import Example, Pairs, encode, masked_latent, network_of, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
 from rotary_examples import dinov3, dinov3_gated
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 
 
 def dino() -> Example:
@@ -38,7 +38,7 @@ def dino_probes(export: ViTExport, branch: str) -> Pairs:
     record, pairs = tensors("dino/golden.safetensors"), []
     for probe in matches(rf"probe/{branch}_(cls|last_attention)_of_crop(\d+)", record):
         images = record[f"step0/crop{probe[2]}"].double()
-        ours = encode(export, images)[:, 0] if probe[1] == "cls" else export.build().double().attention(images)
+        ours = encode(export, images)[:, 0] if probe[1] == "cls" else network_of(export).attention(images)
         pairs.append((ours, record[probe[0]]))
     return pairs
 
@@ -255,7 +255,7 @@ def relative(folder: str, model: str, head: str, output: str, tree_prefix: str) 
     record = tensors(f"{folder}/{folder}_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1)
+        vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1)
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask.bool(), record[f"{model}.mask_token"].double(), patches)
         tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]
@@ -271,7 +271,7 @@ def simmim() -> Example:
     record = tensors("simmim/simmim_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
+        vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask, record["model0.encoder.mask_token"].double(), patches)
         tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]

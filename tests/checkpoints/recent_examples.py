@@ -13,7 +13,7 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 
 WIDTH, HEADS, PATCH, HIDDEN, GRID = 32, 2, 4, 48, 4

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from checkpoints.fingerprint import synthetic_image
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 
 TINY = dict(img_size=224, patch_size=16, embed_dim=32, depth=2, num_heads=2)
 OFFICIAL = {  # timm's names -> the official ones

@@ -7,8 +7,9 @@ import torch
 from rotary_examples import dinov3, dinov3_gated
 
 from checkpoints.export import ViTExport
+from checkpoints.import_options import ImportOptions
 from checkpoints.importers import dinov3 as importer
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.importing import import_file
 
 
 def imported(example, name: str = "dinov3_vitb16.pth", options: ImportOptions | None = None, **changes) -> ViTExport:

@@ -11,7 +11,7 @@ import malicious
 import pytest
 import torch
 
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.reading import read_foreign
 from checkpoints.resolve import load
 from checkpoints.spec import ViTSpec

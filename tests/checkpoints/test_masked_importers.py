@@ -9,7 +9,8 @@ from examples import EXAMPLES
 from torch import Tensor
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.resolve import detect, load
 from engine.extensions import load_extension
 

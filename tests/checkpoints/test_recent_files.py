@@ -8,7 +8,8 @@ from recent_examples import IMAGES, aimv2, aimv2_native, franca, web_dino, web_m
 from recorded_example import Example
 
 from checkpoints.export import ViTExport
-from checkpoints.importing import HEADS, ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import HEADS, import_file
 from checkpoints.resolve import detect
 from checkpoints.spec import CLIP_MEAN, IMAGENET_MEAN
 from engine.extensions import load_extension

@@ -9,7 +9,7 @@ import torch
 from examples import EXAMPLES
 from torch import Tensor
 
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load
 
@@ -49,6 +49,21 @@ def test_a_plain_vit_is_the_same_in_every_layout(layout, tmp_path):
     assert "could come from dino or ibot or timm: say dino:" in refusal(path)
     export = load(f"dino:{path}", ImportOptions(heads=4))
     assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
+
+
+def test_a_network_of_other_training_code_is_found_by_its_prefix(tmp_path):
+    """A LightningModule with a student and a teacher, as one writes it oneself."""
+    state = state_of("vit_base_patch16_224")
+    weights = {f"net.{who}.module.vit.{name}": t for who in ("student", "teacher") for name, t in state.items()}
+    path = saved({"state_dict": weights | {"centre": torch.zeros(3)}, "pytorch-lightning_version": "2.4"}, tmp_path)
+    command = f"bench import IMPORTER:{path} --out FOLDER --prefix state_dict.net.student.vit."
+    assert refusal(path).endswith(f"state_dict.net.teacher.vit.: say which with --prefix, as in {command}")
+    assert "--prefix state_dict.net.student.vit." in refusal(f"dino:{path}", ImportOptions(prefix="teacher.vit"))
+    export = load(f"dino:{path}", ImportOptions(prefix="state_dict.net.teacher.module.vit", heads=4))
+    assert all(torch.equal(export.tensors[name], tensor) for name, tensor in state.items())
+    assert export.facts["branch"] == "state_dict.net.teacher.vit"
+    assert export.facts["assumed"] == ["ImageNet's mean and std (--statistics)"]
+    assert export.facts["dropped"] == {"outside state_dict.net.teacher.vit.": len(state) + 1}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +205,11 @@ class TestArchitecture:
         ("importer", "name", "said"),
         [
             ("timm", "vit_tiny_patch16_224", "width of the tensors is 64, that of vit_tiny_patch16_224 is 192"),
-            ("timm", "test_vit22", "timm has no model 'test_vit22'; did you mean test_vit2?"),
+            (
+                "timm",
+                "test_vit22",
+                "no model 'test_vit22'; did you mean 'test_vit2'? docs/timm.md lists them all",
+            ),
             ("timm", "vit_relpos_small_patch16_224", "is a VisionTransformerRelPos, which has relative positions that"),
             ("dino", "test_vit2", "--architecture is for files of timm's models"),
         ],

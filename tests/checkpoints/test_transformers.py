@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from random_networks import randomise
 
 from checkpoints.backbone import Backbone
-from checkpoints.importing import ImportOptions
+from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
 from checkpoints.resolve import load
 

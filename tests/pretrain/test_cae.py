@@ -9,7 +9,8 @@ from small_trainings import forward_pass
 from timm.layers import DropPath
 from toys import SMALL, exported, progress, views_of
 
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from pretrain.loop.updates import Updates

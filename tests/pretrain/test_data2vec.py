@@ -8,7 +8,8 @@ from small_trainings import forward_pass
 from torch.nn import functional as F
 from toys import SMALL, exported, progress, views_of
 
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from pretrain.method import Method, TrainProgress

@@ -12,7 +12,8 @@ from torch.utils.data import default_collate
 
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from engine.seeding import AUGMENT, seeded

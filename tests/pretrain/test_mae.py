@@ -7,7 +7,8 @@ import torch
 from small_trainings import forward_pass
 from toys import SMALL, exported, picture, progress, views_of
 
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from engine.seeding import AUGMENT, seeded

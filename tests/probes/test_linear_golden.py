@@ -7,7 +7,8 @@ import torch
 from recordings import facts, matches, tensors, under
 
 from checkpoints.backbone import Backbone
-from checkpoints.importing import ImportOptions, import_file
+from checkpoints.import_options import ImportOptions
+from checkpoints.importing import import_file
 from checkpoints.reading import ForeignFile
 from engine.extensions import load_extension
 from probes.features.kinds import feature_rows

@@ -11,13 +11,16 @@ from sklearn.metrics import precision_recall_curve
 from toy_exports import one_block_export
 
 from bench.results.record import CheckpointUsed, DataUsed
+from bench.run.checkpoints import LoadedCheckpoint
+from bench.run.fitting import left_out
 from bench.run.outcomes import checked, recorded
-from bench.run.plan import left_out, plan
+from bench.run.plan import plan
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from engine import resampling
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
+from engine.work import Scale
 from imagesets.sets import ImageSet, open_set
 from probes.average_precision import average_precision, mean_average_precision
 from probes.lowshot.fitting import Fitter
@@ -174,6 +177,17 @@ def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
     assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == FITTER.lambdas[1]  # 50, 65, none
 
 
+def test_a_plan_counts_a_fit_for_each_class(export):
+    scale = Scale(spec=export.spec, images={"train": 100, "val": 50}, classes=20)
+    one, each = (
+        {part.kind: part for part in TASK.work(replace(scale, several_labels=many)).parts} for many in (False, True)
+    )
+    assert one["fits"].count == 1 + len(TASK.lambdas) and each["fits"].count == 20 * one["fits"].count
+    assert each["fit rows"].count == 20 * one["fit rows"].count
+    assert each["fit rows"].flops == one["fit rows"].flops / 10  # to two classes, not to twenty
+    assert each["features"] == one["features"]
+
+
 @pytest.mark.parametrize(
     "task",
     [Knn(k=(5,)), Linear(augment=False, epochs=1), LowShot(shots=(1,)), FINETUNE["finetune@smoke"].task],
@@ -185,7 +199,7 @@ def test_other_probes_refuse_them_in_one_line(task, export, tmp_path):
     assert PROTOCOLS["logreg@dinov2"].task.takes_several_labels
 
 
-def test_a_run_leaves_them_out(tmp_path):
+def test_a_run_leaves_them_out(export, tmp_path):
     space = Workspace(cache=tmp_path, data="digits:")
     data = [DataUsed(name="voc", url="digits:"), DataUsed(name="tiny", url="tiny:")]
     space.opened.get("digits:", "val", lambda _, split: several(split))
@@ -193,10 +207,11 @@ def test_a_run_leaves_them_out(tmp_path):
     transfer = choose_protocols("transfer", catalogue())
     assert left_out(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
     used = CheckpointUsed(name="one", digest="0" * 64)
-    jobs = {job.title for job in plan(tmp_path, used, data, transfer, space, rerun=False)}
+    loaded = LoadedCheckpoint(used=used, spec=export.spec, reference="one")
+    jobs = {job.title for job in plan(tmp_path, loaded, data, transfer, space, rerun=False)}
     assert jobs == {"logreg@dinov2 on voc"} | {f"{chosen.name} on tiny" for chosen in transfer}
     with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
-        plan(tmp_path, used, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
+        plan(tmp_path, loaded, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
 
 
 def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):

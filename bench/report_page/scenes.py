@@ -1,0 +1,200 @@
+"""Some validation scenes with what they hold and what a table's checkpoints saw in them: classes, or things.
+
+From the small masks of segmentation results, and the boxes and small masks of detection results (docs/results.md).
+"""
+
+import colorsys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from bench.report_page.pictures import data_url
+from bench.statistics.matching import Measured
+from downstream.data.instances import Instances
+from downstream.data.listing import IGNORED
+from downstream.data.scenes import SceneSet, open_scenes
+from downstream.metrics.shown import MOST, numbered_things, shown_places
+from imagesets.decoding import open_image
+
+BEST = 3  # checkpoints
+PIXELS = 192  # of a picture's longer side
+TINT = 0.6  # share of a class's colour in its pixels
+NAMED = 12  # classes in the legend, the largest ones
+# Of the most frequent classes: those of Okabe and Ito for colour-blind readers, yellow first, far apart in lightness.
+FAR_APART = ("#F0E442", "#0072B2", "#D55E00", "#56B4E9", "#CC79A7", "#009E73", "#E69F00")
+
+Box = tuple[tuple[float, float, float, float], int]  # x1, y1, x2, y2 in pixels, and a class
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneView:
+    """Pictures of scenes. columns: "image", "labels" and checkpoints. legend: names of classes and their colours."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]  # data: URLs
+    legend: tuple[tuple[str, str], ...]  # largest first; colours as #rrggbb
+    unnamed: int  # other classes that the labels hold
+    things: bool  # whether they show things, each with its box, and not a class of every pixel
+    without_masks: tuple[str, ...] = ()  # checkpoints whose results keep boxes alone
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenThings:
+    """Things in an image, the surest first. numbers (h, w) uint8: which covers a pixel, from 1 on, or 0 (None: not
+    kept)."""
+
+    boxes: Sequence[Box]
+    numbers: np.ndarray | None
+
+
+def scene_view(measured: Mapping[str, Measured], cache: Path) -> SceneView | None:
+    """What the named results of one table, the best first, saw. None where that is not kept, or the scenes are not on
+    this machine. cache: where tiny sets are drawn."""
+    kept = {name: each for name, each in measured.items() if _keeps(each)}
+    best = dict(list(kept.items())[:BEST])
+    scenes = _scenes_of(next(iter(best.values())), cache) if best else None
+    if scenes is None:
+        return None
+    show = _things if isinstance(scenes.listing, Instances) else _masks
+    try:
+        return show(best, scenes)
+    except (OSError, ValueError, IndexError):  # an image that cannot be read, or arrays of other scenes
+        return None
+
+
+def _keeps(measured: Measured) -> bool:
+    names = set(measured.result.arrays)
+    return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
+
+
+def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
+    data = measured.result.data
+    try:
+        scenes = open_scenes(data.url, "val", cache)
+    except (ValueError, OSError):  # moved, unmounted, or no scenes
+        return None
+    if scenes.fingerprint != data.fingerprints.get("val"):
+        return None
+    limit = measured.result.limit
+    return scenes if limit is None else scenes.limited(limit)
+
+
+def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
+    places = next(iter(measured.values())).arrays["shown_of"].tolist()
+    kept = {name: each for name, each in measured.items() if each.arrays["shown_of"].tolist() == places}
+    labels = [label_mask(scenes, index) for index in places]
+    seen = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
+    colours, rows = class_colours(seen, len(scenes.classes)), []
+    for row, (index, label) in enumerate(zip(places, labels, strict=True)):
+        image, masks = scene_picture(scenes, index), [label, *(_kept_mask(each, row) for each in kept.values())]
+        rows.append((data_url(image, PIXELS), *(data_url(tinted(image, mask, colours), PIXELS) for mask in masks)))
+    return _view(kept, rows, scenes, seen, colours)
+
+
+def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
+    places = shown_places(len(scenes)).tolist()
+    labels = [labelled_things(scenes.listing, index) for index in places]
+    seen = Counter(number for each in labels for _, number in each.boxes)
+    colours, rows = class_colours(seen, len(scenes.classes)), []
+    for row, (index, label) in enumerate(zip(places, labels, strict=True)):
+        image, entry = scene_picture(scenes, index), scenes.listing.entries[index]
+        found = [label, *(found_things(each, row, index, max(1, len(label.boxes))) for each in measured.values())]
+        scale = image.width / entry["width"], image.height / entry["height"]
+        drawn = (with_things(image, each, scale, colours) for each in found)
+        rows.append((data_url(image, PIXELS), *(data_url(picture, PIXELS) for picture in drawn)))
+    bare = tuple(name for name, each in measured.items() if "shown_masks" not in each.result.arrays)
+    return replace(_view(measured, rows, scenes, seen, colours), things=True, without_masks=bare)
+
+
+def _view(
+    names: Iterable[str], rows: Sequence[tuple[str, ...]], scenes: SceneSet, seen: Counter[int], colours: np.ndarray
+) -> SceneView:
+    largest = [number for number, _ in seen.most_common(NAMED)]
+    return SceneView(
+        columns=("image", "labels", *names),
+        rows=tuple(rows),
+        legend=tuple((scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest),
+        unnamed=len(seen) - len(largest),
+        things=False,
+    )
+
+
+def class_colours(seen: Counter[int], classes: int) -> np.ndarray:
+    """(256 or more, 3) uint8: colours of classes. The most frequent of those seen get FAR_APART, in their order; the
+    others hues that are far apart for neighbours in number, light and dark in turn."""
+    hues = np.arange(classes) * 0.618034 % 1.0  # the golden ratio: every stretch of them is spread over the circle
+    values = np.where(np.arange(classes) % 2, 0.65, 1.0)
+    found = np.zeros((max(256, classes), 3), np.uint8)
+    drawn = [colorsys.hsv_to_rgb(hue, 0.85, value) for hue, value in zip(hues, values, strict=True)]
+    found[:classes] = np.rint(255 * np.array(drawn).reshape(-1, 3))
+    for (number, _), colour in zip(seen.most_common(len(FAR_APART)), FAR_APART, strict=False):
+        found[number] = list(bytes.fromhex(colour[1:]))
+    return found
+
+
+def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
+    """A scene's image, RGB, of at most PIXELS a side."""
+    image = open_image(scenes.image(index).read_bytes()).convert("RGB")
+    image.thumbnail((PIXELS, PIXELS))
+    return image
+
+
+def label_mask(scenes: SceneSet, index: int) -> np.ndarray:
+    """Classes (H, W) uint8 of a scene, IGNORED where there is none."""
+    mask = open_image(scenes.mask(index).read_bytes())
+    return scenes.listing.coded(np.asarray(mask.convert("RGB") if scenes.listing.colours else mask, np.uint8))
+
+
+def _kept_mask(measured: Measured, row: int) -> np.ndarray:
+    height, width = measured.arrays["shown_sizes"][row].tolist()
+    return measured.arrays["shown_masks"][row, :height, :width]
+
+
+def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray, bare: int = IGNORED) -> Image.Image:
+    """An image under the colours (256, 3) of the classes (h, w) uint8 of its parts; those of class `bare` stay as they
+    are."""
+    large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
+    pixels = np.asarray(image, np.float64)
+    mixed = np.where((large == bare)[..., None], pixels, (1 - TINT) * pixels + TINT * colours[large])
+    return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def labelled_things(listing: Instances, index: int) -> SeenThings:
+    """What the labels of an image hold."""
+    numbers = {value: place for place, value in enumerate(listing.categories)}
+    own, entry, boxes = listing.objects[index], listing.entries[index], []
+    for thing in own:
+        x, y, width, height = thing["bbox"]
+        boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
+    outlines = [thing["segmentation"] for thing in own]
+    return SeenThings(boxes=boxes, numbers=numbered_things(outlines, entry["height"], entry["width"]))
+
+
+def found_things(measured: Measured, row: int, index: int, count: int) -> SeenThings:
+    """The `count` surest things that were found in an image, which is the shown image `row`."""
+    arrays = measured.arrays
+    classes, scores, boxes = (arrays[name][index] for name in ("classes", "scores", "boxes"))
+    surest = [place for place in np.argsort(-scores, kind="stable")[:count].tolist() if classes[place] >= 0]
+    return SeenThings(
+        boxes=[(tuple(boxes[place].tolist()), int(classes[place])) for place in surest],
+        numbers=_kept_mask(measured, row) if "shown_masks" in measured.result.arrays else None,
+    )
+
+
+def with_things(image: Image.Image, things: SeenThings, scale: tuple[float, float], colours: np.ndarray) -> Image.Image:
+    """An image under the masks of things, and their boxes, in the colours of their classes. scale: pixels of it by
+    pixels of the boxes, across and down."""
+    image = image.copy()
+    if things.numbers is not None:
+        own = np.zeros((256, 3), np.uint8)
+        own[1 : 1 + len(things.boxes[:MOST])] = colours[[number for _, number in things.boxes[:MOST]]]
+        image = tinted(image, things.numbers, own, bare=0)
+    draw = ImageDraw.Draw(image)
+    for corners, number in reversed(things.boxes):
+        x1, y1, x2, y2 = (np.array(scale * 2) * corners).tolist()
+        draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=tuple(colours[number].tolist()), width=2)
+    return image

@@ -1,0 +1,41 @@
+"""What a user may say of a checkpoint that no tensor of its file shows."""
+
+from dataclasses import dataclass
+
+from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
+
+Channels = tuple[float, float, float]
+STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """What a user may say that a file does not: None means find out, or stop."""
+
+    branch: str | None = None
+    prefix: str | None = None  # what the names of the trunk's tensors begin with, where no importer knows it
+    heads: int | None = None
+    image_size: int | tuple[int, int] | None = None  # resize the position tables to this many pixels, or height, width
+    statistics: str | None = None  # imagenet, half, clip, or six numbers: mean and std of red, green and blue
+    architecture: str | None = None  # timm's name of the model, for a file of its weights
+
+    @property
+    def preparation(self) -> Preparation:
+        """Image statistics as asked for; ImageNet's by default. ValueError for none that there are."""
+        asked = self.statistics or "imagenet"
+        mean, std = STATISTICS.get(asked) or _six(asked)
+        return Preparation(mean=mean, std=std)
+
+
+def _six(text: str) -> tuple[Channels, Channels]:
+    """Mean and std of three channels, pixels being 0 to 1, as six numbers with commas between them."""
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 6 or not all(0 <= number <= 1 for number in numbers) or 0 in numbers[3:]:
+        raise ValueError(
+            f"--statistics {text}: give {', '.join(STATISTICS)}, or mean and std of red, green and blue pixels from 0 "
+            "to 1, such as 0.4914,0.4822,0.4465,0.2470,0.2435,0.2616"
+        )
+    return numbers[:3], numbers[3:]
