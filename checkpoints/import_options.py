@@ -22,7 +22,7 @@ class ImportOptions:
     @property
     def preparation(self) -> Preparation:
         """Image statistics as asked for; ImageNet's by default. ValueError for none that there are."""
-        mean, std = STATISTICS.get(self.statistics or "imagenet") or _six(self.statistics)
+        mean, std = STATISTICS.get(self.statistics or "imagenet") or _six(self.statistics or "")
         return Preparation(mean=mean, std=std)
 
 
