@@ -165,11 +165,12 @@ def _job(
         changes=chosen.changes,
     )
     path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, space))
-    state: State = "new" if rerun else _state(path, data, space.skip_bad)
+    state: State = "new" if rerun else job_state(path, data, space.skip_bad)
     return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
 
 
-def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+    """Whether a job has a result by now. ValueError where that is of other images."""
     try:
         result = read_result(path)
     except FileNotFoundError:
@@ -188,7 +189,11 @@ def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
     if result.data.fingerprints != data.fingerprints:
+        before, now = result.data, data
+        splits = [split for split in now.fingerprints if before.fingerprints.get(split) != now.fingerprints[split]]
+        counts = ", ".join(f"{split} {before.images.get(split)} then, {now.images.get(split)} now" for split in splits)
         raise ValueError(
             f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
-            f"({result.data.url}); use another name, or --rerun to replace it"
+            f"({before.url}; images of {counts}; names, sizes or labels differ); use another name, or --rerun to "
+            "replace it"
         )
