@@ -72,7 +72,7 @@ def _submitted(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) 
 
 def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
     count = len(tasks)
-    say(f"{count} jobs, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
+    say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
 
     begun = now()
 
