@@ -22,6 +22,7 @@ from torch import Tensor
 from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import Preparation, PreparesImages, ViTSpec
+from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from engine.files import digest, folder_atomic, write_atomic
 
@@ -102,7 +103,7 @@ class ViTExport(PreparesImages):
 
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
-        with torch.device("meta"):  # neither time nor memory until the shapes are known to fit
+        with torch.device("meta"), Undrawn():  # neither time nor memory until the shapes are known to fit
             vit = ViT(self.spec, drop_path, initialise=False)
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
@@ -116,11 +117,11 @@ class ViTExport(PreparesImages):
         ]
         if problems:
             raise ValueError(f"the tensors do not fit {self.spec.architecture}: {some(problems, '; ')}")
-        vit.to_empty(device="cpu")
         for module in vit.modules():
             if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
+                module.to_empty(device="cpu", recurse=False)
                 module.init_non_persistent_buffers()
-        vit.load_state_dict(given, strict=True)
+        vit.load_state_dict({name: tensor.clone() for name, tensor in given.items()}, strict=True, assign=True)
         return vit.eval()
 
     def at_size(self, image_size: int | tuple[int, int]) -> "ViTExport":

@@ -9,6 +9,7 @@ import torch
 
 from checkpoints.frozen import FrozenSpec
 from checkpoints.spec import ViTSpec
+from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from engine.flops import counted
 
@@ -37,7 +38,8 @@ def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.T
     sized = spec if image_size is None else replace(spec, image_size=image_size)
     height, width = (patches * spec.patch_size for patches in sized.grid)
     with torch.device("meta"):
-        vit = ViT(sized, initialise=False)
+        with Undrawn():
+            vit = ViT(sized, initialise=False)
         images = torch.zeros(1, 3, height, width)
         return counted(lambda: work(vit, images))[1]
 
@@ -46,7 +48,7 @@ def parameters(spec: FrozenSpec) -> int:
     """Weights of the network."""
     if not isinstance(spec, ViTSpec):
         return spec.parameters
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return sum(parameter.numel() for parameter in ViT(spec, initialise=False).parameters())
 
 

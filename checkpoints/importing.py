@@ -170,7 +170,7 @@ def plain_vit(
 
 
 def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: Any) -> ViTSpec:
-    """Spec of the BEiT family: relative position bias, shared or for each block; layer scale; q and v biases."""
+    """Spec of the BEiT family: relative position bias, shared or for each block; q and v biases; some layer scale."""
     sizes = sizes_in(branch, tensors)
     shared = "rel_pos_bias.relative_position_bias_table" in tensors
     name = "rel_pos_bias.relative_position_bias_table" if shared else "blocks.0.attn.relative_position_bias_table"
@@ -185,7 +185,7 @@ def relative_vit(branch: BranchTensors, tensors: Mapping[str, Tensor], **facts: 
         architecture="beit_base_patch16_224",
         image_size=(offsets + 1) // 2 * sizes["patch_size"],
         heads=heads,
-        layer_scale=True,
+        layer_scale="blocks.0.gamma_1" in tensors,
         class_position="pos_embed" in tensors,
         relative_position="shared" if shared else "per_block",
         position_resize="relative_spline",

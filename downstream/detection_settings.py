@@ -42,9 +42,8 @@ SMOKE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSettings(Task):
-    """Of one training; KEY and CASCADE are of its task."""
+    """Of one training; CASCADE is of its task."""
 
-    KEY: ClassVar[str]
     CASCADE: ClassVar[bool]
 
     lr: float = 1e-4  # peak learning rate, of the heads

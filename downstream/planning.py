@@ -20,13 +20,15 @@ from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.own_networks import OwnSpec, own_network
 from checkpoints.spec import Preparation
+from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.saving import save_interval
-from downstream.loop.training import Place, Plan
+from downstream.loop.training import Plan
 from downstream.models.libraries import quiet_libraries
 from engine.flops import counted
 from engine.resampling import BLOCK, Score, resampled, resamples_of
+from engine.tasks import Workspace
 from engine.training.schedules import TrainProgress
 from engine.work import Kind, Part, Scale, Work
 
@@ -71,7 +73,7 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
     if isinstance(spec, OwnSpec):
         return own_network(spec.reference)
     spec = replace(spec, image_size=image_size or spec.image_size)
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         tensors = ViT(spec, initialise=False).state_dict()
     zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
     trunk = {name.removeprefix("trunk."): tensor for name, tensor in zeros.items() if name.startswith("trunk.")}
@@ -175,33 +177,26 @@ def drawn_detections(images: int, most: int, classes: int) -> dict[str, np.ndarr
     }
 
 
-def rehearsed_plan(plan: Plan, place: Place, score: Score, operations_of: Callable[[], float]) -> dict[Kind, float]:
-    """Seconds of one unit of each kind of work.
-
-    score: of the resampled numbers. operations_of: an image, forward and back. `loading_seconds` comes before anything
-    else that loads the libraries.
-    """
+def rehearsed_plan(plan: Plan, space: Workspace, score: Score, operations: float) -> dict[Kind, float]:
+    """Seconds of one unit of each kind of work. score: of the resampled numbers. operations: of an image, forward and
+    back."""
     found: dict[Kind, float] = {"libraries": loading_seconds()}
     found["closing"] = closing_seconds(score, len(plan.val))
-    space = place.space
-    at_once = min(space.batch_size or place.largest, plan.batch)
-    if operations_of() * at_once > HEAVY:
+    at_once = min(space.batch_size or plan.largest, plan.batch)
+    if operations * at_once > HEAVY:
         return found
     with quiet_libraries(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from downstream.loop.rehearsal import Rehearsal
-        from downstream.loop.running import RunnerConfig
+        from downstream.loop.running import RunnerConfig, TrainingSetup
 
         started = time.perf_counter()
         model = plan.build(False)
-        train_images, val_images, metric = plan.objects()
+        objects = plan.objects()
         made = time.perf_counter() - started
+        setup = TrainingSetup(model, plan.optimise(model), *objects)
         rehearsal = Rehearsal(
-            model=model,
-            optimiser=plan.optimise(model),
-            train_images=train_images,
-            val_images=val_images,
-            metric=metric,
+            setup=setup,
             config=RunnerConfig(
                 folder=space.cache / "rehearsal",
                 schedule=plan.schedule,
@@ -212,6 +207,6 @@ def rehearsed_plan(plan: Plan, place: Place, score: Score, operations_of: Callab
                 precision=space.precision,
             ),
         )
-        metric.dataset_meta = val_images.metainfo
+        setup.metric.dataset_meta = setup.val_images.metainfo
         units = rehearsal.units()
     return {**found, **units, "start": units["start"] + made}

@@ -1,34 +1,99 @@
-"""What the segmentation tasks share: images and metric of a training, and the outcome of one or several."""
+"""What the segmentation tasks share: images, metric and model of a training, and the outcome of one or several."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from downstream.data.scenes import SceneSet
-from downstream.loop.training import Place
+from downstream.dense_task import DenseTask
 from downstream.metrics.scores import weighted_scores
 from downstream.models.libraries import libraries_used, quiet_libraries
-from engine.resampling import resampled
+from downstream.planning import drawn_areas, segmentation_operations, untrained, windows
+from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome
+from engine.work import Kind
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
 
-def mmseg_objects(train: SceneSet, val: SceneSet, sizes: "SegmentationSizes") -> tuple[Any, Any, Any]:
-    """Training images, validation images, metric, as mmseg's objects."""
-    with quiet_libraries():
-        from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
-        from downstream.models.segmentors import AreasMetric
+class Segmentation(DenseTask):
+    """Base of both tasks. Annotated without a comment: settings that both have."""
 
-        metric = AreasMetric()
-    return segmentation_training_images(train, sizes), segmentation_validation_images(val, sizes), metric
+    TRAINED: ClassVar[str]  # why only a ViT can be trained
+    RESIZE_VAL: ClassVar[bool] = True  # whether validation images fit `scale` too, or keep their size
+
+    crop: int
+    stride: int
+    scale: tuple[int, int]
+    ratios: tuple[float, float]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the network is, under a head that is trained."""
+        raise NotImplementedError
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """Longer and shorter side of a validation image in pixels, about."""
+        raise NotImplementedError
+
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
+        """mmseg's EncoderDecoder around the export. synchronised: batch norms over all processes."""
+        raise NotImplementedError
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        if not self.frozen:
+            vit_spec(spec, self.TRAINED)
+
+    def side(self, spec: FrozenSpec) -> int:
+        """Of the crops in pixels: the next multiple of the patch from `crop` on."""
+        return -(-self.crop // spec.patch_size) * spec.patch_size
+
+    def pixels(self, spec: FrozenSpec) -> "SegmentationSizes":
+        """How images are resized and cropped."""
+        with quiet_libraries():
+            from downstream.data.segmentation_data import SegmentationSizes
+
+        return SegmentationSizes(
+            crop=self.side(spec),
+            stride=self.stride,
+            scale=self.scale,
+            ratios=self.ratios,
+            resize_val=self.RESIZE_VAL,
+        )
+
+    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
+        self.check_network(spec)
+        side = self.side(spec)
+        build = partial(self.model, untrained(spec, side), classes, False, 0)
+        return segmentation_operations(build, side, self.frozen, windows(*self.shown, side, self.stride))
+
+    def score(self, images: int, classes: int) -> Score:
+        return partial(weighted_scores, [drawn_areas(images, classes)])
+
+    def objects(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
+        """Training images, validation images, metric, as mmseg's objects."""
+        sizes = self.pixels(spec)
+        with quiet_libraries():
+            from downstream.data.segmentation_data import segmentation_training_images, segmentation_validation_images
+            from downstream.models.segmentors import AreasMetric
+
+            metric = AreasMetric()
+        return segmentation_training_images(train, sizes), segmentation_validation_images(val, sizes), metric
+
+    def cropped_otherwise(self, spec: FrozenSpec) -> list[str]:
+        side = self.side(spec)
+        return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
 
 
 def segmentation_outcome(
-    place: Place,
     trained: Sequence["TrainedModel"],
     train: Sequence[SceneSet],
     val: SceneSet,
@@ -46,7 +111,7 @@ def segmentation_outcome(
         "evaluations": [each.history for each in trained],
         "reported_step": [each.step for each in trained],
         "libraries": libraries_used(),
-        **place.facts,
+        "batch": dict(trained[0].batch),
         **rest,
     }
     drawn = resampled(lambda weights: weighted_scores(list(areas.values()), weights), len(val))

@@ -1,10 +1,12 @@
-"""Many independent items on all cores: one thread for each core, whose tensor operators use that core alone.
+"""The cores of this process; and many independent items on all of them: a thread for each core, whose tensor operators
+use that core alone.
 
 Where items are many, this beats running one item after the other on all cores: no operator ends in a barrier that
 waits for the slowest core, and a core that reads or decodes does not keep the others waiting. It also makes results
 independent of the number of cores, since every item is computed by one.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,12 @@ from typing import TypeVar
 import torch
 
 Item = TypeVar("Item")
+
+
+def own_cores() -> int:
+    """Cores that this process may use, shared with the others that torchrun started on its machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def run_on_core_threads(work: Callable[[Item], None], items: Sequence[Item], threads: int | None = None) -> None:

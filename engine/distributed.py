@@ -7,7 +7,7 @@ Functions import torch themselves, so that importing this file does not take its
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,6 +106,13 @@ class World:
         own = self.on_all_ranks(lambda: [work()] if is_first else [])
         return self.on_all_ranks(lambda: own[0] if is_first else work())
 
+    @contextmanager
+    def held_by_rank0(self, context: AbstractContextManager[None]) -> Iterator[None]:
+        """Hold a context, such as a lock, in rank 0 while every process runs a block."""
+        with ExitStack() as held:
+            self.on_rank0(lambda: held.enter_context(context))
+            yield
+
     def gather_results(self, work: Callable[[], Value]) -> list[Value]:
         """Run `work` in every process and return the results of all, in the order of ranks, in every process.
 
@@ -124,7 +131,8 @@ class World:
         failures = {rank: other for rank, (_, other) in enumerate(outcomes) if other is not None}
         if failures:
             failure = error or failures[min(failures)]
-            failure.told_by = min(failures)  # type: ignore[attr-defined]
+            if not hasattr(failure, "told_by"):  # else it was raised in all of them already, inside of `work`
+                failure.told_by = min(failures)  # type: ignore[attr-defined]
             raise failure
         return [value for value, _ in outcomes]
 

@@ -8,9 +8,10 @@ first docstring line with `ast` and imports nothing, so that `bench list` does n
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -86,13 +87,19 @@ def refused(kind: str) -> dict[Extension, str]:
 
 
 def _ours(kind: str) -> dict[str, Extension]:
-    folders = _folders(FOLDERS[kind])
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    package = importlib.util.find_spec(FOLDERS[kind])
+    folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
+    return _files(kind, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+
+
+@cache
+def _files(kind: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
+    """Those of a kind in folders that were changed at these times: listed again when a file comes or goes."""
+    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
+    found = {path.stem.rstrip("_"): path for path in paths}
     return {
-        path.stem.rstrip("_"): Extension(
-            kind=kind, key=path.stem.rstrip("_"), module=f"{FOLDERS[kind]}.{path.stem}", path=path
-        )
-        for path in paths
+        key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
+        for key, path in found.items()
     }
 
 
@@ -128,11 +135,6 @@ def _path(module: str) -> Path:
 def source_files(kind: str) -> dict[str, Path]:
     """Key -> path of every extension of `kind`, without importing any of them."""
     return {key: extension.path for key, extension in extensions(kind).items()}
-
-
-def _folders(package: str) -> Sequence[str]:
-    spec = importlib.util.find_spec(package) if package else None
-    return (spec and spec.submodule_search_locations) or ()
 
 
 def one_line(path: Path) -> str:

@@ -27,7 +27,8 @@ def text_of(lines: Iterable[object]) -> str:
 
 def say(*lines: object, errors: bool = False) -> None:
     """Print each of `lines` as one line, now, to standard output or to that of `errors`."""
-    print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
+    if lines:
+        print(text_of(lines), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def in_markdown(text: object) -> str:

@@ -173,6 +173,12 @@ class Task:
         """Whether it evaluates on an image set, that is on as many labels an image as the set has."""
         return not getattr(images, "has_several_labels", False)
 
+    def check_network(self, spec: Any) -> None:
+        """ValueError for a network that it cannot evaluate, such as one of the user's own where blocks are trained.
+
+        spec: the export's. A run leaves the task out before it starts, and says why.
+        """
+
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
 

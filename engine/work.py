@@ -65,4 +65,4 @@ class Scale:
     classes: int  # of the image set
     flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts
     batch_size: int | None = None  # images in a forward pass, where the user asks for a number
-    on_cpu: bool = True  # or on a GPU
+    device: str = "cpu"  # cpu, cuda or cuda:N

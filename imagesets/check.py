@@ -18,7 +18,7 @@ import numpy as np
 from engine.printing import text_of
 from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
-from imagesets.stored import NamedFiles, StoredImages
+from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS
 
@@ -102,7 +102,7 @@ def check_image_set(
 def _listed_anew(url: str, split: Split) -> ImageSet:
     """The split, opened without the listing that an earlier run kept of it."""
     opened = open_set(url, split)
-    if not (isinstance(opened.images, FileImages | NamedFiles) and opened.images.kept_in):
+    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
         return opened
     Path(opened.images.kept_in).unlink(missing_ok=True)
     return open_set(url, split)
@@ -183,9 +183,7 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         classes=len(image_set.classes),
         smallest_class=_class_at(image_set, np.argmin),
         largest_class=_class_at(image_set, np.argmax),
-        file_bytes=int(images.sizes.clip(0).sum())
-        if isinstance(images, FileImages | NamedFiles | StoredImages)
-        else None,
+        file_bytes=int(images.sizes.clip(0).sum()) if isinstance(images, FileImages | StoredImages) else None,
         widths=ranges[0],
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),

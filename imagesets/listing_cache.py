@@ -13,7 +13,6 @@ import io
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +30,6 @@ SETTLED = 2e9  # ns; a directory that changed this shortly before may change aga
 FIELDS = ("names", "lengths", "sizes", "counts", "folders", "folder_lengths", "stamps")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Listed:
-    """The images below some folders. kept_in: the file that the listing came from or was put into, "" if none."""
-
-    found: Walk
-    kept_in: str = ""
-
-
 def user_cache() -> Path:
     """What runs of one user share: ssl-vit-bench in $XDG_CACHE_HOME or ~/.cache. Safe to delete."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -50,27 +41,24 @@ def folder() -> Path:
     return user_cache() / "listings"
 
 
-def find_images(root: str, folders: Sequence[str]) -> Listed:
-    """All images below root/FOLDER of every one of `folders`, as `walk` finds them. OSError as `walk` raises it."""
+def find_images(root: str, folders: Sequence[str]) -> tuple[Walk, str]:
+    """All images below root/FOLDER of every one of `folders`, as `walk` finds them, and the file that keeps their
+    listing, "" if none. OSError as `walk` raises it."""
     path = _place(root, folders)
     if (kept := _read(path)) and _is_current(kept, root):
-        return Listed(found=kept, kept_in=str(path))
+        return kept, str(path)
     started = time.time_ns()
     found = walk(root, folders)
     is_settled = found.stamps[:, :2].max(initial=0) < started - SETTLED
-    if len(found.names) < LARGE or not is_settled or not _write(path, found):
-        return Listed(found=found)
-    return Listed(found=found, kept_in=str(path))
+    is_kept = len(found.names) >= LARGE and is_settled and _write(path, found)
+    return found, str(path) if is_kept else ""
 
 
 def _place(root: str, folders: Sequence[str]) -> Path:
     # The stamp of the root tells apart what machines with one home each have under the same path.
     here = os.path.realpath(root)
-    return folder() / f"{digest([VERSION, os.fsencode(here).hex(), stamp_of(os.stat(here)), _text(folders)])[:32]}.npz"
-
-
-def _text(folders: Sequence[str]) -> str:
-    return os.fsencode("/".join(folders)).hex()
+    names = [os.fsencode(name).hex() for name in (here, "/".join(folders))]
+    return folder() / f"{digest([VERSION, names[0], stamp_of(os.stat(here)), names[1]])[:32]}.npz"
 
 
 def _is_current(kept: Walk, root: str) -> bool:
@@ -96,9 +84,7 @@ def _read(path: Path) -> Walk | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:  # each with its checksum
             return _checked(*(arrays[name] for name in FIELDS))
-    except FileNotFoundError:
-        return None
-    except Exception:  # a damaged archive makes zipfile and NumPy raise nearly anything
+    except Exception:  # not there, or damaged: zipfile and NumPy raise nearly anything
         return None
 
 

@@ -39,13 +39,15 @@ class ImageSource(Protocol):
 class FileImages:
     """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes.
 
-    kept_in: the file that keeps the listing for other runs (imagesets/listing_cache.py), "" if none.
+    kept_in: the file that keeps the listing for other runs (imagesets/listing_cache.py), "" if none. called: names (N)
+    that count in fingerprints in place of `names`, where the files lie elsewhere than in a folder of class folders.
     """
 
     root: str
     names: PackedNames
     sizes: np.ndarray
     kept_in: str = ""
+    called: PackedNames | None = None
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.names[index])
@@ -66,10 +68,15 @@ class FileImages:
         return decode_rgb(self.encoded(index), self.path(index))
 
     def take(self, indices: np.ndarray) -> "FileImages":
-        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices])
+        return self.renamed(indices, self.called.take(indices) if self.called else None)
+
+    def renamed(self, indices: np.ndarray, called: PackedNames | None) -> "FileImages":
+        """The images at `indices` (M,), called otherwise (M)."""
+        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], called=called)
 
     def facts(self) -> tuple[bytes, ...]:
-        return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
+        names = self.called or self.names
+        return names.blob, names.ends.tobytes(), self.sizes.tobytes()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -58,49 +58,11 @@ class StoredImages:
         return decode_rgb(self.encoded(index), self.path(index))
 
     def take(self, indices: np.ndarray) -> "StoredImages":
-        indices = np.asarray(indices, np.int64)
         return self.renamed(indices, self.names.take(indices))
 
     def renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
         """The images at `indices` (M,) under other names (M)."""
         return replace(self, names=names, sizes=self.sizes[indices], places=self.places[indices])
-
-    def facts(self) -> tuple[bytes, ...]:
-        return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NamedFiles:
-    """Files under the `names` (N) that they would have in a folder of class folders, wherever they lie."""
-
-    names: PackedNames
-    files: FileImages
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """(N,) int64, in bytes."""
-        return self.files.sizes
-
-    @property
-    def kept_in(self) -> str:
-        """The file that keeps their listing for other runs, "" if none."""
-        return self.files.kept_in
-
-    def path(self, index: int) -> str:
-        return self.files.path(index)
-
-    def encoded(self, index: int) -> bytes:
-        return self.files.encoded(index)
-
-    def image(self, index: int) -> Image.Image:
-        return self.files.image(index)
-
-    def take(self, indices: np.ndarray) -> "NamedFiles":
-        return self.renamed(indices, self.names.take(indices))
-
-    def renamed(self, indices: np.ndarray, names: PackedNames) -> "NamedFiles":
-        """The images at `indices` (M,) under other names (M)."""
-        return NamedFiles(names=names, files=self.files.take(indices))
 
     def facts(self) -> tuple[bytes, ...]:
         return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
@@ -112,14 +74,15 @@ def stored_set(
     split: Split,
     classes: Sequence[str],
     labels: np.ndarray | None,
-    images: StoredImages | NamedFiles,
+    images: StoredImages | FileImages,
     notes: Sequence[str],
     reports: Reported = "top1",
 ) -> ImageSet:
     """The set, its images in the order that they would have in folders: by class, then by name.
 
-    images.names hold file names alone. Without labels the order stays, and there is no split val. ValueError for labels
-    that are no class, for classes without an image, and for two images of one class and name.
+    Stored images are named, and files called, by file names alone. Without labels the order stays, and there is no
+    split val. ValueError for labels that are no class, for classes without an image, and for two images of one class
+    and name.
     """
     if not len(images.names):
         raise ValueError(f"{url}: the {split} split holds no image")
@@ -133,7 +96,8 @@ def stored_set(
         raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
     if empty := [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]:
         raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
-    order, names, double = _in_folders(classes, labels, images.names)
+    bare = (images.called or images.names) if isinstance(images, FileImages) else images.names
+    order, names, double = _in_folders(classes, labels, bare)
     if double:
         raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
     ordered = images.renamed(order, names)

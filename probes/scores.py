@@ -1,13 +1,36 @@
 """What every probe says of its hits: accuracies with values for all validation images, and what the run spent."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from engine.resampling import resampled
 from engine.tasks import Metric
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet
+
+
+class Hits(NamedTuple):
+    """What a classifier says of N images.
+
+    top1, top5: whether their class is among the 1 or 5 that it ranks highest, (N,) bool.
+    predicted: the class that it ranks highest, (N,) int64. confidence: that one's share of all scores, (N,) float32.
+    """
+
+    top1: np.ndarray
+    top5: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+
+
+def hits_of(logits: Tensor, labels: Tensor) -> Hits:
+    """Of logits (B, C) and labels (B,), on one device."""
+    guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
+    found = (match[:, 0], match.any(dim=1), guesses[:, 0], sure)
+    return Hits(*(values.cpu().numpy() for values in found))
 
 
 def percent(correct: np.ndarray) -> float:

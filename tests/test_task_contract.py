@@ -153,12 +153,18 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, tmp_path, monk
     write_networks(tmp_path)
     export, protocol = load_frozen("module:toynets:last"), PROTOCOLS[name]
     if name.startswith(("finetune", "semi")):
-        for ask in (lambda: run(name, export, "none:", tmp_path), lambda: protocol.task.sizes(export.spec, {})):
+        asked = (
+            lambda: run(name, export, "none:", tmp_path),
+            lambda: protocol.task.sizes(export.spec, {}),
+            lambda: protocol.task.check_network(export.spec),
+        )
+        for ask in asked:
             with pytest.raises(
                 ValueError, match="toynets:last is a frozen network of your own, and fine-tuning trains"
             ):
                 ask()
         return
+    protocol.task.check_network(export.spec)
     outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
     assert max(accuracies(outcome).values()) > 70
     assert outcome.facts["val"]["transform"].endswith("_crop16x24_exact")

@@ -30,8 +30,7 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     Prints what is left out and why. ValueError where the request itself is wrong.
     """
     survey = surveyed(request)
-    if survey.lacking:
-        say(f"{len(survey.lacking)} protocols are left out, none of the --data is for them")
+    say(*survey.left_out)
     found, expected = [], {}
     left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, export, jobs in survey.plans:

@@ -10,6 +10,7 @@ from torch import nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.timm_models import pretrained_names, spec_of
+from checkpoints.undrawn import Undrawn
 
 PAGE = Path("docs/timm.md")
 INTRODUCTION = """# timm's Vision Transformers
@@ -54,7 +55,7 @@ def timm_page() -> str:
 @lru_cache(maxsize=1)
 def outline(architecture: str) -> nn.Module:
     """timm's model of that name without memory for its weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return timm.create_model(architecture)
 
 

@@ -29,8 +29,9 @@ from engine.printing import say
 from engine.tasks import Task, Workspace
 from engine.work import Kind
 from imagesets.sets import ImageSet, open_set
-from probes.features.extract import BATCH, FeatureKind, transform_of
+from probes.features.extract import forward_batch, transform_of
 from probes.features.extraction import Extractor, Reader, run_extraction
+from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import search, unit_rows
 from probes.linear.augmented import TrainTransform
 
@@ -153,16 +154,16 @@ def passes(export: FrozenExport, train: ImageSet, space: Workspace, augmented: b
         transform = TrainTransform(
             size=export.spec.size, interpolation="bilinear", rule="torchvision", seed=0, epoch=0, names=names
         )
-    chunk = space.batch_size or BATCH.get(torch.device(space.device).type, BATCH["cpu"])
+    chunk = space.batch_size or forward_batch(space.device)
     kind = FeatureKind("cls" if export.spec.has_class_token else "avg")
     backbone = Backbone(export, space.device, space.precision)
-    extractor = Extractor(backbone=backbone, kinds=[kind], image_set=train, skip_bad=True)
+    extractor = Extractor(backbone=backbone, kinds=[kind], image_set=train)
     spread = train.limited(min(len(train), MOST))
 
     def through(count: int) -> float:
         spans = {number: range(at, min(at + chunk, count)) for number, at in enumerate(range(0, count, chunk))}
         started = time.perf_counter()
-        run_extraction(Reader(spread, transform, spans), extractor, lambda done: None, space.workers)
+        run_extraction(Reader(spread, transform, spans, skip_bad=True), extractor, lambda done: None, space.workers)
         return time.perf_counter() - started
 
     count = min(max(READ, chunk), len(spread))

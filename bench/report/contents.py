@@ -52,6 +52,7 @@ class ShownTable:
     source: str
     settings: Mapping[str, object]
     metrics: tuple[str, ...]
+    unit: str  # of the first metric
     axis: tuple[str, str] | None  # what the ends of the first column's axis mean
     rows: tuple[ShownRow, ...]
     caveats: tuple[str, ...]
@@ -165,7 +166,8 @@ def _table(
         source=one.protocol.source,
         settings=dict(one.settings),
         metrics=tuple(metrics),
-        axis=tuple(number_text(end, _unit(rows, (group, main))) for end in axis) if axis else None,  # type: ignore[arg-type]
+        unit=(unit := _unit(rows, (group, main))),
+        axis=tuple(number_text(end, unit) for end in axis) if axis else None,  # type: ignore[arg-type]
         rows=tuple(shown),
         caveats=tuple(board.caveats[group]),
         images=_images_of(one),

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import product
 from pathlib import Path
 
 from engine.printing import printable
@@ -19,20 +20,24 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 INK = "#123456"  # drawn in this colour, then replaced by currentColor
-CURVES = ("loss", "lr", "grad_norm", "images_per_second", "knn_top1")  # of a training's log, where it has them
+CURVES = {  # of a training's log, where it has them, and what they are called
+    "loss": "loss",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "images_per_second": "images per second",
+    "knn_top1": "k-NN top-1, %",
+}
 POINTS = 400  # of a curve, at most
 FEW = 30  # points of a curve up to which each has a marker
+MARKED = 10  # points of a longer curve that have one
+LETTER = 5.2  # points; about the width of a letter
 
 
 def cost_figure(points: Mapping[str, tuple[float, float]], cost: str, metric: str) -> str:
     """Checkpoints by what their pretraining cost (x) and how good they are (y)."""
     figure, (axes,) = _axes(1)
-    for number, (name, (x, y)) in enumerate(points.items()):
+    for number, (x, y) in enumerate(points.values()):
         axes.plot(x, y, MARKERS[number % len(MARKERS)], color=COLOURS[number % len(COLOURS)], markersize=8)
-        # A name is no formula.
-        axes.annotate(
-            printable(name), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=9, color=INK, parse_math=False
-        )
     if len({x for x, _ in points.values()}) > 1 and min(x for x, _ in points.values()) > 0:
         axes.set_xscale("log")
         for formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
@@ -40,6 +45,7 @@ def cost_figure(points: Mapping[str, tuple[float, float]], cost: str, metric: st
     axes.margins(0.15)
     axes.set_xlabel(cost)
     axes.set_ylabel(metric)
+    _name_points(figure, axes, points)
     return _svg(figure, f"{metric} against {cost}")
 
 
@@ -51,10 +57,15 @@ def training_figure(logs: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     figure, panels = _axes(len(shown))
     for axes, value in zip(panels, shown, strict=True):
         _draw_lines(axes, {name: points_of(lines, value) for name, lines in logs.items()})
-        axes.set_title(value.replace("_", " "), fontsize=10, color=INK)
+        axes.set_title(CURVES[value], fontsize=10, color=INK)
         axes.set_xlabel("epoch")
-    _legend(panels[0], logs)
+    _legend(figure, panels[0], logs)
     return _svg(figure, "curves of the pretrainings")
+
+
+def in_unit(metric: str, unit: str) -> str:
+    """A metric for an axis: `top1, %`."""
+    return f"{metric}, {unit}" if unit else metric
 
 
 def points_of(lines: Sequence[Mapping[str, float]], value: str) -> list[tuple[float, float]]:
@@ -69,7 +80,7 @@ def lines_figure(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y:
     _draw_lines(axes, curves)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    _legend(axes, curves)
+    _legend(figure, axes, curves)
     return _svg(figure, title)
 
 
@@ -81,22 +92,51 @@ def calibration_figure(bins: Mapping[str, Sequence[tuple[float, float]]]) -> str
     _draw_lines(axes, {name: [(100 * sure, 100 * right) for sure, right in each] for name, each in bins.items()})
     axes.set_xlabel("confidence, %")
     axes.set_ylabel("accuracy, %")
-    _legend(axes, bins)
+    _legend(figure, axes, bins)
     return _svg(figure, "accuracy against confidence")
 
 
 def _draw_lines(axes, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     for number, points in enumerate(curves.values()):
-        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-        marker = MARKERS[number % len(MARKERS)] if len(points) <= FEW else ""
-        axes.plot([x for x, _ in points], [y for _, y in points], dashes, color=colour, marker=marker, markersize=4)
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            DASHES[number % len(DASHES)],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=4,
+            markevery=1 if len(points) <= FEW else len(points) // MARKED,
+        )
 
 
-def _legend(axes, names: Iterable[str]) -> None:
-    lines = [line for line in axes.get_lines() if line.get_color() != INK]
-    legend = axes.legend(lines, [printable(name) for name in names], fontsize=8, labelcolor=INK, framealpha=0)
+def _legend(figure, axes, names: Iterable[str]) -> None:
+    """The lines of one panel by name, below all panels, where they hide nothing."""
+    lines, texts = [line for line in axes.get_lines() if line.get_color() != INK], [printable(name) for name in names]
+    columns = int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40))
+    place = {"loc": "outside lower center", "ncols": min(max(columns, 1), len(texts))}
+    legend = figure.legend(lines, texts, fontsize=8, labelcolor=INK, frameon=False, **place)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name is no formula
+
+
+def _name_points(figure, axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside points, in their order, each right or left, above or below, where it hits no point and no name."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()  # from now on places are known
+    found = {name: axes.transData.transform(point) for name, point in points.items()}
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in found.values()]
+    for name, (x, y) in found.items():
+        text, boxes = printable(name), {}
+        for rise, side in product((4, -12, 16, -24), ("left", "right")):
+            left = x + 6 if side == "left" else x - 6 - LETTER * len(text)
+            boxes[rise, side] = Bbox.from_bounds(left, y + rise, LETTER * len(text), 9)
+        inside = [place for place, box in boxes.items() if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1]
+        free = [place for place in inside if not boxes[place].count_overlaps(taken)]
+        rise, side = (free or inside or list(boxes))[0]
+        taken.append(boxes[rise, side])
+        axes.annotate(text, points[name], xytext=(6 if side == "left" else -6, rise), textcoords="offset points",
+                      ha=side, fontsize=9, color=INK, parse_math=False)  # fmt: skip  # a name is no formula
 
 
 def log_of(path: Path) -> list[dict[str, float]]:
@@ -117,7 +157,7 @@ def _axes(count: int):
     columns = min(count, 3)
     rows = -(-count // columns)
     figure = Figure(
-        figsize=(4.2 * columns if count > 1 else 6.5, 3.0 * rows if count > 1 else 4.2), layout="constrained"
+        figsize=(4.2 * columns if count > 1 else 6.5, 3.0 * rows if count > 1 else 4.2), layout="constrained", dpi=72
     )
     panels = [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
     for axes in panels:

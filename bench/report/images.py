@@ -23,7 +23,7 @@ class HardImage:
     picture: str  # a data: URL
     label: str  # its class
     path: str
-    right: int  # checkpoints that get it right
+    right: float  # checkpoints that get it right; of a mean over splits their shares, added up
     of: int  # checkpoints
     taken_for: str  # what the best checkpoint takes it for; "" where that is not kept
 
@@ -87,7 +87,7 @@ def _hardest(images: ImageSet, right: np.ndarray, predicted: np.ndarray | None) 
                 picture=small_picture(images, index),
                 label=images.classes[images.labels[index]],
                 path=images.path(index),
-                right=int(np.nansum(right[:, index])),
+                right=float(np.nansum(right[:, index])),
                 of=int((~np.isnan(right[:, index])).sum()),
                 taken_for="" if taken == images.labels[index] else images.classes[taken],
             )

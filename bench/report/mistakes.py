@@ -32,6 +32,7 @@ class Mistakes:
     """What the best checkpoint of a table takes for what, and the calibration of several."""
 
     name: str  # of the best checkpoint
+    fitted: str  # which of a task's fits predicted, such as "1shot of split 0"; "" where there is one
     classes: tuple[str, ...]  # of the matrix
     matrix: tuple[tuple[int, ...], ...]  # rows: labels, columns: predictions; () for more than WHOLE classes
     confused: tuple[Confused, ...]  # the most frequent first
@@ -58,6 +59,7 @@ def mistakes_of(measured: Mapping[str, Measured], images: ImageSet) -> Mistakes 
     whole = len(images.classes) <= WHOLE
     return Mistakes(
         name=name,
+        fitted=str(measured[name].result.facts.get("predictions", "")),
         classes=images.classes if whole else (),
         matrix=tuple(tuple(row) for row in matrix.tolist()) if whole else (),
         confused=tuple(most_confused(matrix, images.classes)),

@@ -6,9 +6,10 @@ from pathlib import Path
 from bench.leaderboard.files import level_in
 from bench.published.rows import with_published
 from bench.report.contents import ReportContents, ShownTable, contents
-from bench.report.figures import cost_figure, log_of, training_figure
+from bench.report.figures import cost_figure, in_unit, log_of, training_figure
 from bench.report.verdicts import grounds, headline, verdict
 from bench.report.views import TableView, views_of
+from bench.report.visualized import ReportPictures, report_pictures
 from bench.results.board import board_of
 from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS
@@ -22,14 +23,15 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     """The page of all results in a folder.
 
     published: with papers' numbers of the same protocols, marked. pictures: with validation images, where they are on
-    this machine.
+    this machine, and with what `bench visualize` drew of the same checkpoints into this folder.
     """
     measured, problems = read_measured(out)
     results = [each.result for each in measured]
     board = board_of(results, problems)
     level = level_in(out, board, measured)
     found = contents(with_published(board, results) if published else board, measured, level)
-    return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures))
+    drawn = report_pictures(out, found, results) if pictures else ReportPictures()
+    return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures), drawn)
 
 
 def figures_of(report: ReportContents) -> dict[str, str]:
@@ -40,7 +42,9 @@ def figures_of(report: ReportContents) -> dict[str, str]:
             points = _costs(report, table, cost)
             if len(points) > 1:
                 title = f"{table.group}: {table.metrics[0]} against the cost of pretraining"
-                found[title] = cost_figure(points, COST_UNITS[cost], table.metrics[0])
+                found[title] = cost_figure(
+                    points, f"pretraining, {COST_UNITS[cost]}", in_unit(table.metrics[0], table.unit)
+                )
                 break
     logs = {
         str(each["name"]): lines
@@ -62,8 +66,14 @@ def _costs(report: ReportContents, table: ShownTable, cost: str) -> dict[str, tu
     }
 
 
-def page_of(report: ReportContents, figures: Mapping[str, str], views: Mapping[str, TableView]) -> str:
-    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor."""
+def page_of(
+    report: ReportContents,
+    figures: Mapping[str, str],
+    views: Mapping[str, TableView],
+    pictures: ReportPictures | None = None,
+) -> str:
+    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: of `bench
+    visualize`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -83,6 +93,7 @@ def page_of(report: ReportContents, figures: Mapping[str, str], views: Mapping[s
         results=packed([{name: printable(value) for name, value in each.items()} for each in report.results]),
         views=views,
         figures=figures,
+        pictures=pictures or ReportPictures(),
         svg=Markup,  # of figures, whose texts matplotlib escapes
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup((HERE / "page.js").read_text(encoding="utf-8")),

@@ -46,9 +46,14 @@ def small_picture(images: ImageSet, index: int) -> str:
 
 
 def data_url(image: Image.Image, side: int = SIDE) -> str:
-    """An RGB image as a data: URL of a small JPEG; smaller ones stay as they are."""
-    image = image.copy()
-    image.thumbnail((side, side))
+    """An RGB image as a data: URL of a JPEG of at most `side` pixels; one of less than half is enlarged pixel by pixel,
+    so that browsers do not blur it."""
+    times = side // max(image.size)
+    if times > 1:
+        image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+    else:
+        image = image.copy()
+        image.thumbnail((side, side))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

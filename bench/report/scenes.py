@@ -1,12 +1,12 @@
-"""Some validation scenes with what they hold and what a table's checkpoints saw in them: masks, or boxes.
+"""Some validation scenes with what they hold and what a table's checkpoints saw in them: classes, or things.
 
-From the small masks of segmentation results, and the boxes of detection results (docs/results.md).
+From the small masks of segmentation results, and the boxes and small masks of detection results (docs/results.md).
 """
 
 import colorsys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,15 @@ from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, open_scenes
+from downstream.metrics.shown import MOST, numbered_things, shown_places
 from imagesets.decoding import open_image
 
-SHOWN = 8  # scenes with boxes, evenly spread; with masks those that results keep
 BEST = 3  # checkpoints
 PIXELS = 192  # of a picture's longer side
 TINT = 0.6  # share of a class's colour in its pixels
 NAMED = 12  # classes in the legend, the largest ones
+# Of the most frequent classes: those of Okabe and Ito for colour-blind readers, yellow first, far apart in lightness.
+FAR_APART = ("#F0E442", "#0072B2", "#D55E00", "#56B4E9", "#CC79A7", "#009E73", "#E69F00")
 
 Box = tuple[tuple[float, float, float, float], int]  # x1, y1, x2, y2 in pixels, and a class
 
@@ -35,7 +37,18 @@ class SceneView:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]  # data: URLs
     legend: tuple[tuple[str, str], ...]  # largest first; colours as #rrggbb
-    boxes: bool  # whether they show boxes, not masks
+    unnamed: int  # other classes that the labels hold
+    things: bool  # whether they show things, each with its box, and not a class of every pixel
+    without_masks: tuple[str, ...] = ()  # checkpoints whose results keep boxes alone
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenThings:
+    """Things in an image, the surest first. numbers (h, w) uint8: which covers a pixel, from 1 on, or 0 (None: not
+    kept)."""
+
+    boxes: Sequence[Box]
+    numbers: np.ndarray | None
 
 
 def scene_view(measured: Mapping[str, Measured], cache: Path) -> SceneView | None:
@@ -46,10 +59,10 @@ def scene_view(measured: Mapping[str, Measured], cache: Path) -> SceneView | Non
     scenes = _scenes_of(next(iter(best.values())), cache) if best else None
     if scenes is None:
         return None
-    show = _boxes if isinstance(scenes.listing, Instances) else _masks
+    show = _things if isinstance(scenes.listing, Instances) else _masks
     try:
         return show(best, scenes)
-    except (OSError, ValueError):  # an image that cannot be read, or arrays of other scenes
+    except (OSError, ValueError, IndexError):  # an image that cannot be read, or arrays of other scenes
         return None
 
 
@@ -68,43 +81,55 @@ def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
 
 
 def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
-    first, colours = next(iter(measured.values())), class_colours(len(scenes.classes))
-    places, seen, rows = first.arrays["shown_of"].tolist(), Counter[int](), []
+    places = next(iter(measured.values())).arrays["shown_of"].tolist()
     kept = {name: each for name, each in measured.items() if each.arrays["shown_of"].tolist() == places}
-    for row, index in enumerate(places):
-        image, labels = scene_picture(scenes, index), label_mask(scenes, index)
-        seen.update(labels[labels != IGNORED].tolist())
-        masks = [labels, *(_kept_mask(each, row) for each in kept.values())]
+    labels = [label_mask(scenes, index) for index in places]
+    seen = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
+    colours, rows = class_colours(seen, len(scenes.classes)), []
+    for row, (index, label) in enumerate(zip(places, labels, strict=True)):
+        image, masks = scene_picture(scenes, index), [label, *(_kept_mask(each, row) for each in kept.values())]
         rows.append((data_url(image, PIXELS), *(data_url(tinted(image, mask, colours), PIXELS) for mask in masks)))
-    legend = _legend(seen, scenes, colours)
-    return SceneView(columns=("image", "labels", *kept), rows=tuple(rows), legend=legend, boxes=False)
+    return _view(kept, rows, scenes, seen, colours)
 
 
-def _boxes(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
-    colours, seen, rows = class_colours(len(scenes.classes)), Counter[int](), []
-    for index in np.unique(np.arange(SHOWN) * len(scenes) // SHOWN).tolist():
-        labels = list(labelled_boxes(scenes.listing, index))
-        seen.update(number for _, number in labels)
-        many = max(1, len(labels))
-        found = [labels, *(list(found_boxes(each.arrays, index, many)) for each in measured.values())]
-        pictures = [boxed(scenes.image(index), boxes, colours) for boxes in ([], *found)]
-        rows.append(tuple(data_url(picture, PIXELS) for picture in pictures))
-    legend = _legend(seen, scenes, colours)
-    return SceneView(columns=("image", "labels", *measured), rows=tuple(rows), legend=legend, boxes=True)
+def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
+    places = shown_places(len(scenes)).tolist()
+    labels = [labelled_things(scenes.listing, index) for index in places]
+    seen = Counter(number for each in labels for _, number in each.boxes)
+    colours, rows = class_colours(seen, len(scenes.classes)), []
+    for row, (index, label) in enumerate(zip(places, labels, strict=True)):
+        image, entry = scene_picture(scenes, index), scenes.listing.entries[index]
+        found = [label, *(found_things(each, row, index, max(1, len(label.boxes))) for each in measured.values())]
+        scale = image.width / entry["width"], image.height / entry["height"]
+        drawn = (with_things(image, each, scale, colours) for each in found)
+        rows.append((data_url(image, PIXELS), *(data_url(picture, PIXELS) for picture in drawn)))
+    bare = tuple(name for name, each in measured.items() if "shown_masks" not in each.result.arrays)
+    return replace(_view(measured, rows, scenes, seen, colours), things=True, without_masks=bare)
 
 
-def _legend(seen: Counter[int], scenes: SceneSet, colours: np.ndarray) -> tuple[tuple[str, str], ...]:
+def _view(
+    names: Iterable[str], rows: Sequence[tuple[str, ...]], scenes: SceneSet, seen: Counter[int], colours: np.ndarray
+) -> SceneView:
     largest = [number for number, _ in seen.most_common(NAMED)]
-    return tuple((scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest)
+    return SceneView(
+        columns=("image", "labels", *names),
+        rows=tuple(rows),
+        legend=tuple((scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest),
+        unnamed=len(seen) - len(largest),
+        things=False,
+    )
 
 
-def class_colours(classes: int) -> np.ndarray:
-    """(256, 3) uint8: colours of classes, far apart in hue for neighbours in number, and light and dark in turn."""
+def class_colours(seen: Counter[int], classes: int) -> np.ndarray:
+    """(256 or more, 3) uint8: colours of classes. The most frequent of those seen get FAR_APART, in their order; the
+    others hues that are far apart for neighbours in number, light and dark in turn."""
     hues = np.arange(classes) * 0.618034 % 1.0  # the golden ratio: every stretch of them is spread over the circle
     values = np.where(np.arange(classes) % 2, 0.65, 1.0)
-    found = np.zeros((256, 3), np.uint8)
+    found = np.zeros((max(256, classes), 3), np.uint8)
     drawn = [colorsys.hsv_to_rgb(hue, 0.85, value) for hue, value in zip(hues, values, strict=True)]
     found[:classes] = np.rint(255 * np.array(drawn).reshape(-1, 3))
+    for (number, _), colour in zip(seen.most_common(len(FAR_APART)), FAR_APART, strict=False):
+        found[number] = list(bytes.fromhex(colour[1:]))
     return found
 
 
@@ -126,38 +151,47 @@ def _kept_mask(measured: Measured, row: int) -> np.ndarray:
     return measured.arrays["shown_masks"][row, :height, :width]
 
 
-def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray) -> Image.Image:
-    """An image under the colours (256, 3) of the classes (h, w) uint8 of its parts; IGNORED parts stay as they are."""
+def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray, bare: int = IGNORED) -> Image.Image:
+    """An image under the colours (256, 3) of the classes (h, w) uint8 of its parts; those of class `bare` stay as they
+    are."""
     large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
     pixels = np.asarray(image, np.float64)
-    mixed = np.where((large == IGNORED)[..., None], pixels, (1 - TINT) * pixels + TINT * colours[large])
+    mixed = np.where((large == bare)[..., None], pixels, (1 - TINT) * pixels + TINT * colours[large])
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def labelled_boxes(listing: Instances, index: int) -> Iterator[Box]:
-    """Boxes of the things in an image."""
+def labelled_things(listing: Instances, index: int) -> SeenThings:
+    """What the labels of an image hold."""
     numbers = {value: place for place, value in enumerate(listing.categories)}
-    for thing in listing.objects[index]:
+    own, entry, boxes = listing.objects[index], listing.entries[index], []
+    for thing in own:
         x, y, width, height = thing["bbox"]
-        yield (x, y, x + width, y + height), numbers[thing["category_id"]]
+        boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
+    outlines = [thing["segmentation"] for thing in own]
+    return SeenThings(boxes=boxes, numbers=numbered_things(outlines, entry["height"], entry["width"]))
 
 
-def found_boxes(arrays: Mapping[str, np.ndarray], index: int, count: int) -> Iterator[Box]:
-    """The `count` surest boxes that were found in an image."""
+def found_things(measured: Measured, row: int, index: int, count: int) -> SeenThings:
+    """The `count` surest things that were found in an image, which is the shown image `row`."""
+    arrays = measured.arrays
     classes, scores, boxes = (arrays[name][index] for name in ("classes", "scores", "boxes"))
-    for place in np.argsort(-scores, kind="stable")[:count].tolist():
-        if classes[place] >= 0:
-            yield tuple(boxes[place].tolist()), int(classes[place])
+    surest = [place for place in np.argsort(-scores, kind="stable")[:count].tolist() if classes[place] >= 0]
+    return SeenThings(
+        boxes=[(tuple(boxes[place].tolist()), int(classes[place])) for place in surest],
+        numbers=_kept_mask(measured, row) if "shown_masks" in measured.result.arrays else None,
+    )
 
 
-def boxed(path: Path, boxes: Sequence[Box], colours: np.ndarray) -> Image.Image:
-    """An image with outlines in the colours of their classes."""
-    image = open_image(path.read_bytes()).convert("RGB")
-    full = image.size
-    image.thumbnail((PIXELS, PIXELS))
+def with_things(image: Image.Image, things: SeenThings, scale: tuple[float, float], colours: np.ndarray) -> Image.Image:
+    """An image under the masks of things, and their boxes, in the colours of their classes. scale: pixels of it by
+    pixels of the boxes, across and down."""
+    image = image.copy()
+    if things.numbers is not None:
+        own = np.zeros((256, 3), np.uint8)
+        own[1 : 1 + len(things.boxes[:MOST])] = colours[[number for _, number in things.boxes[:MOST]]]
+        image = tinted(image, things.numbers, own, bare=0)
     draw = ImageDraw.Draw(image)
-    scale = np.array([image.size[0] / full[0], image.size[1] / full[1]] * 2)
-    for corners, number in boxes:
-        x1, y1, x2, y2 = (scale * corners).tolist()
+    for corners, number in reversed(things.boxes):
+        x1, y1, x2, y2 = (np.array(scale * 2) * corners).tolist()
         draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=tuple(colours[number].tolist()), width=2)
     return image

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report.contents import ReportContents, ShownTable
-from bench.report.figures import lines_figure
+from bench.report.figures import in_unit, lines_figure
 from bench.report.images import ImageView, image_view
 from bench.report.mistakes import Mistakes, mistakes_of
 from bench.report.neighbours import Asked, neighbours_of
@@ -69,10 +69,14 @@ def view_of(measured: Mapping[str, Measured], metrics: Sequence[str], opened: Op
     metric = metrics[0]
     curves = {name: learning_curve(each.result, metric) for name, each in measured.items()}
     curves = {name: points for name, points in curves.items() if len(points) > 1}
-    learning = lines_figure(curves, "epoch or step", metric, "learning curves of the probes") if curves else ""
-    if opened is None or not measured:
-        return TableView(learning=learning)
+    if not measured:
+        return TableView()
     first = next(iter(measured.values())).result
+    unit = first.metrics[metric].unit if metric in first.metrics else ""
+    along = "step" if layout_of(first.data.url) else "epoch"
+    learning = lines_figure(curves, along, in_unit(metric, unit), "learning curves of the probes") if curves else ""
+    if opened is None:
+        return TableView(learning=learning)
     if layout_of(first.data.url):
         return TableView(scenes=scene_view(measured, cache), learning=learning)
     images = opened(first, "val")

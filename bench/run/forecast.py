@@ -6,8 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from bench.cli.messages import in_one_line
 from bench.planning.amounts import duration, operations, size
 from bench.planning.calibration import calibration_path, read_calibration
@@ -101,14 +99,13 @@ def work_of(
     flops: Mapping[Any, float],
 ) -> Work:
     """All that a job does by itself."""
-    on_cpu = torch.device(space.device).type == "cpu"
     scale = Scale(
         spec=export.spec,
         images=images,
         classes=classes,
         flops=flops,
         batch_size=space.batch_size,
-        on_cpu=on_cpu,
+        device=space.device,
     )
     return job.chosen.task.work(scale)
 

@@ -20,9 +20,10 @@ from bench.results.record import (
     result_stem,
     short,
 )
-from bench.run.checkpoints import checked_name
+from bench.run.checkpoints import LoadedCheckpoint, checked_name
+from bench.run.fitting import fits, left_out, refused_networks, without_data
 from bench.run.suites import ChosenProtocol
-from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, serves, stands_in_for
+from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, stands_in_for
 from engine.extensions import extensions
 from engine.tasks import Workspace
 from imagesets.sets import SPLITS, open_set, parse_url
@@ -102,7 +103,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
 
 def plan(
     out: Path,
-    checkpoint: CheckpointUsed,
+    checkpoint: LoadedCheckpoint,
     data: Sequence[DataUsed],
     selected: Sequence[ChosenProtocol],
     space: Workspace,
@@ -110,46 +111,18 @@ def plan(
 ) -> list[Job]:
     """Jobs in the order to run them: cheap ones first; those that failed before come last.
 
-    ValueError for a set that no protocol takes because its images have several labels each.
+    ValueError for a set or a checkpoint that no protocol takes (bench/run/fitting.py).
     """
-    left = left_out(data, selected, space)
-    pairs = [(chosen, images) for chosen in selected for images in data if fits(chosen, images)]
+    lacking, left = without_data(data, selected), left_out(data, selected, space)
+    there = [chosen for chosen in selected if chosen not in lacking]
+    refused = {name for names in refused_networks(checkpoint, there).values() for name in names}
     jobs = [
-        _job(out, checkpoint, images, chosen, space, rerun)
-        for chosen, images in pairs
-        if chosen.name not in left.get(images.name, ())
+        _job(out, checkpoint.used, images, chosen, space, rerun)
+        for chosen in there
+        for images in data
+        if fits(chosen, images) and chosen.name not in refused.union(left.get(images.name, ()))
     ]
     return sorted(jobs, key=lambda job: job.state == "failed before")
-
-
-def left_out(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace) -> dict[str, list[str]]:
-    """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
-    all of them."""
-    found = {}
-    for images in data:
-        there = [chosen for chosen in selected if fits(chosen, images)]
-        opened = space.opened.known(images.url, "val")
-        refused = [chosen.name for chosen in there if opened is not None and not chosen.task.takes(opened)]
-        if refused and len(refused) == len(there):
-            why = "its images have several labels each, which none of the protocols chosen takes"
-            raise ValueError(f"--data {images.name}={images.url}: {why}; add logreg@dinov2 to --suite")
-        found |= {images.name: refused} if refused else {}
-    return found
-
-
-def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
-    """Protocols for which no image set is given. ValueError if that is all of them."""
-    lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
-    if selected and len(lacking) == len(selected):
-        kind = lacking[0].layout
-        example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
-        raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
-    return lacking
-
-
-def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
-    """Whether a protocol evaluates on a set: a dense one on scenes of its layout, or of one that stands in for it."""
-    return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
 
 
 def _job(

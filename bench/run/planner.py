@@ -42,8 +42,7 @@ def foreseen(request: RunRequest, assumed: Machine | None, fresh: bool) -> tuple
         raise ValueError(f"--data {named[0]}: its images are to be measured: give NAME=URL, or --assume")
     rest = replace(request, data=tuple(text for text in request.data if text not in SETS))
     survey = surveyed(rest, known=[_known(name) for name in named])
-    if survey.lacking:
-        say(f"{len(survey.lacking)} protocols are left out, none of the --data is for them")
+    say(*survey.left_out, errors=True)
     opened = classes_of_opened(request.space)
 
     def classes(job: Job) -> int:

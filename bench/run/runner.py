@@ -26,8 +26,9 @@ from bench.run.attempts import agreed, attempts, in_groups
 from bench.run.checkpoints import LoadedCheckpoint, prepare
 from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
+from bench.run.fitting import left_out_lines, without_data
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, job_state, left_out, named_urls, open_data, plan, without_data
+from bench.run.plan import Job, job_state, named_urls, open_data, plan
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
@@ -98,13 +99,8 @@ def _begun(
         # Rank 0 imports, verifies and saves; the others load what it saved.
         exports: Exports = {}
         found = world.on_rank0(lambda: _prepared(request, exports))
-        lacking = world.on_all_ranks(lambda: without_data(data, selected))
-        if lacking and world.is_rank0:
-            tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
-            say(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
-        left = world.on_all_ranks(lambda: left_out(data, selected, request.space))
-        for name, refused in left.items() if world.is_rank0 else ():
-            say(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
+        left = world.on_all_ranks(lambda: list(left_out_lines(data, selected, found.checkpoints, request.space)))
+        say(*(left if world.is_rank0 else ()))
         yield request, selected, data, found, exports
 
 
@@ -163,7 +159,7 @@ def _run_all(
     world = request.space.world
     # All processes follow the plan of rank 0.
     plans = world.on_rank0(
-        lambda: [plan(request.out, each.used, data, selected, request.space, request.rerun) for each in checkpoints]
+        lambda: [plan(request.out, each, data, selected, request.space, request.rerun) for each in checkpoints]
     )
     tally = Tally(jobs=[job for jobs in plans for job in jobs])
     try:
@@ -275,7 +271,7 @@ def _show_plan(
 ) -> int:
     plans = {}
     for checkpoint in found.checkpoints:
-        jobs = plan(request.out, checkpoint.used, data, selected, request.space, request.rerun)
+        jobs = plan(request.out, checkpoint, data, selected, request.space, request.rerun)
         foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
         plans[checkpoint_title(checkpoint)] = [
             planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
@@ -292,7 +288,7 @@ class Survey:
     """What a run would do, with its checkpoints imported."""
 
     plans: Sequence[tuple[LoadedCheckpoint, FrozenExport, Sequence[Job]]]
-    lacking: Sequence[ChosenProtocol]  # protocols for which no image set is given
+    left_out: Sequence[str]  # a line for each reason why protocols are left out
 
 
 def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
@@ -305,7 +301,7 @@ def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
     exports: Exports = {}
     found = _prepared(request, exports)
     plans = [
-        (each, exports[each.key], plan(request.out, each.used, data, selected, request.space, request.rerun))
+        (each, exports[each.key], plan(request.out, each, data, selected, request.space, request.rerun))
         for each in found.checkpoints
     ]
-    return Survey(plans=plans, lacking=without_data(data, selected))
+    return Survey(plans=plans, left_out=list(left_out_lines(data, selected, found.checkpoints, request.space)))

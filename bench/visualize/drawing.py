@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from bench.cli.settings import changed, meant, read_changes
+from bench.report.visualized import PictureRecord
 from bench.visualize.pictures import Format, encoded
 from bench.visualize.shown import Shown
 from engine.files import write_atomic
@@ -37,7 +38,9 @@ def chosen_kind(kind: str, texts: Sequence[str]) -> Any:
 def draw_pictures(kind: Any, shown: Shown, out: Path, forms: Sequence[Format]) -> Iterator[Path]:
     """Draw the pictures of a kind's settings into `out`, each in every format; the paths of the files, as written."""
     for picture in kind.pictures(shown):
+        digests = {each.export.digest: each.name for each in shown.checkpoints}
+        record = PictureRecord(kind=picture.name, note=picture.note, checkpoints=digests)
         for form in forms:
             path = out / f"{picture.name}.{form}"
-            write_atomic(path, encoded(picture, form))
+            write_atomic(path, encoded(picture, form, record))
             yield path

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bench.report.figures import COLOURS, DASHES
+from bench.report.visualized import KEY, PictureRecord
 from engine.printing import printable
 
 Format = Literal["png", "svg"]
@@ -96,13 +97,14 @@ class Picture:
         return max(len(row.panels) for row in self.rows)
 
 
-def encoded(picture: Picture, form: Format) -> bytes:
-    """The file's bytes. They hold no date, no version and no random ids."""
+def encoded(picture: Picture, form: Format, record: PictureRecord | None = None) -> bytes:
+    """The file's bytes. They hold no date, no version and no random ids. A PNG holds the record, for `bench report`."""
     import matplotlib
 
     figure, buffer = drawn_figure(picture), io.BytesIO()
     title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
-    said = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
+    recorded = {KEY: record.text} if record else {}
+    said = {"png": {"Software": None, **recorded}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench visualize"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
         figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=said)

@@ -32,5 +32,5 @@ def convert(branch: BranchTensors) -> Conversion:
     tensors = branch.take_trunk()
     spec = plain_vit(branch, tensors, position_resize="bicubic_offset")
     head = replace(branch, prefix=branch.prefix.replace("backbone.", "head."))
-    extra = head.take(r"(mlp\.\d\.(?:weight|bias))", r"projector.\1")
+    extra = head.take(r"(mlp\.\d\.(?:weight|bias|running_mean|running_var))", r"projector.\1")
     return Conversion(spec=spec, tensors=tensors, extra=extra, epochs=branch.epochs())  # main_ibot.py adds 1

@@ -24,6 +24,7 @@ from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.timm_models import FAMILY, spec_of
+from checkpoints.undrawn import Undrawn
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
@@ -96,9 +97,10 @@ def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:
     tensors = read_foreign(weights).tensors
-    with torch.device("meta"):  # shapes must fit before memory is taken for them
+    with torch.device("meta"), Undrawn():  # shapes must fit before memory is taken for them
         timm.create_model(reference, pretrained=False).load_state_dict(tensors, strict=True, assign=True)
-    model = timm.create_model(reference, pretrained=False)
+    with Undrawn():
+        model = timm.create_model(reference, pretrained=False)
     model.load_state_dict(tensors, strict=True)
     return model
 
@@ -198,7 +200,7 @@ def _spec_of_name(name: str) -> ViTSpec:
     stem, _, tag = name.partition(".")
     if tag and name not in (known := timm.list_pretrained(f"{stem}.*")):
         raise ValueError(f"timm has no weights {name!r}; it has {', '.join(known) or f'none of {stem}'}")
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return spec_of(timm.create_model(name, num_classes=0), name)
 
 

@@ -1,8 +1,7 @@
 """Scenes of COCO's layout as mmdet's dataset, with the pipelines of the detection papers: its own transforms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mmcv.transforms import LoadImageFromFile, RandomChoice, RandomChoiceResize, RandomResize
 from mmdet.datasets import CocoDataset
@@ -10,31 +9,12 @@ from mmdet.datasets.transforms import FilterAnnotations, LoadAnnotations, PackDe
 
 from downstream.data.reading import Reading, Results, Transform, check_pixels
 from downstream.data.scenes import SceneSet
+from downstream.detection_settings import DetectionSettings
 
 PACKED = 500  # images from which on annotations are kept packed, so that loader processes share them
 META = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 FLIPPED = (*META, "flip", "flip_direction")
 READ_IMAGE = Reading(LoadImageFromFile(), "img_path", check_pixels)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectionSizes:
-    """Sizes in pixels, and how training images are augmented.
-
-    "scales": the image is resized to fit one of `short` (shorter side) by `long`. "crops" (DETR): half of the images
-    so; the others first fit one of `crop_short` by `long`, are cropped to a window of sides drawn from `crop`, and are
-    then resized so. "jitter": the image is scaled to fit `long` squared times a factor from `jitter`, and cropped to
-    that square.
-    """
-
-    augment: Literal["scales", "crops", "jitter"]  # see above
-    short: tuple[int, ...]  # shorter sides to draw from
-    long: int  # largest longer side
-    crop_short: tuple[int, ...]  # shorter sides to draw from before a crop
-    crop: tuple[int, int]  # least and largest side of a crop
-    jitter: tuple[float, float]  # least and largest factor
-    flip: float  # chance of a mirror image
-    val: tuple[int, int]  # longer and shorter side that validation images fit
 
 
 class AsListed:
@@ -68,19 +48,19 @@ class CocoScenes(CocoDataset):
         ]
 
 
-def detection_training_images(scenes: SceneSet, sizes: DetectionSizes) -> CocoScenes:
+def detection_training_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
     """Images with objects, augmented."""
     load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 
-def detection_validation_images(scenes: SceneSet, sizes: DetectionSizes) -> CocoScenes:
+def detection_validation_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
     """All images at one scale."""
     load = [READ_IMAGE, AsListed(scenes), Resize(scale=sizes.val, keep_ratio=True)]
     return _dataset(scenes, [*load, PackDetInputs(meta_keys=META)], test_mode=True)
 
 
-def _resized(sizes: DetectionSizes) -> list[Transform]:
+def _resized(sizes: DetectionSettings) -> list[Transform]:
     if sizes.augment == "jitter":
         return [
             RandomResize(scale=(sizes.long, sizes.long), ratio_range=sizes.jitter, resize_type=Resize, keep_ratio=True),

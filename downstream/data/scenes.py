@@ -67,9 +67,9 @@ class SceneSet:
         """The scenes at `indices` (M,), in that order; `name` is appended to the URL."""
         return replace(self, url=f"{self.url}#{name}", listing=self.listing.take(indices))
 
-    def limited(self, count: int | None) -> "SceneSet":
+    def limited(self, count: int) -> "SceneSet":
         """At most `count` scenes, evenly spread."""
-        if count is None or count >= len(self):
+        if count >= len(self):
             return self
         if count < 1:
             raise ValueError(f"{self.url}: a limit of {count} images leaves none; give 1 or more")

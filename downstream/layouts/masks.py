@@ -18,8 +18,8 @@ import numpy as np
 
 from downstream.data.listing import IGNORED, Listing, files_below, paired
 from downstream.data.tiny_scenes import GROUND, save_image, tiny_scenes
-from imagesets.listing import EXTENSIONS
 from imagesets.sets import Split
+from imagesets.walk import EXTENSIONS
 
 IMAGES = {"train": "images/train", "val": "images/val"}
 SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
@@ -95,7 +95,6 @@ def numbered(values: list[int]) -> tuple[int, ...]:
 
 def write_tiny(root: Path, split: Split) -> None:
     """The tiny set's split: two classes, ground and digit, as colours."""
-
     (root / CLASSES).write_text("0 0 0 ground\n220 20 60 digit\n", encoding="utf-8")
     for number, (pixels, classes) in enumerate(tiny_scenes(split)):
         colours = np.full((*classes.shape, 3), 255, np.uint8)

@@ -3,6 +3,7 @@
 An iteration is one forward and backward pass; `accumulation` of them make an optimiser step.
 """
 
+import io
 import json
 import os
 from collections import deque
@@ -56,7 +57,7 @@ class SeedIterations(Hook):
         torch.manual_seed(int(stream_seeds(DROP, self.seed, batch_idx, runner.rank)[2]))
 
 
-class StopOnNonsense(Hook):
+class StopAtDivergence(Hook):
     """ValueError at the first loss that is not finite."""
 
     def __init__(self) -> None:
@@ -164,10 +165,9 @@ class KeepEvaluations(Hook):
             return
         found = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
         if self.counts(found) == str(runner.iter):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / "arrays.part", "wb") as file:
-                np.savez_compressed(file, **self.metric.arrays)
-            (self.folder / "arrays.part").replace(self.folder / "arrays.npz")
+            arrays = io.BytesIO()
+            np.savez_compressed(arrays, **self.metric.arrays)
+            write_atomic(self.folder / "arrays.npz", arrays.getvalue())
         write_atomic(self.folder / "judgements.json", json.dumps(found))
 
     def read(self) -> dict[str, dict[str, float]]:

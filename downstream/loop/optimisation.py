@@ -1,10 +1,11 @@
 """The optimiser groups of a dense training: rate and weight decay of every layer."""
 
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
-from engine.layer_decay import is_decayed, layer_of
+from engine.layer_decay import layer_groups
 
 TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
 
@@ -18,19 +19,33 @@ def optimizer_groups(
     exempt pos_embed and cls_token by their bare names, which never match behind "backbone.", so that they do decay
     them (iBOT, BEiT and CAE segmentation; mmseg: layer_decay_optimizer_constructor.py).
     """
-    groups: dict[tuple[int, bool], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        own = name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}"
-        layer, decayed = layer_of(own, depth), is_decayed(own, parameter, decay_tokens)
-        fresh = {
-            "params": [],
-            "names": [],
-            "lr": rate * decay ** (depth + 1 - layer),
-            "weight_decay": weight_decay if decayed else 0.0,
+    own = {
+        name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}": name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    parameters = [(ours, model.get_parameter(name)) for ours, name in own.items()]
+    return [
+        {
+            "params": group["params"],
+            "names": [own[ours] for ours in group["names"]],
+            "lr": rate * group["lr_scale"],
+            "weight_decay": group["weight_decay"],
         }
-        group = groups.setdefault((layer, decayed), fresh)
-        group["params"].append(parameter)
-        group["names"].append(name)
-    return list(groups.values())
+        for group in layer_groups(parameters, depth, decay, weight_decay, decay_tokens)
+    ]
+
+
+class LayerSettings(Protocol):
+    """Settings of a task whose layers have rates of their own."""
+
+    lr: float
+    layer_decay: float
+    weight_decay: float
+    decay_tokens: bool
+
+
+def adamw_by_layer(model: nn.Module, depth: int, task: LayerSettings) -> torch.optim.AdamW:
+    """AdamW over what trains of a model around a network of `depth` blocks."""
+    groups = optimizer_groups(model, depth, task.layer_decay, task.lr, task.weight_decay, task.decay_tokens)
+    return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
-from torch import nn
 
-from downstream.loop.hooks import KeepEvaluations, KeepState, LibraryMetric, SeedIterations, SetRates, StopOnNonsense
-from downstream.loop.running import RunnerConfig, runner_of
-from downstream.loop.stream import Stream
+from downstream.loop.hooks import KeepEvaluations, KeepState, SeedIterations, SetRates, StopAtDivergence
+from downstream.loop.running import RunnerConfig, TrainingSetup, runner_of
 from engine.distributed import World
 from engine.training.schedules import TrainProgress
 from engine.work import Kind
@@ -39,11 +37,7 @@ class Stamps(Hook):
 class Rehearsal:
     """A training whose steps can be timed."""
 
-    model: nn.Module
-    optimiser: torch.optim.Optimizer
-    train_images: Any  # of the mm libraries
-    val_images: Any
-    metric: LibraryMetric
+    setup: TrainingSetup
     config: RunnerConfig  # whose batch is one micro-batch
 
     def units(self) -> dict[Kind, float]:
@@ -56,15 +50,14 @@ class Rehearsal:
     def run(self, steps: int) -> tuple[float, list[float], float]:
         """Seconds until the first of so many steps has begun, of each step after it, and of a saved state."""
         config = replace(self.config, start=TrainProgress(step=0, steps_per_epoch=steps, epochs=1))
-        for group in self.optimiser.param_groups:
+        for group in self.setup.optimiser.param_groups:
             group.setdefault("base_lr", group["lr"])
         world = World()
-        evaluations = KeepEvaluations(config.folder, self.metric, NEVER, "")
+        evaluations = KeepEvaluations(config.folder, self.setup.metric, NEVER, "")
         stamps = Stamps()
-        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopOnNonsense(), stamps]
+        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopAtDivergence(), stamps]
         started = time.perf_counter()
-        stream = Stream(self.train_images, config.seed)
-        runner = runner_of(self.model, self.optimiser, stream, self.val_images, hooks, evaluations, config, world)
+        runner = runner_of(self.setup, hooks, evaluations, config, world)
         runner.train()
         taken = [after - before for before, after in pairwise(stamps.times)]
         trained = time.perf_counter()
@@ -74,13 +67,14 @@ class Rehearsal:
 
     def evaluated(self) -> float:
         """Of one image, read and scored."""
-        self.model.eval()
+        model, _, _, images, metric = self.setup
+        model.eval()
         seconds = []
         for index in range(EVALUATED):
             started = time.perf_counter()
-            batch = pseudo_collate([self.val_images[index % len(self.val_images)]])
+            batch = pseudo_collate([images[index % len(images)]])
             with torch.no_grad():
-                found = [sample.to_dict() for sample in self.model.val_step(batch)]
-            self.metric.process(batch, found)  # type: ignore[attr-defined]
+                found = [sample.to_dict() for sample in model.val_step(batch)]
+            metric.process(batch, found)  # type: ignore[attr-defined]
             seconds.append(time.perf_counter() - started)
         return sum(seconds[1:]) / (EVALUATED - 1)

@@ -10,11 +10,11 @@ import logging
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,12 +36,13 @@ from downstream.loop.hooks import (
     SeedIterations,
     SetRates,
     ShowProgress,
-    StopOnNonsense,
+    StopAtDivergence,
 )
 from downstream.loop.saving import save_interval
 from downstream.loop.stream import Positions, Stream
 from downstream.models.libraries import quiet_libraries
 from engine.distributed import World
+from engine.files import locked
 from engine.precision import autocast
 from engine.progress import Progress
 from engine.training.interruptions import ignore_signals, listening
@@ -79,6 +80,17 @@ class TrainedModel:
     arrays: dict[str, np.ndarray]  # from which they can be recomputed
     step: int  # optimiser step of that evaluation
     history: dict[str, dict[str, float]]  # step -> metrics, of all evaluations
+    batch: Mapping[str, Any] = field(default_factory=dict)  # facts: how the images of a step were divided
+
+
+class TrainingSetup(NamedTuple):
+    """What is trained, on what. The optimiser's groups have their own peak rates; images are the mm libraries' own."""
+
+    model: nn.Module  # of mmseg or mmdet, its heads initialised
+    optimiser: torch.optim.Optimizer
+    train_images: Any
+    val_images: Any
+    metric: LibraryMetric
 
 
 class QuietRunner(Runner):
@@ -159,74 +171,66 @@ class EvaluationLoop(ValLoop):
         self.bar.advance(1)
 
 
-def train(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    train_images: Any,
-    val_images: Any,
-    metric: LibraryMetric,
-    config: RunnerConfig,
-    world: World,
-) -> TrainedModel:
-    """Train to the end, from the last state if there is one, and evaluate. A finished training is read from disk.
+def train(setup: TrainingSetup, config: RunnerConfig, world: World) -> TrainedModel:
+    """Train to the end, from the last state if there is one, and evaluate. A finished training is read from disk, and
+    one that another run does is waited for.
 
-    model: of mmseg or mmdet, its heads initialised. optimiser: its groups have their own peak rates. train_images,
-    val_images: datasets of the mm libraries. ValueError for a loss that is not finite, for too little memory, and for
-    unreadable images; the last state stays on disk. Stopped, in all processes after the same step, once a signal has
-    asked one of them to stop.
+    ValueError for a loss that is not finite, for too little memory, and for unreadable images; the last state stays on
+    disk. Stopped, in all processes after the same step, once a signal has asked one of them to stop.
     """
-    accumulation = config.accumulation(world)
-    for group in optimiser.param_groups:
+    for group in setup.optimiser.param_groups:
         group["base_lr"] = group["lr"]
+    accumulation = config.accumulation(world)
     every = (config.judge_every or config.start.steps) * accumulation
-    evaluations = KeepEvaluations(config.folder, metric, every, config.best)
-    if not (config.folder / "finished").exists():
-        bar = Progress(config.label, config.start.steps * accumulation, "iterations", quiet=not world.is_rank0)
-        interval = save_interval(config.start.steps)
-        keeping = KeepState(config.folder / "states", interval, accumulation, config.label, world)
-        hooks = [
-            SetRates(config.schedule, config.start, accumulation),
-            SeedIterations(config.seed),
-            StopOnNonsense(),
-            ShowProgress(bar),
-            keeping,
-        ]
-        stream = Stream(train_images, config.seed)
-        runner = runner_of(model, optimiser, stream, val_images, hooks, evaluations, config, world)
-        with listening(keeping.request.ask), bar, _explaining(config), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the libraries' notes about their own calls
-            runner.train()
-        world.barrier()
-        if world.is_rank0:
-            (config.folder / "finished").touch()
-            shutil.rmtree(config.folder / "states", ignore_errors=True)
-    return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
+    evaluations = KeepEvaluations(config.folder, setup.metric, every, config.best)
+    with world.held_by_rank0(locked(config.folder.with_suffix(".lock"), "it does the same training")):
+        if not world.on_rank0((config.folder / "finished").exists):
+            _run(setup, evaluations, config, world)
+        return world.on_rank0(lambda: _trained(config, evaluations, accumulation))
+
+
+def _run(setup: TrainingSetup, evaluations: KeepEvaluations, config: RunnerConfig, world: World) -> None:
+    steps, accumulation = config.start.steps, config.accumulation(world)
+    bar = Progress(config.label, steps * accumulation, "iterations", quiet=not world.is_rank0)
+    keeping = KeepState(config.folder / "states", save_interval(steps), accumulation, config.label, world)
+    hooks = [
+        SetRates(config.schedule, config.start, accumulation),
+        SeedIterations(config.seed),
+        StopAtDivergence(),
+        ShowProgress(bar),
+        keeping,
+    ]
+    runner = runner_of(setup, hooks, evaluations, config, world)
+    with listening(keeping.request.ask), bar, _explaining(config), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries' notes about their own calls
+        runner.train()
+    world.barrier()
+    if world.is_rank0:
+        (config.folder / "finished").touch()
+        shutil.rmtree(config.folder / "states", ignore_errors=True)
 
 
 def runner_of(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    stream: Stream,
-    val_images: Any,
-    hooks: list[Hook],
-    evaluations: KeepEvaluations,
-    config: RunnerConfig,
-    world: World,
+    setup: TrainingSetup, hooks: list[Hook], evaluations: KeepEvaluations, config: RunnerConfig, world: World
 ) -> Runner:
     """The Runner, built from objects: nothing is looked up by name, and no configuration is read or written."""
     accumulation = config.accumulation(world)
     state = world.on_rank0(lambda: newest_whole(config.folder / "states", STATE_SUFFIX))
     loading = {"num_workers": config.workers, "persistent_workers": config.workers > 0}
-    in_order = DefaultSampler(val_images, shuffle=False)
+    in_order = DefaultSampler(setup.val_images, shuffle=False)
     positions = Positions(config.micro_batch_size, config.start.steps * accumulation, world.rank, world.size)
     name = f"{config.folder.name}_{time.time_ns()}"  # mmengine's loggers and message hubs are global, by name
     with quiet_libraries():
         return QuietRunner(
             device=config.device,
-            model=model,
+            model=setup.model,
             work_dir=str(config.folder),
             train_dataloader=AgreedLoader(
-                stream, world, batch_size=config.micro_batch_size, sampler=positions, **loading
+                Stream(setup.train_images, config.seed),
+                world,
+                batch_size=config.micro_batch_size,
+                sampler=positions,
+                **loading,
             ),
             train_cfg={
                 "type": IterBasedTrainLoop,
@@ -235,11 +239,11 @@ def runner_of(
                 "val_interval": evaluations.every,
             },
             optim_wrapper=Precise(
-                config.device, config.precision, optimizer=optimiser, accumulative_counts=accumulation
+                config.device, config.precision, optimizer=setup.optimiser, accumulative_counts=accumulation
             ),
-            val_dataloader=AgreedLoader(val_images, world, sampler=in_order, **loading),
+            val_dataloader=AgreedLoader(setup.val_images, world, sampler=in_order, **loading),
             val_cfg={"type": EvaluationLoop, "device": config.device, "precision": config.precision},
-            val_evaluator=Evaluator([evaluations.metric]),
+            val_evaluator=Evaluator([setup.metric]),
             default_hooks={"param_scheduler": None, "checkpoint": None, "sampler_seed": None},
             custom_hooks=[*hooks, evaluations],
             load_from=str(state) if state else None,

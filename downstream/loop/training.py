@@ -1,20 +1,19 @@
-"""The plan of one training on scenes, where it runs, and how its batch is split: shared by all dense tasks."""
+"""The plan of one training on scenes, and how it is run: shared by all dense tasks."""
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from checkpoints.frozen import FrozenExport
-from checkpoints.spec import SIZES
-from downstream.data.scenes import TINY, SceneSet, drawn_first, open_scenes, parse_scene_url, serves
+from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
+from engine.core_threads import own_cores
 from engine.files import digest
 from engine.printing import say
-from engine.tasks import Task, Workspace
+from engine.tasks import Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
 from engine.training.schedules import Schedule, TrainProgress
 from imagesets.sets import SPLITS
@@ -26,22 +25,24 @@ if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
-MICRO_BATCH = 8  # images in a forward pass, unless --batch-size is given
 LOADERS = 8  # processes that read images, at most
 MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One training.
+    """One training of an export.
 
     epochs of steps_per_epoch optimiser steps; 1 epoch where the source counts in steps.
     """
 
+    task: str  # name of a folder in the cache
+    export: FrozenExport
     settings: Mapping[str, Any]  # JSON: everything that the numbers depend on besides export, images and workspace
     train: SceneSet  # training scenes
     val: SceneSet  # validation scenes
     batch: int  # images of an optimiser step
+    largest: int  # images in a forward pass, unless --batch-size is given
     schedule: Schedule  # of the learning rates
     epochs: int
     steps_per_epoch: int
@@ -53,65 +54,54 @@ class Plan:
     optimise: Callable[["nn.Module"], torch.optim.Optimizer]  # makes its optimiser
     label: str  # of the progress bar
 
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where trainings of one export run."""
-
-    export: FrozenExport
-    space: Workspace
-    task: str  # name of a folder in the cache
-    largest: int = MICRO_BATCH  # images in a forward pass, unless --batch-size is given
-    facts: dict[str, Any] = field(default_factory=dict)  # how the last training's batch was split
-
-    def trained(self, plan: Plan) -> "TrainedModel":
-        """Train and evaluate, or read the result of the same training."""
-        with quiet_libraries():
-            from downstream.loop.running import RunnerConfig, train
-
-        world = self.space.world
-        size = micro_batch_size(share_of(plan.batch, world.size), self.space.batch_size or self.largest)
-        config = RunnerConfig(
-            folder=self.space.cache / self.task / digest(self.key(plan, size))[:32],
-            schedule=plan.schedule,
-            start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
-            batch=plan.batch,
-            micro_batch_size=size,
-            judge_every=plan.judge_every,
-            best=plan.best,
-            seed=self.space.seed,
-            device=self.space.device,
-            precision=self.space.precision,
-            workers=loader_processes(self.space, len(plan.train)),
-            label=plan.label,
-        )
-        synchronised = world.size > 1 and torch.device(self.space.device).type == "cuda"
-        with quiet_libraries():
-            model = plan.build(synchronised)
-        self.facts["batch"] = {
-            "images": plan.batch,
-            "at_once": size,
-            "accumulated": config.accumulation(world),
-            "processes": world.size,
-            "batch_norm_over": size * (world.size if synchronised else 1) if has_batch_norm(model) else None,
-        }
-        if world.is_rank0:
-            for line in norm_warnings(self.facts["batch"]):
-                say(f"{plan.label}: {line}", errors=True)
-        return train(model, plan.optimise(model), *plan.objects(), config, world)
-
-    def key(self, plan: Plan, size: int) -> dict[str, Any]:
-        """Everything that the bits of a training depend on."""
-        space = self.space
+    def key(self, space: Workspace, at_once: int) -> dict[str, Any]:
+        """Everything that the bits of the training depend on."""
         return {
             "version": VERSION,
-            "settings": dict(plan.settings),
+            "settings": dict(self.settings),
             "export": self.export.digest,
-            "images": [plan.train.fingerprint, plan.val.fingerprint],
-            "at_once": [size, space.world.size],
+            "images": [self.train.fingerprint, self.val.fingerprint],
+            "at_once": [at_once, space.world.size],
             "machine": [space.device, space.precision],
             "seed": space.seed,
         }
+
+
+def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
+    """Train and evaluate, or read the result of the same training."""
+    with quiet_libraries():
+        from downstream.loop.running import RunnerConfig, TrainingSetup, train
+
+    world = space.world
+    size = micro_batch_size(share_of(plan.batch, world.size), space.batch_size or plan.largest)
+    config = RunnerConfig(
+        folder=space.cache / plan.task / digest(plan.key(space, size))[:32],
+        schedule=plan.schedule,
+        start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
+        batch=plan.batch,
+        micro_batch_size=size,
+        judge_every=plan.judge_every,
+        best=plan.best,
+        seed=space.seed,
+        device=space.device,
+        precision=space.precision,
+        workers=loader_processes(space, len(plan.train)),
+        label=plan.label,
+    )
+    synchronised = world.size > 1 and torch.device(space.device).type == "cuda"
+    with quiet_libraries():
+        model = plan.build(synchronised)
+    batch = {
+        "images": plan.batch,
+        "at_once": size,
+        "accumulated": config.accumulation(world),
+        "processes": world.size,
+        "batch_norm_over": size * (world.size if synchronised else 1) if has_batch_norm(model) else None,
+    }
+    if world.is_rank0:
+        for line in norm_warnings(batch):
+            say(f"{plan.label}: {line}", errors=True)
+    return replace(train(TrainingSetup(model, plan.optimise(model), *plan.objects()), config, world), batch=batch)
 
 
 def open_both(space: Workspace, layout: str) -> tuple[SceneSet, SceneSet]:
@@ -147,12 +137,7 @@ def loader_processes(space: Workspace, images: int) -> int:
     """Processes that read training images."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if images >= MIN_IMAGES else 0
-
-
-def round_up_to_patch(side: int, patch_size: int) -> int:
-    """The next multiple of the patch from `side` on."""
-    return -(-side // patch_size) * patch_size
+    return min(LOADERS, own_cores()) if images >= MIN_IMAGES else 0
 
 
 def has_batch_norm(model: "nn.Module") -> bool:
@@ -163,7 +148,7 @@ def has_batch_norm(model: "nn.Module") -> bool:
 def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
     """A warning where batch norms cover fewer images than in the sources, which synchronise them over the whole batch.
 
-    batch: facts of `Place`.
+    batch: facts of a TrainedModel.
     """
     over, images = batch["batch_norm_over"], batch["images"]
     if over in (None, images):
@@ -172,41 +157,3 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
         f"batch norm is over {over} images, in the recipe over all {images} of a step: start "
         f"{images // batch['at_once']} processes with a GPU each, or give --batch-size {images} if memory allows"
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The set that a recipe's settings were chosen for."""
-
-    name: str
-    classes: int
-    images: int  # for training
-    settings: tuple[str, ...]  # those that depend on the number of images, their sizes or the classes
-
-
-def chosen_elsewhere(task: Task, source: Source, train: SceneSet) -> list[str]:
-    """A warning that names the settings that were chosen for `source`, where the scenes are others."""
-    if len(train.classes) == source.classes or train.url.startswith(TINY):
-        return []
-    values = (getattr(task, name) for name in source.settings)
-    texts = (",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values)
-    settings = " ".join(f"{name}={text}" for name, text in zip(source.settings, texts, strict=True))
-    return [
-        f"{settings} were chosen for {source.name}, with {source.images} training images and {source.classes} classes; "
-        f"there are {len(train)} and {len(train.classes)} here"
-    ]
-
-
-def warnings(
-    export: FrozenExport, size: str, branch: str, asked: int, crop: int, batch: Mapping[str, Any]
-) -> list[str]:
-    """How this training differs from its recipe. batch: facts of `Place`."""
-    found, own = norm_warnings(batch), SIZES.get((export.spec.width, export.spec.depth), "another size")
-    if size and own != size:
-        found.append(f"the recipe is for ViT-{size}, this network is {own}")
-    given = str(export.facts.get("branch", ""))
-    if branch and given and given != branch:
-        found.append(f"the recipe is for the {branch} branch, this is the {given} one")
-    if crop != asked:
-        found.append(f"crops of {crop} px, not {asked}: patches are {export.spec.patch_size} px")
-    return found

@@ -14,6 +14,7 @@ from mmdet.evaluation import CocoMetric
 
 from downstream.data.instances import Instances
 from downstream.metrics.average_precision import AT, NONE, THRESHOLDS, average_precisions, detections, match
+from downstream.metrics.shown import shown_things
 
 KINDS = {"box": "bbox", "mask": "segm"}
 ALL_SIZES = [0.0, 1e10]  # pixels; COCO's "all"
@@ -25,7 +26,8 @@ class DetectionMetric(CocoMetric):
     """mmdet's CocoMetric, with percentages that are not rounded, and every image's detections in `arrays`.
 
     classes (N, D), scores (N, D), boxes (N, D, 4) as x1, y1, x2, y2 in pixels, box_hits, box_passed, mask_hits,
-    mask_passed (N, D), objects (N, K): see downstream/metrics/average_precision.py.
+    mask_passed (N, D), objects (N, K): see downstream/metrics/average_precision.py. Small masks of a few images: see
+    downstream/metrics/shown.py.
     """
 
     default_prefix = None
@@ -40,7 +42,8 @@ class DetectionMetric(CocoMetric):
         by_image = {found["img_id"]: found for _, found in results}
         found = [by_image[entry["id"]] for entry in self.listing.entries]
         with uncollected():
-            metrics, self.arrays = evaluated(self.listing, found, self.most)
+            metrics, arrays = evaluated(self.listing, found, self.most)
+            self.arrays = arrays | shown_things(self.listing, found)
         return metrics
 
 
@@ -81,7 +84,7 @@ def evaluated(
     arrays = _arrays(listing, found, most)
     metrics: dict[str, float] = {}
     for kind, name in KINDS.items():
-        precisions, overlaps = _trained(listing, found, name, module, most)
+        precisions, overlaps = _by_backend(listing, found, name, module, most)
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _matches(listing, arrays, overlaps)
         metrics |= {f"{kind}_{each}": precisions[each] for each in AT}
         ours = average_precisions(detections(arrays, kind), np.ones((1, len(found))))
@@ -102,7 +105,7 @@ def _arrays(listing: Instances, found: Sequence[Found], most: int) -> dict[str, 
     return {"classes": classes, "scores": scores, "boxes": boxes, "objects": objects}
 
 
-def _trained(
+def _by_backend(
     listing: Instances, found: Sequence[Found], name: str, module: ModuleType, most: int
 ) -> tuple[dict[str, float], Mapping[tuple[int, int], Any]]:
     """The back end's AP, AP50 and AP75, and its (d, g) overlaps by image and category."""
@@ -121,11 +124,8 @@ def _trained(
         }
         truth.createIndex()
         evaluation = evaluator(truth, truth.loadRes(answers), name)
-        evaluation.params.maxDets, evaluation.params.areaRng, evaluation.params.areaRngLbl = (
-            [most],
-            [ALL_SIZES],
-            ["all"],
-        )
+        asked = evaluation.params
+        asked.maxDets, asked.areaRng, asked.areaRngLbl = [most], [ALL_SIZES], ["all"]
         evaluation.evaluate()
         evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[..., 0, 0]  # (T, recalls, K), -1 without objects

@@ -14,6 +14,8 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
+from engine.precision import to_float32
+
 NAME = "mmcv._ext"
 AVERAGE = 1  # mmcv's pool_mode; 0 is the maximum
 
@@ -53,7 +55,7 @@ def roi_align_forward(
     from torchvision.ops import roi_align
 
     _only_averages(pool_mode)
-    size, wide = (aligned_height, aligned_width), _wide(input)
+    size, wide = (aligned_height, aligned_width), to_float32(input)  # torchvision has no RoIAlign of bfloat16
     output.copy_(roi_align(wide, rois.to(wide), size, spatial_scale, sampling_ratio, bool(aligned)))
 
 
@@ -76,7 +78,7 @@ def roi_align_backward(
 
     _only_averages(pool_mode)
     backward = torch.ops.torchvision._roi_align_backward
-    size, wide = (aligned_height, aligned_width), _wide(grad_output)
+    size, wide = (aligned_height, aligned_width), to_float32(grad_output)
     grad_input += backward(wide, rois.to(wide), spatial_scale, *size, *grad_input.shape, sampling_ratio, bool(aligned))
 
 
@@ -119,11 +121,6 @@ def _put_in_place() -> None:
         setattr(module, operator.__name__, operator)
     sys.modules[NAME] = module
     sys.modules["mmcv"]._ext = module
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """At least float32: torchvision has no RoIAlign of bfloat16."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _only_averages(pool_mode: int) -> None:

@@ -6,63 +6,46 @@ searched on the first split and kept for the others, the mean over splits of mIo
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
+from downstream.dense_task import Source
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import (
-    MICRO_BATCH,
-    Place,
-    Plan,
-    Source,
-    chosen_elsewhere,
-    open_both,
-    round_up_to_patch,
-    warnings,
-)
-from downstream.metrics.scores import weighted_scores
-from downstream.models.libraries import quiet_libraries
-from downstream.planning import (
-    drawn_areas,
-    loading_seconds,
-    rehearsed_plan,
-    segmentation_operations,
-    untrained,
-    windows,
-    work_of_training,
-)
-from downstream.segmentation import mmseg_objects, segmentation_outcome
+from downstream.loop.training import Plan, open_both, run_plan
+from downstream.planning import work_of_training
+from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.training.schedules import Polynomial
-from engine.work import Kind, Scale, Work
+from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.segmentation_data import SegmentationSizes
     from downstream.loop.running import TrainedModel
 
-CITYSCAPES = Source(
-    name="Cityscapes",
-    classes=19,
-    images=2975,
-    settings=("images", "epochs", "batch", "scale", "ratios", "crop", "stride"),
-)
 STD = 0.02  # of Segmenter's initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmenter(Task):
+class Segmenter(Segmentation):
     """Settings of one evaluation: a training for every split, and for every rate that is tried on the first."""
 
     COST: ClassVar[float] = 800.0  # 216 epochs, each crop twelve times the pixels of 224 x 224; times the rates tried
     LAYOUT: ClassVar[str] = "cityscapes"
+    KEY: ClassVar[str] = "segmenter_cityscapes"
+    TRAINED: ClassVar[str] = "the mask transformer is trained with the blocks of a ViT"
+    RESIZE_VAL: ClassVar[bool] = False
+    SOURCE: ClassVar[Source] = Source(
+        name="Cityscapes",
+        classes=19,
+        images=2975,
+        settings=("images", "epochs", "batch", "scale", "ratios", "crop", "stride"),
+    )
 
     decoder: Literal["linear", "mask"] = "linear"  # on the frozen network, or a transformer that is trained with it
     images: int = 100  # training images of each split; 0: all, in one training
@@ -96,12 +79,21 @@ class Segmenter(Task):
         checks.ranges(self, "ratios")
         checks.below_one(self, "drop_path")
 
+    @property
+    def frozen(self) -> bool:
+        return self.decoder == "linear"
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """As large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
+        return self.scale
+
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         self.check_count(images["train"])
         count = self.images or images["train"]
         return {
-            "crop": round_up_to_patch(self.crop, spec.patch_size),
+            "crop": self.side(spec),
             "trainings": len(self.lr) + max(len(self.splits) - 1, 0) * bool(self.images),
             "training images": count,
             "epochs": self.epochs,
@@ -112,49 +104,16 @@ class Segmenter(Task):
 
     def work(self, scale: Scale) -> Work:
         sizes = self.sizes(scale.spec, scale.images)
-        count, trainings, steps = sizes["training images"], sizes["trainings"], sizes["steps of each"]
-        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
-        evaluations = trainings * sizes["evaluations of each"]
         return work_of_training(
             scale,
-            trainings=trainings,
-            trained=self.epochs * count,
-            updates=steps,
-            evaluations=evaluations,
+            trainings=sizes["trainings"],
+            trained=self.epochs * sizes["training images"],
+            updates=sizes["steps of each"],
+            evaluations=sizes["trainings"] * sizes["evaluations of each"],
             side=sizes["crop"],
-            at_once=at_once,
-            frozen=self.decoder == "linear",
+            at_once=min(scale.batch_size or self.LARGEST, self.batch),
+            frozen=self.frozen,
         )
-
-    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
-        """Validation images are as large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
-        self.check_network(spec)
-        crop = round_up_to_patch(self.crop, spec.patch_size)
-        build = partial(self.model, untrained(spec, crop), classes, self.pixels(crop), 0)
-        return segmentation_operations(build, crop, self.decoder == "linear", windows(*self.scale, crop, self.stride))
-
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        self.check_network(export.spec)
-        loading_seconds()
-        everything, val = open_both(space, self.LAYOUT)
-        crop, splits = round_up_to_patch(self.crop, export.spec.patch_size), self.training_sets(everything)
-        plan = self.plan(export, splits[0], val, crop, self.lr[0], space.seed)
-
-        def operations() -> float:
-            return self.model_flops(export.spec, len(val.classes))["training"]
-
-        areas = drawn_areas(len(val), len(val.classes))
-        score = partial(weighted_scores, [areas])
-        return rehearsed_plan(plan, self.place(export, space), score, operations)
-
-    def place(self, export: FrozenExport, space: Workspace) -> Place:
-        """Where the trainings run."""
-        return Place(export=export, space=space, task="segmenter_cityscapes")
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        """ValueError for a network that cannot be trained."""
-        if self.decoder == "mask":
-            vit_spec(spec, "the mask transformer is trained with the blocks of a ViT")
 
     def check_count(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a split takes."""
@@ -165,17 +124,11 @@ class Segmenter(Task):
         self.check_network(export.spec)
         everything, val = open_both(space, self.LAYOUT)
         splits = self.training_sets(everything)
-        place = self.place(export, space)
-        crop = round_up_to_patch(self.crop, export.spec.patch_size)
-        tried = {lr: place.trained(self.plan(export, splits[0], val, crop, lr, space.seed)) for lr in self.lr}
+        tried = {lr: run_plan(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
-        others = [place.trained(self.plan(export, split, val, crop, best, space.seed)) for split in splits[1:]]
-        departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-        departures += chosen_elsewhere(self, CITYSCAPES, everything)
-        facts = self.facts(tried, best) | {"warnings": departures}
-        return segmentation_outcome(
-            place, [tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"])
-        )
+        others = [run_plan(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
+        facts = self.facts(tried, best) | {"warnings": self.departures(export, everything, tried[best].batch)}
+        return segmentation_outcome([tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"]))
 
     def training_sets(self, everything: SceneSet) -> list[SceneSet]:
         """The scenes of each split."""
@@ -196,45 +149,43 @@ class Segmenter(Task):
             ],
         }
 
-    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, crop: int, lr: float, seed: int) -> Plan:
-        """One training at one rate, as `Place` runs it."""
+    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
+        return self.plan_at(self.lr[0], export, self.training_sets(train)[0], val, seed)
+
+    def plan_at(self, lr: float, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
+        """One training at one rate."""
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
-        sizes = self.pixels(crop)
         settings = {name: value for name, value in asdict(self).items() if name not in ("lr", "splits", "images")}
         return Plan(
+            task=self.KEY,
+            export=export,
             settings=settings | {"rate": lr},
             train=train,
             val=val,
             batch=self.batch,
+            largest=self.LARGEST,
             schedule=Polynomial(power=0.9, floor=self.floor),
             epochs=self.epochs,
             steps_per_epoch=steps,
             judge_every=min(self.judge_every, self.epochs) * steps,
             best="mIoU" if self.report == "best" else "",
-            objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, len(train.classes), sizes, seed),
+            objects=lambda: self.objects(train, val, export.spec),
+            build=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export, lr),
             label=f"{self.decoder} decoder, lr {lr:g}, on {train.url}",
         )
 
-    def pixels(self, crop: int) -> "SegmentationSizes":
-        """How images are resized and cropped."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
-        return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios, resize_val=False)
-
-    def model(self, export: FrozenExport, classes: int, sizes: "SegmentationSizes", seed: int) -> "nn.Module":
-        """mmseg's EncoderDecoder around the export, on the last block's patches behind the final norm."""
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
+        """On the last block's patches behind the final norm. There is no batch norm."""
         from downstream.models.backbone import DenseBackbone, dense_network
         from downstream.models.segmentors import linear_head, mask_head, segmentor
 
-        frozen, width = self.decoder == "linear", export.spec.width
-        network = dense_network(export, sizes.crop, 0.0 if frozen else self.drop_path)
-        backbone = DenseBackbone(network, (-1,), norm=True, frozen=frozen, recompute=self.recompute)
+        sizes, width = self.pixels(export.spec), export.spec.width
+        network = dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path)
+        backbone = DenseBackbone(network, (-1,), norm=True, frozen=self.frozen, recompute=self.recompute)
         heads = (
             linear_head(width, classes, maps=1, over_valid=True, std=STD)
-            if frozen
+            if self.frozen
             else mask_head(width, classes, self.layers)
         )
         return segmentor(backbone, heads, export, sizes, seed)
@@ -278,7 +229,7 @@ def _few_shot(task: Segmenter, images: int) -> Protocol:
     return _protocol(replace(task, images=images), f"{SOURCE}{SPLITS}")
 
 
-def on_all(task: Segmenter) -> Protocol:
+def _on_all(task: Segmenter) -> Protocol:
     return _protocol(replace(task, **FULL), SOURCE)
 
 
@@ -292,10 +243,10 @@ PROTOCOLS = {
     ),
     "segmenter_linear100@moca": _few_shot(LINEAR, 100),
     "segmenter_linear372@moca": _few_shot(LINEAR, 372),
-    "segmenter_linear@moca": on_all(LINEAR),
+    "segmenter_linear@moca": _on_all(LINEAR),
     "segmenter_mask100@moca": _few_shot(MASK, 100),
     "segmenter_mask372@moca": _few_shot(MASK, 372),
-    "segmenter_mask@moca": on_all(MASK),
+    "segmenter_mask@moca": _on_all(MASK),
 }
 
 SUITES = {

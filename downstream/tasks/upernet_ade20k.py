@@ -6,62 +6,42 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
+from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
-from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import (
-    MICRO_BATCH,
-    Place,
-    Plan,
-    Source,
-    chosen_elsewhere,
-    open_both,
-    round_up_to_patch,
-    warnings,
-)
-from downstream.metrics.scores import weighted_scores
-from downstream.models.libraries import quiet_libraries
-from downstream.planning import (
-    drawn_areas,
-    loading_seconds,
-    rehearsed_plan,
-    segmentation_operations,
-    untrained,
-    windows,
-    work_of_training,
-)
-from downstream.segmentation import mmseg_objects, segmentation_outcome
+from downstream.dense_task import Source
+from downstream.loop.optimisation import adamw_by_layer
+from downstream.loop.training import Plan, open_both, run_plan
+from downstream.planning import work_of_training
+from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
-from engine.tasks import Outcome, Protocol, Task, Workspace
+from engine.tasks import Outcome, Protocol, Workspace
 from engine.training.schedules import MultipliedWarmup, Polynomial
-from engine.work import Kind, Scale, Work
+from engine.work import Scale, Work
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from downstream.data.segmentation_data import SegmentationSizes
-
-
-ADE20K = Source(
-    name="ADE20K",
-    classes=150,
-    images=20210,
-    settings=("steps", "warmup", "batch", "scale", "ratios", "crop", "stride"),
-)
 MMSEG_STD = 0.01  # of its heads' last layer; there a normal, here a normal cut at two standard deviations
 
 
 @dataclass(frozen=True, kw_only=True)
-class UperNet(Task):
+class UperNet(Segmentation):
     """Settings of one training."""
 
     COST: ClassVar[float] = 1000.0  # 160 000 steps of 16 crops: 127 passes, at five times the pixels of 224 x 224
     LAYOUT: ClassVar[str] = "ade20k"
+    KEY: ClassVar[str] = "upernet_ade20k"
+    TRAINED: ClassVar[str] = "UPerNet is trained with four blocks of a ViT"
+    SOURCE: ClassVar[Source] = Source(
+        name="ADE20K",
+        classes=150,
+        images=20210,
+        settings=("steps", "warmup", "batch", "scale", "ratios", "crop", "stride"),
+    )
 
     head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
     lr: float = 1e-4  # peak learning rate, of the heads
@@ -95,10 +75,20 @@ class UperNet(Task):
         checks.up_to(self, "warmup", "steps")
         checks.ranges(self, "ratios")
 
+    @property
+    def frozen(self) -> bool:
+        return self.head == "linear"
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """Of 4 : 3, as most of ADE20K are."""
+        shorter = min(self.scale)
+        return min(max(self.scale), shorter * 4 // 3), shorter
+
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         return {
-            "crop": round_up_to_patch(self.crop, spec.patch_size),
+            "crop": self.side(spec),
             "epochs": f"{self.steps * self.batch / images['train']:.1f}",
             "steps": self.steps,
             "batch": self.batch,
@@ -106,106 +96,59 @@ class UperNet(Task):
         }
 
     def work(self, scale: Scale) -> Work:
-        self.check_network(scale.spec)
-        crop, evaluations = round_up_to_patch(self.crop, scale.spec.patch_size), self.judge_every or self.steps
-        at_once = min(scale.batch_size or MICRO_BATCH, self.batch)
-        shown = -(-self.steps // evaluations)
+        sizes = self.sizes(scale.spec, scale.images)
         return work_of_training(
             scale,
             trainings=1,
             trained=self.steps * self.batch,
             updates=self.steps,
-            evaluations=shown,
-            side=crop,
-            at_once=at_once,
-            frozen=self.head == "linear",
+            evaluations=sizes["evaluations"],
+            side=sizes["crop"],
+            at_once=min(scale.batch_size or self.LARGEST, self.batch),
+            frozen=self.frozen,
         )
-
-    def model_flops(self, spec: FrozenSpec, classes: int) -> dict[Kind, float]:
-        """Of images of 4 : 3, as most of ADE20K are."""
-        self.check_network(spec)
-        crop, shorter = round_up_to_patch(self.crop, spec.patch_size), min(self.scale)
-        looks = windows(min(max(self.scale), shorter * 4 // 3), shorter, crop, self.stride)
-        sizes = self.pixels(crop)
-        build = partial(self.model, untrained(spec, crop), classes, sizes, False, 0)
-        return segmentation_operations(build, crop, self.head == "linear", looks)
-
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        self.check_network(export.spec)
-        loading_seconds()
-        train, val = open_both(space, self.LAYOUT)
-        crop = round_up_to_patch(self.crop, export.spec.patch_size)
-        plan = self.plan(export, train, val, crop, space.seed)
-
-        def operations() -> float:
-            return self.model_flops(export.spec, len(val.classes))["training"]
-
-        areas = drawn_areas(len(val), len(val.classes))
-        score = partial(weighted_scores, [areas])
-        return rehearsed_plan(plan, self.place(export, space), score, operations)
-
-    def check_network(self, spec: FrozenSpec) -> None:
-        """ValueError for a network that cannot be trained."""
-        if self.head == "upernet":
-            vit_spec(spec, "UPerNet is trained with four blocks of a ViT")
-
-    def place(self, export: FrozenExport, space: Workspace) -> Place:
-        """Where the training runs."""
-        return Place(export=export, space=space, task="upernet_ade20k")
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val = open_both(space, self.LAYOUT)
-        place = self.place(export, space)
-        crop = round_up_to_patch(self.crop, export.spec.patch_size)
-        trained = place.trained(self.plan(export, train, val, crop, space.seed))
-        departures = warnings(export, self.size, self.branch, self.crop, crop, place.facts["batch"])
-        departures += chosen_elsewhere(self, ADE20K, train)
-        return segmentation_outcome(place, [trained], [train], val, {"steps": self.steps, "warnings": departures})
+        trained = run_plan(self.plan(export, train, val, space.seed), space)
+        facts = {"steps": self.steps, "warnings": self.departures(export, train, trained.batch)}
+        return segmentation_outcome([trained], [train], val, facts)
 
-    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, crop: int, seed: int) -> Plan:
-        """The one training, as `Place` runs it."""
-        sizes = self.pixels(crop)
+    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         return Plan(
+            task=self.KEY,
+            export=export,
             settings=asdict(self),
             train=train,
             val=val,
             batch=self.batch,
+            largest=self.LARGEST,
             schedule=MultipliedWarmup(schedule=Polynomial(), updates=self.warmup),
             epochs=self.steps,
             steps_per_epoch=1,  # the source counts in steps
             judge_every=self.judge_every,
             best="",
-            objects=lambda: mmseg_objects(train, val, sizes),
-            build=lambda synchronised: self.model(export, len(train.classes), sizes, synchronised, seed),
+            objects=lambda: self.objects(train, val, export.spec),
+            build=lambda synchronised: self.model(export, len(train.classes), synchronised, seed),
             optimise=lambda model: self.optimiser(model, export),
             label=f"{self.head} on {train.url}",
         )
 
-    def pixels(self, crop: int) -> "SegmentationSizes":
-        """How images are resized and cropped."""
-        with quiet_libraries():
-            from downstream.data.segmentation_data import SegmentationSizes
-
-        return SegmentationSizes(crop=crop, stride=self.stride, scale=self.scale, ratios=self.ratios)
-
-    def model(
-        self, export: FrozenExport, classes: int, sizes: "SegmentationSizes", synchronised: bool, seed: int
-    ) -> "nn.Module":
-        """mmseg's EncoderDecoder around the export."""
+    def model(self, export: FrozenExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.segmentors import linear_head, pyramid, segmentor, upernet_heads
 
-        linear, width = self.head == "linear", export.spec.width
+        sizes, width = self.pixels(export.spec), export.spec.width
         backbone = DenseBackbone(
-            dense_network(export, sizes.crop, 0.0 if linear else self.drop_path),
+            dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path),
             usual_taps(export.spec.depth),
             norm=self.norm,
-            frozen=linear,
+            frozen=self.frozen,
             train_positions=self.train_positions,
             recompute=self.recompute,
         )
-        if linear:
+        if self.frozen:
             heads, necks = linear_head(width, classes, maps=4, over_valid=False, std=MMSEG_STD), None
         else:
             heads = upernet_heads(width, classes, self.channels or width, synchronised)
@@ -214,13 +157,10 @@ class UperNet(Task):
 
     def optimiser(self, model: "nn.Module", export: FrozenExport) -> torch.optim.Optimizer:
         """AdamW over what trains; of a linear head the bias decays too, as where nobody groups parameters."""
-        if self.head == "linear":
+        if self.frozen:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return torch.optim.AdamW(trained, lr=self.lr, weight_decay=self.weight_decay)
-        groups = optimizer_groups(
-            model, export.spec.depth, self.layer_decay, self.lr, self.weight_decay, self.decay_tokens
-        )
-        return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])
+        return adamw_by_layer(model, export.spec.depth, self)
 
 
 LUT = UperNet(size="B")

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.pickles import read_pickle
-from imagesets.class_folders import open_tree
-from imagesets.listing import require_folder
+from imagesets.listing import open_tree, require_folder
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages, Split
 

@@ -3,7 +3,7 @@
 PATH/test stands in for a missing PATH/val, and the set's notes say so.
 """
 
-from imagesets.class_folders import open_tree
+from imagesets.listing import open_tree
 from imagesets.sets import ImageSet, Split
 
 PLACE = "PATH"

@@ -12,8 +12,15 @@ import re
 
 import numpy as np
 
-from imagesets.class_folders import missing
-from imagesets.listing import class_tree, images_below, require_folder, require_same_classes, short_list, subfolders
+from imagesets.listing import (
+    class_tree,
+    images_below,
+    missing,
+    require_folder,
+    require_same_classes,
+    short_list,
+    subfolders,
+)
 from imagesets.sets import ImageSet, Split
 from imagesets.val_labels import find_labels
 

@@ -17,8 +17,8 @@ import numpy as np
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.official_sets import SETS, OfficialImages, OfficialSet, Options, by_loader
-from imagesets.sets import ImageSet, Split
-from imagesets.stored import NamedFiles, StoredImages, stored_set
+from imagesets.sets import FileImages, ImageSet, Split
+from imagesets.stored import StoredImages, stored_set
 
 PLACE = "NAME:ROOT"
 SPLITS = ("train", "val")
@@ -106,8 +106,8 @@ def _with_several_labels(url: str, split: Split, found: OfficialImages, known: O
     )
 
 
-def in_files(url: str, paths: Sequence[str]) -> NamedFiles:
-    """Files by their own names, with sizes. ValueError where some are missing."""
+def in_files(url: str, paths: Sequence[str]) -> FileImages:
+    """Files, called by their own names, with sizes. ValueError where some are missing."""
     base = os.path.commonpath([os.path.dirname(path) for path in paths])
     wanted = {path[len(base) + 1 :]: row for row, path in enumerate(paths)}
     listed, _ = images_below(base, ["."]) if os.path.isdir(base) else (None, None)
@@ -120,7 +120,7 @@ def in_files(url: str, paths: Sequence[str]) -> NamedFiles:
         raise ValueError(
             f"{url}: {(places < 0).sum()} of its {len(paths)} images are missing, {first} first; unpack again"
         )
-    return NamedFiles(names=PackedNames.pack(map(os.path.basename, paths)), files=listed.take(places))
+    return listed.renamed(places, PackedNames.pack(map(os.path.basename, paths)))
 
 
 @dataclass(frozen=True, eq=False)

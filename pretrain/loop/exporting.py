@@ -15,9 +15,9 @@ from engine.extensions import load_extension
 from engine.seeding import START, seeded
 from engine.training.states import State, newest_state
 from pretrain.loop.cost import cost_of
+from pretrain.loop.run_folder import RUN
 from pretrain.method import Encoder, Method, TrainProgress
 
-RUN = "run.json"  # what is trained, see run_folder.py
 EXPORT = "export"  # of the first branch; the others' are export-BRANCH
 
 

@@ -8,7 +8,6 @@ together are two micro-batches ahead.
 B images of one micro-batch, or of a piece of it.
 """
 
-import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from engine.core_threads import own_cores
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
 from engine.training.interruptions import ignore_signals
 from engine.training.micro_batches import micro_batch_size, share_of
@@ -40,7 +40,7 @@ class BatchPlan:
 
     count: int  # training images
     batch: int  # images of an update
-    world: int  # processes that share a batch equally
+    processes: int  # that share a batch equally
     micro_batches: int  # forward passes of a process in an update
     seed: int  # of the order
     # How often an image occurs in an epoch, which then shows fewer images: one after the other, in other processes and
@@ -54,13 +54,13 @@ class BatchPlan:
     @property
     def micro_batch_size(self) -> int:
         """Images of one process in one forward pass."""
-        return self.batch // self.world // self.micro_batches
+        return self.batch // self.processes // self.micro_batches
 
     def positions(self, step: int, rank: int, micro_batch: int) -> range:
         """Where one micro-batch's images are in the epoch's sequence, in which an image's repeats follow each other."""
         first, share = step % self.steps_per_epoch * self.batch, rank * self.micro_batches + micro_batch
         if self.repeats > 1:
-            return range(first + share, first + self.batch, self.world * self.micro_batches)
+            return range(first + share, first + self.batch, self.processes * self.micro_batches)
         start = first + share * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
@@ -71,7 +71,7 @@ class BatchPlan:
 
 
 def batch_plan(
-    count: int, batch: int, world: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
+    count: int, batch: int, processes: int, largest: int | None, seed: int, url: str = "the set", repeats: int = 1
 ) -> BatchPlan:
     """The plan with the fewest micro-batches of up to `largest` images (None: any number).
 
@@ -79,9 +79,11 @@ def batch_plan(
     """
     if batch > count:
         raise ValueError(f"batch={batch} is more than the {count} images of {url}; lower it with --set batch={count}")
-    share = share_of(batch, world)
+    share = share_of(batch, processes)
     micro_batches = share // micro_batch_size(share, largest or share)
-    return BatchPlan(count=count, batch=batch, world=world, micro_batches=micro_batches, seed=seed, repeats=repeats)
+    return BatchPlan(
+        count=count, batch=batch, processes=processes, micro_batches=micro_batches, seed=seed, repeats=repeats
+    )
 
 
 class MicroBatch(NamedTuple):
@@ -152,8 +154,7 @@ def piece_of(side: int, micro_batch_size: int) -> int:
 
 def default_workers(device: str) -> int:
     """Loader processes by default: one for each core of a GPU's process, a single one for a training on the CPU."""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(LOADERS, cores)) if torch.device(device).type == "cuda" else 1
+    return min(LOADERS, own_cores()) if torch.device(device).type == "cuda" else 1
 
 
 def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, skip_bad: bool) -> Generator[MicroBatch]:

@@ -6,7 +6,6 @@ B images, D width.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +29,6 @@ class Learning:
 
     means: dict[str, float] = field(default_factory=dict)  # name of a log -> mean over the newest updates
     warnings: dict[str, str] = field(default_factory=dict)  # subject -> what is wrong
-
-    def state(self) -> dict[str, Any]:
-        """JSON values for a training state."""
-        return {"means": dict(self.means), "warnings": dict(self.warnings)}
 
     def add(self, step: int, logs: Mapping[str, float]) -> None:
         """Take in the logs of update `step`."""

@@ -15,14 +15,15 @@ from engine.training.states import states
 
 # These may differ on resuming: the images may have moved, and a newer version may cite a source in other words.
 UNCOMPARED = ("data.url", "settings.source")
+RUN = "run.json"
 # Temporary files and folders that a kill leaves behind (engine/files.py).
-TEMPORARY_RUN_JSON = ".run.json.*"
+TEMPORARY_RUN_JSON = f".{RUN}.*"
 LEFTOVERS = (TEMPORARY_RUN_JSON, ".log.jsonl.*", ".export.*", ".export-*.*", ".start.*", ".wandb-id.*")
 LOCK = "lock"
 SHOWN, MAX_SHOWN = 4, 40  # differences that a refusal names; characters of a value in it
 MADE_AGAIN = ("start", "log.jsonl", "tensorboard", "wandb-id")  # all that a run has before its first training state
 CLUSTER = "cluster"  # what was submitted with --cluster, before the run began
-BEGUN = {"run.json", LOCK, CLUSTER, "wandb", "states", *MADE_AGAIN}
+BEGUN = {RUN, LOCK, CLUSTER, "wandb", "states", *MADE_AGAIN}
 
 
 @contextmanager
@@ -39,13 +40,13 @@ def locked_run_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -
         for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
             _remove(path)
         if not goes_on:
-            write_atomic(folder / "run.json", json.dumps(asked, indent=2) + "\n")
+            write_atomic(folder / RUN, json.dumps(asked, indent=2) + "\n")
         yield
 
 
 def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
     """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible."""
-    path = folder / "run.json"
+    path = folder / RUN
     held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
     if not path.exists():
         if held - {folder / LOCK, folder / CLUSTER}:

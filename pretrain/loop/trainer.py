@@ -11,8 +11,8 @@ A run's folder holds
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from types import ModuleType
@@ -128,14 +128,13 @@ class Trainer:
 
         begun: called in the first process once the folder is known to be this run's.
         """
-        with ExitStack() as held:
-            lock = locked_run_folder(self.run.out, self.identity(), self.run.resume)
-            self.world.on_rank0(lambda: held.enter_context(lock))
+        with self.world.held_by_rank0(locked_run_folder(self.run.out, self.identity(), self.run.resume)):
             self.world.on_rank0(begun)
             self.load()
             if self.step == 0:
                 self.world.on_rank0(self.begin)
             if self.step < self.progress().steps:
+                self.asked_to_stop = False
                 with listening(self.stop):
                     self.loop()
             if self.step < self.progress().steps:
@@ -146,7 +145,7 @@ class Trainer:
     def begin(self) -> None:
         """Before the first update, in the first process: fit the method to images, and export its encoder."""
         if self.method.fitted_on:
-            plan = replace(self.plan, world=1, micro_batches=self.plan.world * self.plan.micro_batches)
+            plan = replace(self.plan, processes=1, micro_batches=self.plan.processes * self.plan.micro_batches)
             steps = min(ceil(self.method.fitted_on / plan.batch), plan.steps_per_epoch)
             say(f"{self.name} is fitted to {steps * plan.batch} images before the first update")
             with closing(self.micro_batches(range(steps), plan)) as micro_batches:
@@ -159,7 +158,6 @@ class Trainer:
 
     def loop(self) -> None:
         """Run the remaining updates, or those until `stop` is called; then save the state."""
-        self.asked_to_stop = False
         records, averages = self.world.on_all_ranks(self.records), Averages()
         self.counted = is_counted(self.run.out)
         saving = Timer(self.run.save_minutes * 60.0)
@@ -319,7 +317,7 @@ class Trainer:
             "norm": self.updates.norm,
             "unreadable": self.unreadable,
             "scaler": self.updates.scaler.state_dict(),
-            "learning": self.learning.state(),
+            "learning": asdict(self.learning),
         }
         return State(tensors=tensors, facts=facts)
 

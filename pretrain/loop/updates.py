@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.compiling import compile_blocks
@@ -119,8 +119,7 @@ class Updates:
     def agreed(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
         """Mean loss over the processes, and how many of them have each request."""
         facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
-        if self.world.size > 1:
-            distributed.all_reduce(facts)
+        self.world.add_up(facts)
         return dict(zip(["loss", *requests], facts.tolist(), strict=True))
 
     def check(self, what: str, value: float, progress: TrainProgress) -> None:

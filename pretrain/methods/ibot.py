@@ -1,7 +1,7 @@
 """iBOT (Zhou et al. 2022): DINO on masked crops, and each masked patch predicts what the teacher says of it unmasked.
 
-Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py. One head serves class tokens and patches, as in all
-released models; heads of their own (table 9), norms in the head and Swin are not here.
+Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py, models/head.py. Of its options Swin, ReLUs in the head,
+batch norms over groups of processes and more prototypes for patches than for class tokens are not here.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, D width, d bottleneck, K prototypes.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from checkpoints.spec import ViTSpec
 from engine import checks
 from pretrain.method import Encoder, Step, TrainProgress
+from pretrain.parts.heads import PrototypeHead, Prototypes, projector_tensors
 from pretrain.parts.losses import dino_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import MaskShape, VaryingMask
 from pretrain.parts.masking import with_mask_tokens
@@ -30,7 +31,7 @@ from pretrain.parts.self_distillation import (
     small_recipes,
 )
 from pretrain.parts.sizes import VIT_B, VIT_L, VIT_S
-from pretrain.parts.teachers import Centre, Temperature, mean_output
+from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
 from pretrain.parts.views import MultiCrop
 from pretrain.recipe import Recipe
 from pretrain.schedules import CosineTo, TableCosine
@@ -41,6 +42,8 @@ class Settings(DistillationSettings):
     """What is not in main_ibot.py's defaults (28-170) is of README.md's command for the ViT-S."""
 
     prototypes: int = 8192
+    shared_head: bool = True  # the student's class tokens and patches share their prototypes (table 9)
+    shared_head_teacher: bool = True  # the teacher's do, and follow the student's of class tokens
     teacher_temperature: float = 0.07
     teacher_warmup: int = 30  # epochs, of both temperatures
     patch_temperature: float = 0.07  # the teacher's for patches, after the warm-up
@@ -54,6 +57,7 @@ class Settings(DistillationSettings):
     global_scale: tuple[float, float] = (0.25, 1.0)
     local_scale: tuple[float, float] = (0.05, 0.25)
     local_crops: int = 10
+    one_norm = True  # models/head.py:69-87
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +65,6 @@ class Settings(DistillationSettings):
         checks.counts(self, "mask_start", least=0)
         checks.shares(self, "mask_ratios", "mask_spreads")
         checks.amounts(self, "cls_weight", "patch_weight")
-        if self.head_norm != "none":
-            raise ValueError(f"head_norm={self.head_norm}: iBOT's head is without norms here; use none")
         if not self.mask_ratios or len(self.mask_ratios) != len(self.mask_spreads):
             raise ValueError(f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give as many of both")
         for ratio, spread in zip(self.mask_ratios, self.mask_spreads, strict=True):
@@ -77,6 +79,7 @@ class Ibot(SelfDistillation):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
+        own_patch_prototypes(self.student.head, self.teacher.head, settings)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))  # models/vision_transformer.py:170-172
         self.patch_centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
         self.patch_temperatures = Temperature(
@@ -100,27 +103,35 @@ class Ibot(SelfDistillation):
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         crops, masks, head = views["global"], views["mask"] & self.is_masking, self.student.head
         cls_targets, patch_targets, observed = self.teacher_targets(crops, masks)
-        tokens = self.encode_masked(crops, masks)
+        classes, patches = self.student_logits(crops, masks)
         local = head(self.student.class_tokens(views["local"])) if "local" in views else None
         temperature = self.settings.student_temperature
-        cls_loss = dino_loss(head(tokens[:, :, 0]), local, cls_targets, temperature)  # Eq. 2
-        patches = head(tokens[:, :, self.spec.prefix :][masks])  # (m, K)
+        cls_loss = dino_loss(classes, local, cls_targets, temperature)  # Eq. 2
         patch_loss = masked_patch_loss(patches, patch_targets, masks, temperature)  # Eq. 3
         loss = self.settings.cls_weight * cls_loss + self.settings.patch_weight * patch_loss
         return Step(loss, {"cls": cls_loss.detach(), "patch": patch_loss.detach()}, observed)
+
+    def student_logits(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Crops (B, G, 3, S, S), masks (B, G, L) -> logits of the class tokens (B, G, K) and of the masked patches
+        (m, K). Other patches skip the head, unless its batch norms count them."""
+        head, tokens, first = self.student.head, self.encode_masked(crops, masks), self.spec.prefix
+        if self.settings.head_norm == "bn":
+            vectors = head.embed(tokens)
+            return head.last_layer(vectors[:, :, 0]), patch_prototypes(head)(vectors[:, :, first:][masks])
+        return head(tokens[:, :, 0]), patch_prototypes(head)(head.embed(tokens[:, :, first:][masks]))
 
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Whole crops (B, G, 3, S, S), masks (B, G, L) -> targets of the class tokens (B, G, K) and of the masked
         patches (m, K), and what the centres follow."""
-        head = self.teacher.head
+        head, of_patches = self.teacher.head, patch_prototypes(self.teacher.head)
         vectors = head.embed(self.teacher.vit(crops.flatten(0, 1))[0]).unflatten(0, crops.shape[:2])
         patches = vectors[:, :, self.spec.prefix :]  # (B, G, L, d)
         outputs = head.last_layer(vectors[:, :, 0])
         # The mean over all patches' logits is the logits of their mean: only masked patches need theirs.
         with torch.autocast(crops.device.type, enabled=False):
-            observed = {"center": mean_output(outputs), "patch_center": head.last_layer(mean_output(patches))}
-        patch_targets = self.patch_centre.soften(head.last_layer(patches[masks]), self.patch_temperature)
+            observed = {"center": mean_output(outputs), "patch_center": of_patches(mean_output(patches))}
+        patch_targets = self.patch_centre.soften(of_patches(patches[masks]), self.patch_temperature)
         return self.targets(outputs), patch_targets, observed
 
     def encode_masked(self, crops: Tensor, masks: Tensor) -> Tensor:
@@ -138,6 +149,14 @@ class Ibot(SelfDistillation):
         super().after_update(progress)
         self.patch_centre.update()
 
+    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """What both have by the same name (main_ibot.py:380-390)."""
+        teacher, student = self.teacher, self.student
+        found = [(teacher.vit, student.vit), (teacher.head.mlp, student.head.mlp)]
+        found.append((teacher.head.last_layer, student.head.last_layer))
+        own = not self.settings.shared_head and not self.settings.shared_head_teacher
+        return [*found, (teacher.head.last_layer2, student.head.last_layer2)] if own else found
+
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As DINO's; the patches' loss counts crops without a mask as 0."""
         ratios = self.settings.mask_ratios
@@ -149,10 +168,23 @@ class Ibot(SelfDistillation):
         return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
 
 
+def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, settings: Settings) -> None:
+    """Gives heads `last_layer2`, prototypes of patches, where they do not share those of class tokens. The teacher's
+    begin as the student's."""
+    if not settings.shared_head:
+        student.last_layer2 = Prototypes(settings.bottleneck, settings.prototypes, settings.fixed_prototypes)
+    if not settings.shared_head_teacher:
+        teacher.last_layer2 = frozen_copy(patch_prototypes(student))
+
+
+def patch_prototypes(head: PrototypeHead) -> Prototypes:
+    return getattr(head, "last_layer2", head.last_layer)
+
+
 def encoder_of(branch: Branch) -> Encoder:
     """For the export; the head's layers under the importer's names, as the semi-supervised recipe reads the first of
     them (evaluation/semi_supervised/eval_cls.py:207-256)."""
-    return Encoder(vit=branch.vit, extra=branch.head.mlp.state_dict(prefix="projector.mlp."))
+    return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ d the student's width.
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from engine.distributed import current_world
 from engine.precision import l2_normalize, to_float32
@@ -85,10 +85,8 @@ class Codebook(nn.Module):
     def follow(self, contrasts: Tensor) -> None:
         """Move mu towards the contrasts (V,) of all processes, once for each view."""
         world = current_world()
-        if world.size > 1:
-            distributed.all_reduce(contrasts)
-            contrasts /= world.size
-        for contrast in contrasts:
+        world.add_up(contrasts)
+        for contrast in contrasts / world.size:
             self.mu.lerp_(contrast, 1.0 - MU_DECAY)
 
     def pooled(self, shares: Tensor) -> Tensor:

@@ -41,17 +41,19 @@ def mlp(
     last_bias: bool | None = None,
     last_norm: bool = False,
     norm_eps: float = 1e-5,
+    one_norm: bool = False,
 ) -> nn.Sequential:
     """Linear layers (B, dims[0]) -> ... -> (B, dims[-1]); after each but the last, the norm and the activation.
 
     bias: of the linear layers, unless last_bias says otherwise of the last. last_norm: a batch norm without parameters
-    follows the last layer (SimCLR, MoCo-v3 builder.py:56-59). Initial weights are torch's.
+    follows the last layer (SimCLR, MoCo-v3 builder.py:56-59). one_norm: a single norm serves all hidden layers, which
+    have one width. Initial weights are torch's.
     """
     layers: list[nn.Module] = []
-    last = len(dims) - 2
+    last, norms = len(dims) - 2, [NORMS[norm](width, eps=norm_eps) for width in dims[1:-1]] if norm != "none" else []
     for number, (width_in, width_out) in enumerate(pairwise(dims)):
         if number > 0:
-            layers += [NORMS[norm](width_in, eps=norm_eps)] if norm != "none" else []
+            layers += [norms[0 if one_norm else number - 1]] if norms else []
             layers.append(ACTIVATIONS[activation]())
         has_bias = bias if number < last or last_bias is None else last_bias
         layers.append(nn.Linear(width_in, width_out, bias=has_bias))
@@ -59,9 +61,9 @@ def mlp(
     return nn.Sequential(*layers)
 
 
-def projector_tensors(projector: nn.Module) -> dict[str, Tensor]:
+def projector_tensors(projector: nn.Module, prefix: str = "projector.") -> dict[str, Tensor]:
     """What an export keeps of a projector, `projector.*`: all but its batch norms' counts of updates."""
-    tensors = projector.state_dict(prefix="projector.")
+    tensors = projector.state_dict(prefix=prefix)
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
@@ -79,23 +81,32 @@ class Prototypes(nn.Module):
 
 
 class PrototypeHead(nn.Module):
-    """(B, D) -> (B, K) logits: `embed`, then `last_layer`, which other tokens may share.
+    """Tokens (..., D) -> logits (..., K): `embed`, then `last_layer`, which other tokens may share.
 
-    layers: linear ones of the MLP. norm: after each of them but the last; with "bn" B counts as one batch.
-    fixed: see Prototypes (the source's norm_last_layer).
+    layers: linear ones of the MLP. norm: after each of them but the last; with "bn" all tokens count as one batch.
+    fixed: see Prototypes (the source's norm_last_layer). one_norm: see `mlp`.
     """
 
     def __init__(
-        self, width: int, count: int, *, hidden: int, bottleneck: int, layers: int, norm: Norm, fixed: bool
+        self,
+        width: int,
+        count: int,
+        *,
+        hidden: int,
+        bottleneck: int,
+        layers: int,
+        norm: Norm,
+        fixed: bool,
+        one_norm: bool = False,
     ) -> None:
         super().__init__()
         dims = [width, *[hidden] * (layers - 1), bottleneck]
-        self.mlp = truncated_(mlp(dims, norm=norm))
+        self.mlp = truncated_(mlp(dims, norm=norm, one_norm=one_norm))
         self.last_layer = Prototypes(bottleneck, count, fixed)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(B, D) -> unit vectors (B, d)."""
-        return l2_normalize(self.mlp(tokens))
+        """(..., D) -> unit vectors (..., d)."""
+        return l2_normalize(self.mlp(tokens.flatten(0, -2))).unflatten(0, tokens.shape[:-1])
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.last_layer(self.embed(tokens))

@@ -7,7 +7,7 @@ from math import log
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
@@ -113,9 +113,7 @@ def gathered(rows: Tensor) -> Tensor:
     world = current_world()
     if world.size == 1:
         return rows.detach()
-    parts = [torch.empty_like(rows) for _ in range(world.size)]
-    distributed.all_gather(parts, rows.contiguous())
-    return torch.cat(parts)
+    return torch.cat(world.gather_tensors(rows.contiguous()))
 
 
 class GatheredRows(torch.autograd.Function):
@@ -129,5 +127,5 @@ class GatheredRows(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         world = current_world()
         gradient = gradient.contiguous()
-        distributed.all_reduce(gradient)
+        world.add_up(gradient)
         return gradient.chunk(world.size)[world.rank]

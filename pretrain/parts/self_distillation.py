@@ -64,7 +64,7 @@ class DistillationSettings:
     head_layers: int = 3  # of the projection head's MLP
     head_hidden: int = 2048  # hidden width of the projection head
     bottleneck: int = 256  # width before the prototypes
-    head_norm: Norm = "none"  # of the projection head: bn, or none
+    head_norm: Norm = "none"  # of the projection head: bn, ln or none
     fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
     freeze_prototypes: int = 1  # epochs in which the prototypes stand still
     teacher_momentum: float = 0.996  # at the start; 1 at the end
@@ -82,6 +82,7 @@ class DistillationSettings:
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
     solarise: tuple[float, float] = (0.0, 0.2)  # chance for the first and the second global crop
     drop_path: float = 0.1  # of the student
+    one_norm = False  # whether one norm serves all of the head's layers; no setting
 
     def __post_init__(self) -> None:
         checks.annotations(self)
@@ -107,6 +108,7 @@ class Branch(nn.Module):
             layers=settings.head_layers,
             norm=settings.head_norm,
             fixed=settings.fixed_prototypes,
+            one_norm=settings.one_norm,
         )
 
     def class_tokens(self, crops: Tensor) -> Tensor:
@@ -168,13 +170,20 @@ class SelfDistillation(Method):
     def before_update(self, progress: TrainProgress) -> None:
         """No gradient at all for frozen prototypes: no decay, and no count in the optimiser (utils.py:144-149)."""
         if progress.epoch < self.settings.freeze_prototypes:
-            for parameter in self.student.head.last_layer.parameters():
-                parameter.grad = None
+            for name, parameter in self.student.head.named_parameters():
+                if name.startswith("last_layer"):
+                    parameter.grad = None
 
     def after_update(self, progress: TrainProgress) -> None:
         """The centre has served this update's loss; the teacher follows the student's new weights."""
         self.centre.update()
-        move(self.teacher, self.student, cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps))
+        momentum = cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps)
+        for teacher, student in self.followed():
+            move(teacher, student, momentum)
+
+    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Parts of the teacher, and those of the student that they follow."""
+        return [(self.teacher, self.student)]
 
     def encoders(self) -> dict[str, Encoder]:
         return {"teacher": Encoder(vit=self.teacher.vit), "student": Encoder(vit=self.student.vit)}

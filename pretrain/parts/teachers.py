@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from timm.layers import DropPath
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from engine.distributed import current_world
 from engine.precision import to_float32
@@ -90,10 +90,8 @@ class Centre(nn.Module):
         if self.mean is None:
             return
         world = current_world()
-        if world.size > 1:
-            distributed.all_reduce(self.mean)
-            self.mean /= world.size
-        self.center.lerp_(self.mean, 1.0 - self.momentum)
+        world.add_up(self.mean)
+        self.center.lerp_(self.mean / world.size, 1.0 - self.momentum)
         self.mean = None
 
 
@@ -109,8 +107,7 @@ def sinkhorn(shares: Tensor, iterations: int = 3) -> Tensor:
     """
     for _ in range(iterations):
         uses = shares.sum(dim=0)
-        if current_world().size > 1:
-            distributed.all_reduce(uses)
+        current_world().add_up(uses)
         shares = shares / uses
         shares = shares / shares.sum(dim=1, keepdim=True)
     return shares

@@ -5,16 +5,14 @@ Letters: N images, n readable images, D width, B images of a batch.
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
-from engine.distributed import World
 from engine.progress import Progress
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet
@@ -23,8 +21,6 @@ from probes.features.extraction import Computed, Extractor, Reader, run_extracti
 from probes.features.kinds import FeatureKind
 from probes.features.rows import ChosenRows, Rows
 from probes.features.store import Store, Writer
-
-__all__ = ["FeatureKind", "FeatureSet", "extract", "transform_of"]
 
 VERSION = 1  # raise it when the same export and images would give other features than before
 
@@ -64,16 +60,24 @@ class FeatureSet:
         return len(self.labels)
 
 
-def transform_of(
-    export: FrozenExport, space: Workspace, crop: float | None = None, interpolation: str | None = None
-) -> EvalTransform:
-    """How images are prepared for an export: by a recipe's `crop` and `interpolation`, else as its own source does."""
-    return EvalTransform(
-        size=export.spec.size,
-        crop=crop or export.crop,
-        interpolation=interpolation or export.interpolation,
-        decode=space.decode,
-    )
+class Prepares(Protocol):
+    """What says how images are prepared: a task's settings, or an export."""
+
+    @property
+    def crop(self) -> float: ...
+    @property
+    def interpolation(self) -> str: ...
+
+
+def transform_of(export: FrozenExport, space: Workspace, task: Prepares | None = None) -> EvalTransform:
+    """How images are prepared for an export, as `task` says, else as its own source does."""
+    asked: Prepares = task or export
+    return EvalTransform(size=export.spec.size, crop=asked.crop, interpolation=asked.interpolation, decode=space.decode)
+
+
+def forward_batch(device: str) -> int:
+    """Images of a forward pass on a device, unless --batch-size is given."""
+    return BATCH.get(torch.device(device).type, BATCH["cpu"])
 
 
 def extract(
@@ -95,10 +99,9 @@ def extract(
     kinds = tuple(dict.fromkeys([*kinds, *others]))
     order = Order(export=export, image_set=image_set, kinds=kinds, space=space, transform=transform)
     order.check()
-    world = space.world
-    store = world.gather_results(order.open_store)[0]
+    store = space.world.on_rank0(order.open_store)
     started = time.perf_counter()
-    forwards = 0 if world.gather_results(lambda: order.is_filled(store))[0] else order.fill(store, world)
+    forwards = 0 if space.world.on_rank0(lambda: order.is_filled(store)) else order.fill(store)
     seconds = time.perf_counter() - started if forwards else 0.0
     return order.collect(store, forwards, seconds)
 
@@ -128,15 +131,14 @@ class Order:
     @property
     def key(self) -> dict[str, Any]:
         """Everything that decides about the bits. Matrix products round differently in batches of another size."""
-        device = torch.device(self.space.device).type
         return {
             "version": VERSION,
             "export": self.export.digest,
             "image_set": self.image_set.fingerprint,
             "transform": self.transform.name,
             "precision": self.space.precision,
-            "device": device,
-            "batch_size": self.space.batch_size or BATCH.get(device, BATCH["cpu"]),
+            "device": torch.device(self.space.device).type,
+            "batch_size": self.space.batch_size or forward_batch(self.space.device),
             **({"compiled": True} if self.space.compiled else {}),
         }
 
@@ -151,13 +153,13 @@ class Order:
             for kind in self.kinds
         )
 
-    def fill(self, store: Store, world: World) -> int:
+    def fill(self, store: Store) -> int:
         """Extract what is missing; returns how many images all processes put through the backbone together."""
-        with ExitStack() as held:
-            world.on_rank0(lambda: held.enter_context(store.locked()))
-            missing = world.gather_results(lambda: self.prepare(store) if world.is_rank0 else {})[0]
-            forwards = world.gather_results(lambda: self.compute(store, missing, world))
-            world.gather_results(lambda: self.finish(store) if world.is_rank0 else None)
+        world = self.space.world
+        with world.held_by_rank0(store.locked()):
+            missing = world.on_rank0(lambda: self.prepare(store))
+            forwards = world.gather_results(lambda: self.compute(store, missing))
+            world.on_rank0(lambda: self.finish(store))
         return sum(forwards)
 
     def prepare(self, store: Store) -> dict[str, set[int]]:
@@ -166,9 +168,9 @@ class Order:
         missing = {kind.name: set(store.missing(kind.name, self.space.skip_bad)) for kind in self.kinds}
         return {name: batches for name, batches in missing.items() if batches}
 
-    def compute(self, store: Store, missing: Mapping[str, set[int]], world: World) -> int:
+    def compute(self, store: Store, missing: Mapping[str, set[int]]) -> int:
         """This process's share of the missing batches; returns how many images it put through the backbone."""
-        batches = sorted(set().union(*missing.values()))
+        world, batches = self.space.world, sorted(set().union(*missing.values()))
         sizes = [len(store.span(number)) for number in batches]
         places = range(world.rank, len(batches), world.size)
         shares = {batches[place]: store.span(batches[place]) for place in places}
@@ -176,16 +178,14 @@ class Order:
         rounds = {batches[place]: sum(sizes[place : place + world.size]) for place in places}
         if not shares:
             return 0
-        reader = Reader(self.image_set, self.transform, shares)
+        reader = Reader(self.image_set, self.transform, shares, self.space.skip_bad)
         extractor = Extractor(
             backbone=Backbone(self.export, self.space.device, self.space.precision, self.space.compiled),
             kinds=[kind for kind in self.kinds if kind.name in missing],
             image_set=self.image_set,
-            skip_bad=self.space.skip_bad,
         )
         label = f"features of {self.image_set.url} {self.image_set.split}"
-        quiet = not world.is_rank0
-        progress = Progress(label, store.count, quiet=quiet)
+        progress = Progress(label, store.count, quiet=not world.is_rank0)
         with Writer(store=store, wanted=missing) as writer, progress:
             progress.resume(store.count - sum(sizes))
 

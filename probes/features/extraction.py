@@ -7,7 +7,6 @@ crosses processes here. `tests/benchmarks/extraction.py` compares the two.
 B images of a batch, H x W pixels, D width.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
-from engine.core_threads import run_on_core_threads
+from engine.core_threads import own_cores, run_on_core_threads
 from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -36,6 +35,9 @@ class Loaded(NamedTuple):
     unreadable: dict[int, str]
 
 
+OnBatch = Callable[[Loaded, range], None]  # told of a batch and of its places in the image set
+
+
 class Computed(NamedTuple):
     """Kind -> (B, D) float32 rows of batch `number`, zero where unreadable."""
 
@@ -45,10 +47,15 @@ class Computed(NamedTuple):
 
 
 class Reader(Dataset):
-    """Item i is the i-th of `spans` (batch number -> places in the image set), decoded."""
+    """Item i is the i-th of `spans` (batch number -> places in the image set), decoded.
 
-    def __init__(self, image_set: ImageSet, transform: EvalTransform, spans: Mapping[int, range]) -> None:
-        self.image_set, self.transform, self.spans = image_set, transform, list(spans.items())
+    skip_bad: leave out unreadable images instead of stopping at the first.
+    """
+
+    def __init__(
+        self, image_set: ImageSet, transform: EvalTransform, spans: Mapping[int, range], skip_bad: bool
+    ) -> None:
+        self.image_set, self.transform, self.spans, self.skip_bad = image_set, transform, list(spans.items()), skip_bad
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -64,21 +71,23 @@ class Reader(Dataset):
                 unreadable[index] = error.reason
         return Loaded(number, pixels, unreadable)
 
+    def check(self, loaded: Loaded) -> None:
+        """Raises UnreadableImage unless `skip_bad`: not in a loader process, out of which it would come as a text."""
+        if loaded.unreadable and not self.skip_bad:
+            index, reason = next(iter(loaded.unreadable.items()))
+            raise UnreadableImage(self.image_set.path(index), reason)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """Turns decoded batches into features. skip_bad: leave out unreadable images instead of stopping at the first."""
+    """Turns decoded batches into features."""
 
     backbone: Backbone
     kinds: Sequence[FeatureKind]
     image_set: ImageSet
-    skip_bad: bool
 
     def __call__(self, loaded: Loaded, span: range) -> Computed:
-        """Features of the images `span`. Raises UnreadableImage, and ValueError for features that are not finite."""
-        if loaded.unreadable and not self.skip_bad:
-            index, reason = next(iter(loaded.unreadable.items()))
-            raise UnreadableImage(self.image_set.path(index), reason)
+        """Features of the images `span`. ValueError for features that are not finite."""
         device = self.backbone.mean.device
         images = self.backbone.prepare(loaded.pixels.to(device, non_blocking=True))
         rows = feature_rows(self.backbone, images, self.kinds)
@@ -97,34 +106,44 @@ class Extractor:
             )
 
 
-def run_behind_loaders(reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], loaders: int) -> None:
+def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, pinned: bool) -> None:
     """Work off all batches in this thread while `loaders` processes decode; for devices other than the CPU."""
-    spans = dict(reader.spans)
     loader = DataLoader(
         reader,
         batch_size=None,  # the reader's items are batches
         num_workers=loaders,
         worker_init_fn=ignore_signals,
         prefetch_factor=4 if loaders else None,
-        pin_memory=extractor.backbone.mean.device.type == "cuda",
+        pin_memory=pinned,
     )
-    for loaded in loader:
-        consume(extractor(Loaded(*loaded), spans[loaded[0]]))
+    for loaded, (_, span) in zip(loader, reader.spans, strict=True):
+        reader.check(Loaded(*loaded))
+        work(Loaded(*loaded), span)
+
+
+def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:
+    """Call `work` with every batch and its places, in the way that suits the device: on a CPU from several threads.
+
+    workers: threads on a CPU, loader processes otherwise; chosen for the machine when None. Raises UnreadableImage
+    unless the reader skips such images.
+    """
+    kind = torch.device(device).type
+    if kind != "cpu":
+        loaders = min(LOADERS, own_cores()) if workers is None else workers
+        work_off_behind_loaders(reader, work, loaders, pinned=kind == "cuda")
+        return
+
+    def read_and_work(item: int) -> None:
+        loaded = reader[item]
+        reader.check(loaded)
+        work(loaded, reader.spans[item][1])
+
+    run_on_core_threads(read_and_work, range(len(reader)), workers)
 
 
 def run_extraction(
     reader: Reader, extractor: Extractor, consume: Callable[[Computed], None], workers: int | None
 ) -> None:
-    """Work off all batches in the way that suits the backbone's device. `consume` is called from several threads.
-
-    workers: threads on a CPU, loader processes otherwise; chosen for the machine when None.
-    """
-    if extractor.backbone.mean.device.type != "cpu":
-        loaders = min(LOADERS, os.cpu_count() or 1) if workers is None else workers
-        run_behind_loaders(reader, extractor, consume, loaders)
-        return
-
-    def work(item: int) -> None:
-        consume(extractor(reader[item], reader.spans[item][1]))
-
-    run_on_core_threads(work, range(len(reader)), workers)
+    """Features of all batches, for `consume`, which is called from several threads. workers: as of `work_off`."""
+    device = extractor.backbone.mean.device
+    work_off(reader, lambda loaded, span: consume(extractor(loaded, span)), device, workers)

@@ -1,4 +1,5 @@
-"""Features that stay in their file: rows are read when they are asked for, and their pages are given back afterwards.
+"""Long arrays, a few rows at a time; and features that stay in their file: rows are read when they are asked for, and
+their pages are given back afterwards.
 
 A file of features may be larger than memory. Whoever goes through all of it reads a few rows at a time and calls
 `release_pages` behind them, so that they do not count as this process's memory; the kernel keeps what it has room for.
@@ -6,11 +7,10 @@ N rows of the file, n of them chosen, D width.
 """
 
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from probes.slices import row_slices
 
 READ = 16384  # rows that are read at once: 48 MiB of a ViT-B's features
 TAKEN = 64  # rows, perhaps far apart, that are copied at once: 8 MiB of pages
@@ -47,6 +47,11 @@ class ChosenRows:
 
 
 Rows = np.ndarray | ChosenRows  # (n, D) float32
+
+
+def row_slices(count: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of `size` rows, 1 or more, that cover range(count); the last one may be shorter."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def release_pages(features: Rows) -> None:

@@ -9,7 +9,7 @@ sine tables. The first layer of the pretrained projector may precede the head (S
 B images of a batch, D width or the projector layer's, C classes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -17,38 +17,26 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
+from probes.finetune.settings import FinetuneSettings
 
 WITH_RELU = ("mocov3", "byol")  # methods whose projector has ReLU where the others have GELU
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadRecipe:
-    """The classifier's head and what it reads."""
-
-    pool: Literal["avg", "cls"] = "avg"  # see the top of this file
-    std: float = 2e-5  # of the truncated normal that initial weights are drawn from
-    scale: float = 1.0  # factor on these weights
-    # A shared relative position table is copied into every block (SimMIM utils.py:209-221, BEiT) or stays shared
-    # (data2vec run_class_finetuning.py:324).
-    tables: Literal["per_block", "shared"] = "per_block"
-    projector: bool = False  # the head reads the first layer of the pretrained projector
-
-
 class Classifier(nn.Module):
-    """(B, 3, H, W) prepared images -> logits (B, C). Raises ValueError where the export lacks what the recipe pools."""
+    """(B, 3, H, W) prepared images -> logits (B, C). Raises ValueError where the export lacks what the head reads."""
 
-    def __init__(self, export: ViTExport, classes: int, recipe: HeadRecipe, drop_path: float, seed: int) -> None:
+    def __init__(self, export: ViTExport, classes: int, settings: FinetuneSettings, seed: int) -> None:
         super().__init__()
-        export = with_tables(export, recipe.tables)
-        self.pool = recipe.pool
-        self.vit = (averaged(export) if recipe.pool == "avg" else with_class(export)).build(drop_path)
-        self.entry = projector_layer(export) if recipe.projector else nn.Identity()
-        self.head = nn.Linear(self.entry[0].out_features if recipe.projector else export.spec.width, classes)
+        export = with_tables(export, settings.tables)
+        self.pool = settings.pool
+        self.vit = (averaged(export) if settings.pool == "avg" else with_class(export)).build(settings.drop_path)
+        self.entry = projector_layer(export) if settings.projector else nn.Identity()
+        self.head = nn.Linear(self.entry[0].out_features if settings.projector else export.spec.width, classes)
         generator = torch.Generator().manual_seed(seed)
-        nn.init.trunc_normal_(self.head.weight, std=recipe.std, generator=generator)
+        nn.init.trunc_normal_(self.head.weight, std=settings.head_std, generator=generator)
         with torch.no_grad():
-            self.head.weight.mul_(recipe.scale)
+            self.head.weight.mul_(settings.head_scale)
         nn.init.zeros_(self.head.bias)
 
     def features(self, images: Tensor) -> Tensor:
@@ -88,7 +76,8 @@ def with_class(export: ViTExport) -> ViTExport:
 
 
 def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> ViTExport:
-    """The same function, with a shared relative position table copied into every block if `tables` says so."""
+    """The same function, with a shared relative position table copied into every block if `tables` says so (SimMIM
+    utils.py:209-221, BEiT), or shared as it is (data2vec run_class_finetuning.py:324)."""
     if export.spec.relative_position != "shared" or tables == "shared":
         return export
     spec = replace(export.spec, relative_position="per_block")

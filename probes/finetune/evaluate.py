@@ -10,18 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from engine.core_threads import run_on_core_threads
 from engine.tasks import Workspace
-from engine.training.interruptions import ignore_signals
-from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extraction import Loaded, Reader
-from probes.finetune.training_groups import loaders
-
-BATCH = {"cpu": 8, "cuda": 128}  # images of a forward pass, as for features
+from probes.features.extract import forward_batch
+from probes.features.extraction import Loaded, Reader, work_off
+from probes.scores import hits_of
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)
 
@@ -51,7 +46,7 @@ class Evaluator:
 
     def __call__(self, network: Network) -> Correct:
         """The result on all images, in every process. Raises UnreadableImage unless `space.skip_bad`."""
-        count, size = len(self.image_set), BATCH.get(torch.device(self.space.device).type, BATCH["cpu"])
+        count, size = len(self.image_set), forward_batch(self.space.device)
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         world = self.space.world
         mine = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
@@ -64,32 +59,19 @@ class Evaluator:
 
     def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
         """Number of each of these batches -> hits (4, B), the arrays of `Correct`, and the reasons."""
-        reader = Reader(self.image_set, self.transform, batches)
         found = {}
 
-        def evaluate(item: int, loaded: Loaded) -> None:
-            number, span = reader.spans[item]
-            found[number] = self.hits(network, Loaded(*loaded), span), loaded[2]
+        def evaluate(loaded: Loaded, span: range) -> None:
+            found[loaded.number] = self.hits(network, loaded, span), loaded.unreadable
 
-        if torch.device(self.space.device).type == "cpu":
-            run_on_core_threads(lambda item: evaluate(item, reader[item]), range(len(reader)), self.space.workers)
-        else:
-            workers = {"num_workers": loaders(self.space), "worker_init_fn": ignore_signals}
-            loader = DataLoader(reader, batch_size=None, pin_memory=True, **workers)
-            for item, loaded in enumerate(loader):
-                evaluate(item, loaded)
+        reader = Reader(self.image_set, self.transform, batches, self.space.skip_bad)
+        work_off(reader, evaluate, self.space.device, self.space.workers)
         return found
 
     def hits(self, network: Network, loaded: Loaded, span: range) -> np.ndarray:
-        if loaded.unreadable and not self.space.skip_bad:
-            index, reason = next(iter(loaded.unreadable.items()))
-            raise UnreadableImage(self.image_set.path(index), reason)
         with torch.inference_mode():
             logits = network(loaded.pixels)
         labels = torch.tensor(self.image_set.labels[span.start : span.stop], device=logits.device)
-        guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
-        found = (match[:, 0], match.any(dim=1), guesses[:, 0], sure)
-        hits = torch.stack([values.float() for values in found]).cpu().numpy()
+        hits = np.stack(hits_of(logits, labels)).astype(np.float32)
         hits[:, [index - span.start for index in loaded.unreadable]] = np.nan
         return hits

@@ -5,9 +5,8 @@ holdout  the best on held-out training images, the first of equals
 val      the best on the validation images that are reported, as in many papers: an optimistic number
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,10 +14,9 @@ from torch import Tensor
 from engine.tasks import Metric
 from imagesets.transforms import normalise
 from probes.finetune.evaluate import Evaluator
+from probes.finetune.settings import Select
 from probes.finetune.trainer import Training, TrainState
 from probes.scores import percent, prediction_arrays
-
-Select = Literal["last", "holdout", "val"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +36,18 @@ class ModelSelection:
 
     def __call__(self, training: Training) -> None:
         """Evaluate an epoch that has just ended; keep what the best and the last epoch get right."""
-        evaluated, config, train_state = training.evaluated, training.config, training.train_state
+        evaluated, train_state = training.evaluated, training.train_state
 
         def network(pixels: Tensor) -> Tensor:
             with training.autocast():
-                return evaluated(normalise(pixels.to(config.device), self.mean, self.std)).float()
+                return evaluated(normalise(pixels.to(training.space.device), self.mean, self.std)).float()
 
         right = (self.held or self.val)(network)
         train_state.skipped["train" if self.held else "val"] |= right.unreadable
         earlier = max((entry[self.by] for entry in train_state.history), default=-1.0)
         entry = {"epoch": training.epoch, self.by: right.accuracy, "loss": training.losses[-1]}
         train_state.history.append(entry)
-        is_best, is_last = entry[self.by] > earlier, training.epoch == config.epochs
+        is_best, is_last = entry[self.by] > earlier, training.epoch == training.settings.epochs
         if self.held and (is_best or is_last):
             right = self.val(network)
             train_state.skipped["val"] |= right.unreadable
@@ -81,14 +79,12 @@ class ModelSelection:
 
     def facts(self, train_state: TrainState) -> dict[str, Any]:
         """JSON values: the rule, the best, the last and the reported epoch, and the accuracy of each."""
-        best, last = max(train_state.history, key=self._score)["epoch"], train_state.history[-1]["epoch"]
+        history = train_state.history
+        best, last = max(history, key=lambda entry: entry[self.by])["epoch"], history[-1]["epoch"]
         return {
             "selection": self.select,
             "epoch": last if self.select == "last" else best,
             "best_epoch": best,
             "last_epoch": last,
-            "history": train_state.history,
+            "history": history,
         }
-
-    def _score(self, entry: Mapping[str, float]) -> float:
-        return entry[self.by]

@@ -7,11 +7,11 @@ so that a batch always has the recipe's size.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +20,15 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.compiling import compile_blocks
-from engine.distributed import World
 from engine.files import locked
 from engine.layer_decay import layer_groups
 from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
+from engine.tasks import Workspace
 from engine.training.divergence import SHOWN, check_finite
 from engine.training.interruptions import Stopped, StopRequest, Timer, listening
-from engine.training.schedules import LayerSchedule, TrainProgress
+from engine.training.schedules import TrainProgress
 from engine.training.states import (
     KEPT,
     State,
@@ -39,6 +39,7 @@ from engine.training.states import (
     save_state,
 )
 from probes.finetune.classifier import Classifier
+from probes.finetune.settings import FinetuneSettings
 from probes.finetune.training_groups import MixedGroup
 
 SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is slow
@@ -46,30 +47,19 @@ SAVE_EVERY = 60.0  # seconds of work that a kill may cost; more where saving is 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """How a training goes."""
+    """How a training goes, and where."""
 
-    lr: float  # peak learning rate
-    schedule: LayerSchedule  # of the learning rate
-    epochs: int  # of the whole training
+    settings: FinetuneSettings
+    space: Workspace
     steps_per_epoch: int  # updates of an epoch
-    layer_decay: float  # factor on the rate for every block further from the head, see engine/layer_decay.py
-    weight_decay: float  # of matrices
-    decay_tokens: bool  # weight decay on class token and position table too
-    clip: float  # largest norm of the gradient; 0: no clipping
-    average: float  # decay of averaged weights, which are then evaluated; 0: none
     groups: range  # the groups of each step that this process works on
     group: int  # images of a group, which are mixed with each other
     micro_batch_size: int  # images in a forward pass
-    judge_every: int  # epochs between evaluations; the last epoch is always evaluated
-    device: str  # cpu, cuda or cuda:N
-    precision: Literal["float32", "bfloat16"]  # of forward passes
-    compiled: bool = False  # blocks by torch.compile
-    seed: int  # of everything random
     folder: Path  # of the training states
 
     def progress(self, step: int) -> TrainProgress:
         """Where the training stands after `step` updates."""
-        return TrainProgress(step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.epochs)
+        return TrainProgress(step=step, steps_per_epoch=self.steps_per_epoch, epochs=self.settings.epochs)
 
     @property
     def steps(self) -> int:
@@ -94,17 +84,18 @@ class Training:
     whether any process has been asked to stop, the same in all.
     """
 
-    def __init__(self, classifier: Classifier, config: FinetuneConfig, world: World) -> None:
-        self.classifier, self.config, self.world = classifier.to(config.device), config, world
-        fit_attention(self.classifier, config.device, config.precision)
-        if config.compiled:
-            compile_blocks(self.classifier, config.device)
-        parameters, depth = self.classifier.timm_parameters(), classifier.vit.spec.depth
-        groups = layer_groups(parameters, depth, config.layer_decay, config.weight_decay, config.decay_tokens)
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
-        self.averaged = self._averaged() if config.average else None
+    def __init__(self, classifier: Classifier, config: FinetuneConfig) -> None:
+        self.config, self.settings, self.space, self.world = config, config.settings, config.space, config.space.world
+        self.classifier = classifier.to(self.space.device)
+        fit_attention(self.classifier, self.space.device, self.space.precision)
+        if self.space.compiled:
+            compile_blocks(self.classifier, self.space.device)
+        parameters, depth, settings = self.classifier.timm_parameters(), classifier.vit.spec.depth, self.settings
+        groups = layer_groups(parameters, depth, settings.layer_decay, settings.weight_decay, settings.decay_tokens)
+        self.optimizer, self.schedule = torch.optim.AdamW(groups, lr=settings.peak, fused=True), settings.rates()
+        self.averaged = self._averaged() if settings.average else None
         self.network: nn.Module = self.classifier
-        if world.size > 1:
+        if self.world.size > 1:
             # No module has buffers that change, so none need to be sent.
             self.network = DistributedDataParallel(self.classifier, broadcast_buffers=False)
         self.step, self.evaluated_at = 0, 0
@@ -113,12 +104,12 @@ class Training:
         self.losses: deque[float] = deque(maxlen=SHOWN)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return autocast(self.config.device, self.config.precision)
+        return autocast(self.space.device, self.space.precision)
 
     def _averaged(self) -> nn.Module:
         from timm.utils import ModelEmaV3
 
-        return ModelEmaV3(self.classifier, decay=self.config.average)
+        return ModelEmaV3(self.classifier, decay=self.settings.average)
 
     @property
     def evaluated(self) -> Classifier:
@@ -134,13 +125,9 @@ class Training:
         """Epochs that are over."""
         return self.progress.epoch
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Lock this training for the length of a block; wait while another run does the same."""
-        lock = locked(self.config.folder.with_suffix(".lock"), "it does the same training")
-        with ExitStack() as held:
-            self.world.on_rank0(lambda: held.enter_context(lock))
-            yield
+        return self.world.held_by_rank0(locked(self.config.folder.with_suffix(".lock"), "it does the same training"))
 
     def resume(self) -> None:
         """Load the newest state, where there is one."""
@@ -174,11 +161,11 @@ class Training:
 
     def is_due(self) -> bool:
         """Whether an epoch has ended that is to be evaluated and has not been."""
-        config, (epoch, within) = self.config, divmod(self.step, self.config.steps_per_epoch)
+        settings, (epoch, within) = self.settings, divmod(self.step, self.config.steps_per_epoch)
         return (
             self.evaluated_at < self.step
             and within == 0
-            and (epoch % config.judge_every == 0 or epoch == config.epochs)
+            and (epoch % settings.judge_every == 0 or epoch == settings.epochs)
         )
 
     def run_evaluation(self, evaluate: Callable[["Training"], None]) -> None:
@@ -201,8 +188,8 @@ class Training:
             self.train_state.skipped["train"] |= share.unreadable
         self.check(fmean(share.loss for share in shares))
         last[0].backward()
-        if self.config.clip:
-            nn.utils.clip_grad_norm_(self.classifier.parameters(), self.config.clip)
+        if self.settings.clip:
+            nn.utils.clip_grad_norm_(self.classifier.parameters(), self.settings.clip)
         self.optimizer.step()
         if self.averaged is not None:
             self.averaged.update(self.classifier)
@@ -210,12 +197,12 @@ class Training:
 
     def rate(self, scale: float = 1.0) -> float:
         """The learning rate of this update for a layer's `scale`."""
-        return self.config.schedule.at(self.config.lr, self.progress, scale)
+        return self.schedule.at(self.settings.peak, self.progress, scale)
 
     def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
         """This process's share of a step. The last micro-batch's loss goes to `last`, without its backward pass."""
         count = len(self.config.groups) * self.config.group // self.config.micro_batch_size
-        total, unreadable = torch.zeros((), device=self.config.device), {}
+        total, unreadable = torch.zeros((), device=self.space.device), {}
         for number, (images, targets, place) in enumerate(self.micro_batches(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():
@@ -236,12 +223,12 @@ class Training:
             unreadable |= group.unreadable
             for first in range(0, len(group.images), self.config.micro_batch_size):
                 chosen = slice(first, first + self.config.micro_batch_size)
-                images, targets = (t[chosen].to(self.config.device, non_blocking=True) for t in group[:2])
+                images, targets = (t[chosen].to(self.space.device, non_blocking=True) for t in group[:2])
                 yield images, targets, (number, first)
 
     def loss(self, images: Tensor, targets: Tensor, place: tuple[int, int]) -> Tensor:
         """Cross-entropy with target probabilities. Drop path is seeded by the place in the training."""
-        with seeded(DROP, self.config.seed, self.step, *place, device=self.config.device), self.autocast():
+        with seeded(DROP, self.space.seed, self.step, *place, device=self.space.device), self.autocast():
             logits = self.network(images)
         return F.cross_entropy(logits.float(), targets)
 

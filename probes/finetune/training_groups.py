@@ -7,16 +7,16 @@ a training depends neither on the number of loader processes nor on being killed
 m images of a group, S side in pixels, C classes.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from engine.core_threads import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals
@@ -25,44 +25,25 @@ from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
 from imagesets.mixing import drawn_mix, mixed, smoothed
 from imagesets.sets import ImageSet
+from probes.finetune.settings import FinetuneSettings
 
 LOADERS = 8  # at most; a core makes about 100 augmented ImageNet files a second
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """Augmentation of the training images and their labels."""
-
-    policy: str  # timm's name of a RandAugment policy; empty: none
-    crop_scale: float  # least share of the image that a random crop takes
-    flip: float  # chance of a mirror image
-    erase: float  # chance of a rectangle of noise
-    mixup: float  # alpha; 0: none. With cutmix, each is used half of the time
-    cutmix: float  # alpha; 0: none
-    smoothing: float  # of the labels
-    interpolation: Literal["bilinear", "bicubic"]  # of resizing
-
-    @property
-    def mixes(self) -> bool:
-        return self.mixup > 0 or self.cutmix > 0
-
-    def transform(self, size: int, mean: Sequence[float], std: Sequence[float]) -> Callable[[Image.Image], Tensor]:
-        """RGB image -> (3, size, size) float32, normalised; draws from the global generators."""
-        return random_transform(
-            size,
-            mean,
-            std,
-            policy=self.policy,
-            crop_scale=(self.crop_scale, 1.0),
-            flip=self.flip,
-            erase=self.erase,
-            interpolation=self.interpolation,
-        )
-
-    def mixed(self, images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """(m, 3, S, S), (m,) -> mixed images and target probabilities (m, C); draws from the global generators."""
-        targets = smoothed(labels, classes, self.smoothing)
-        return mixed(images, targets, drawn_mix(self.mixup, self.cutmix)) if self.mixes else (images, targets)
+def training_transform(
+    settings: FinetuneSettings, size: int, mean: Sequence[float], std: Sequence[float]
+) -> Callable[[Image.Image], Tensor]:
+    """RGB image -> (3, size, size) float32, normalised; draws from the global generators."""
+    return random_transform(
+        size,
+        mean,
+        std,
+        policy=settings.policy,
+        crop_scale=(settings.crop_scale, 1.0),
+        flip=settings.flip,
+        erase=settings.erase,
+        interpolation=settings.train_interpolation,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +105,8 @@ class MixedGroups(Dataset):
     plan: GroupPlan
     steps: range
     groups: range  # of each step
-    augmentation: Augmentation
-    transform: Callable[[Image.Image], Tensor]  # of the augmentation
+    settings: FinetuneSettings  # how images are mixed
+    transform: Callable[[Image.Image], Tensor]  # of one image
 
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
@@ -140,16 +121,18 @@ class MixedGroups(Dataset):
             with seeded(AUGMENT, seed, epoch, index, repeat):
                 images.append(self.transform(image))
             labels.append(int(self.image_set.labels[place]))
-        with seeded(MIX, seed, step, group):
-            mixed, targets = self.augmentation.mixed(torch.stack(images), torch.tensor(labels), classes)
-        return MixedGroup(mixed, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
+        batch, targets = torch.stack(images), smoothed(torch.tensor(labels), classes, self.settings.smoothing)
+        if self.settings.mixes:
+            with seeded(MIX, seed, step, group):
+                batch, targets = mixed(batch, targets, drawn_mix(self.settings.mixup, self.settings.cutmix))
+        return MixedGroup(batch, targets, {self.image_set.path(place): why for place, why in unreadable.items()})
 
 
 def loaders(space: Workspace) -> int:
     """Loader processes: as asked, else some for a GPU and none for a CPU, whose cores the training needs."""
     if space.workers is not None:
         return space.workers
-    return min(LOADERS, os.cpu_count() or 1) if torch.device(space.device).type == "cuda" else 0
+    return min(LOADERS, own_cores()) if torch.device(space.device).type == "cuda" else 0
 
 
 def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 
 from engine.distributed import World
-from probes.features.rows import Rows, release_pages
+from probes.features.rows import Rows, release_pages, row_slices
 from probes.knn.blas_kernel import fitting_kernel
-from probes.slices import row_slices
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more tiles are done
 Prepare = Callable[[Rows, slice], np.ndarray]  # some rows of a file -> contiguous float32 in memory
+Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
+Find = Callable[[np.ndarray], Pair]  # queries (q, D) -> their neighbours in a block
 
 QUERIES = 2048  # of a tile
 # Rows of a tile: a multiple of the 1024 that FAISS multiplies at once, so that its products are those of one search of
@@ -105,10 +106,6 @@ def search(
 
     world.on_all_ranks(work)
     return _exchanged(found, world)
-
-
-Pair = tuple[np.ndarray, np.ndarray]  # similarities (q, k) and indices (q, k)
-Find = Callable[[np.ndarray], Pair]
 
 
 def search_bytes(gallery: int, queries: int, width: int, k: int) -> float:
@@ -204,7 +201,7 @@ def _torch(gallery: np.ndarray, k: int, device: str) -> Find:
     # On a GPU the tile lies there for all queries: a copy for every block of them would take longer than to search.
     parts = [(rows.start, torch.from_numpy(gallery[rows]).to(device)) for rows in row_slices(len(gallery), TOGETHER)]
 
-    def find(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find(queries: np.ndarray) -> Pair:
         asked = torch.from_numpy(queries).to(device)
         best = []
         for start, part in parts:

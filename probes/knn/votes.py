@@ -13,27 +13,15 @@ import numpy as np
 import torch
 
 from engine.core_threads import run_on_core_threads
-from probes.slices import row_slices
+from probes.features.rows import row_slices
+from probes.scores import Hits
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
 
 
-class Hits(NamedTuple):
-    """Of Q queries, what the vote says.
-
-    top1, top5: whether their class is among the 1 or 5 with the highest scores, (Q,) bool.
-    predicted: the class with the highest score, (Q,) int64. confidence: its share of all scores, (Q,) float32.
-    """
-
-    top1: np.ndarray
-    top5: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-
-    @classmethod
-    def empty(cls, queries: int) -> "Hits":
-        right, dtypes = (np.zeros(queries, bool) for _ in range(2)), (np.int64, np.float32)
-        return cls(*right, *(np.zeros(queries, dtype) for dtype in dtypes))
+def no_hits(queries: int) -> Hits:
+    """To be filled in."""
+    return Hits(*(np.zeros(queries, dtype) for dtype in (bool, bool, np.int64, np.float32)))
 
 
 class _Decision(NamedTuple):
@@ -59,7 +47,7 @@ def vote(
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
         raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    hits = {(k, t): Hits.empty(len(labels)) for k in ks for t in temperatures}
+    hits = {(k, t): no_hits(len(labels)) for k in ks for t in temperatures}
 
     def count(rows: slice) -> None:
         near, candidates, truth = _local_classes(neighbour_labels[rows], labels[rows])
@@ -83,7 +71,7 @@ def all_hits(
     parts: Sequence[tuple[np.ndarray, Mapping[tuple[int, float], Hits]]], queries: int
 ) -> dict[tuple[int, float], Hits]:
     """Hits of all queries, from parts: places of some of them, and (k, T) -> their hits."""
-    whole = {pair: Hits.empty(queries) for pair in parts[0][1]}
+    whole = {pair: no_hits(queries) for pair in parts[0][1]}
     for places, hits in parts:
         for pair, found in hits.items():
             for all_values, values in zip(whole[pair], found, strict=True):

@@ -126,8 +126,8 @@ class AugmentedStream:
 
         pieces = Pieces(spans, kinds, self.backbone.spec.width, consume, self.world, self.backbone.mean.device)
         images = self.image_set.subset(order, f"epoch-{epoch}")
-        reader = Reader(images, self.transform(epoch, order), pieces.own)
-        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images, skip_bad=self.skip_bad)
+        reader = Reader(images, self.transform(epoch, order), pieces.own, self.skip_bad)
+        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=images)
         try:
             run_extraction(reader, extractor, pieces.take, self.workers)
             pieces.hand_on()  # the last piece, where this process has no chunk of it

@@ -69,7 +69,7 @@ class Company:
 
     def __post_init__(self) -> None:
         self.saving = Timer(SAVE_EVERY)
-        self.kept = {sweep.config.folder for sweep in self.sweeps}  # of the sweeps that were not given out
+        self.kept = {sweep.folder for sweep in self.sweeps}  # of the sweeps that were not given out
         self.saved: dict[Path, tuple[int, int]] = {}  # folder -> epoch and iteration of its newest state
 
     def run(self) -> Iterator[Sweep]:
@@ -93,27 +93,27 @@ class Company:
 
     def lock(self, held: ExitStack) -> None:
         """Keep other runs from the same trainings until `held` is left."""
-        for folder in sorted(sweep.config.folder for sweep in self.sweeps):
+        for folder in sorted(sweep.folder for sweep in self.sweeps):
             held.enter_context(locked(folder.with_suffix(".lock"), "it trains the same heads"))
 
     def resume(self, sweep: Sweep) -> None:
         """Load the newest state of the same training."""
         try:
-            path = self.world.on_rank0(lambda: newest_whole(sweep.config.folder))
+            path = self.world.on_rank0(lambda: newest_whole(sweep.folder))
         except ValueError as error:  # all its states are broken: the others can still train
             sweep.error = error
             return
         if path is not None:
             self.world.on_all_ranks(lambda: sweep.load(path))
-            self.saved[sweep.config.folder] = sweep.epoch, sweep.iteration
+            self.saved[sweep.folder] = sweep.epoch, sweep.iteration
 
     @property
     def steps(self) -> int:
-        return sum(sweep.progress().steps for sweep in self.sweeps)
+        return sum(sweep.progress.steps for sweep in self.sweeps)
 
     @property
     def done(self) -> int:
-        return sum(sweep.progress().step for sweep in self.sweeps)
+        return sum(sweep.progress.step for sweep in self.sweeps)
 
     def train(self) -> Iterator[Sweep]:
         """Train for the remaining epochs. A sweep whose state is ahead of the others waits for them."""
@@ -130,7 +130,7 @@ class Company:
 
     def begun(self, sweeps: Sequence[Sweep]) -> list[Path]:
         """The folders that hold a state, which should not be older than the end of the training."""
-        folders = [sweep.config.folder for sweep in sweeps]
+        folders = [sweep.folder for sweep in sweeps]
         return self.world.on_rank0(lambda: [folder for folder in folders if states(folder)])
 
     def end_epoch(self, sweeps: Sequence[Sweep]) -> None:
@@ -141,7 +141,7 @@ class Company:
 
     def given_out(self, over: Sequence[Sweep]) -> Iterator[Sweep]:
         for sweep in over:
-            self.kept.discard(sweep.config.folder)
+            self.kept.discard(sweep.folder)
             yield sweep
 
     def pause(self) -> None:
@@ -149,23 +149,23 @@ class Company:
         self.bar.advance(self.done - self.bar.done)
         flags = self.world.gather_results(lambda: (self.request.asked, self.saving.is_due()))
         if any(asked for asked, _ in flags):
-            folder = self.sweeps[0].config.folder
+            folder = self.sweeps[0].folder
             raise Stopped.after(self.done, self.steps, self.label, folder if len(self.sweeps) == 1 else folder.parent)
         if flags[0][1]:
             self.save(self.kept)
 
     def save(self, folders: Collection[Path]) -> None:
         """Write the states of the sweeps of some folders, unless they are as they were written or read last."""
-        due = [sweep for sweep in self.sweeps if sweep.config.folder in folders and not sweep.error]
+        due = [sweep for sweep in self.sweeps if sweep.folder in folders and not sweep.error]
         with self.saving if due else nullcontext():
             for sweep in due:
                 at = sweep.epoch, sweep.iteration
-                if self.saved.get(sweep.config.folder) != at:
+                if self.saved.get(sweep.folder) != at:
                     self.write(sweep)
-                    self.saved[sweep.config.folder] = at
+                    self.saved[sweep.folder] = at
 
     def write(self, sweep: Sweep) -> None:
         parts = self.world.gather_on_rank0({name: each.cpu().contiguous() for name, each in sweep.tensors().items()})
         # An epoch's last batch and its evaluation are two places, the later one the newer state.
         place = sweep.epoch * (sweep.plan.count + 1) + sweep.iteration
-        self.world.on_rank0(lambda: save_state(sweep.config.folder, place, sweep.state(parts)))
+        self.world.on_rank0(lambda: save_state(sweep.folder, place, sweep.state(parts)))

@@ -15,17 +15,16 @@ from engine.files import digest
 from engine.tasks import Outcome, Workspace
 from engine.training.schedules import PacedCosine
 from imagesets.sets import ImageSet
-from probes.features.extract import BATCH, FeatureSet, extract
+from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
 from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
-from probes.holdout import check_labels, held_out
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.company import Company, divided, from_cache
 from probes.linear.settings import LinearSettings
-from probes.linear.sweep import Sweep, SweepConfig
+from probes.linear.sweep import Sweep
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
-from probes.splits import open_splits
+from probes.splits import check_labels, held_out, open_splits
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
 # without those held out is that of all images.
@@ -53,7 +52,7 @@ class Probe:
         suited, read = task.suited(export.spec)
         train, val = open_splits(space)
         held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
-        transform = suited.transform(export, space)
+        transform = transform_of(export, space, suited)
         queries = extract(export, val, suited.kinds, space, transform)
         # With augmentation, plain features are needed for the held-out images alone.
         images = train.subset(held, f"held-out-{task.holdout:g}-seed{space.seed}") if task.augment else train
@@ -129,11 +128,9 @@ class Probe:
             kinds=task.kinds,
             readouts=table.readouts,
             count_hits=lambda heads: sum(heads.hits(*block) for block in table.blocks(rows)),
-            config=SweepConfig(
-                epochs=task.epochs,
-                schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
-                folder=self.folder,
-            ),
+            epochs=task.epochs,
+            schedule=PacedCosine(warmup=task.warmup_epochs, pace=task.pace),
+            folder=self.folder,
         )
 
     def stream(self) -> AugmentedStream:
@@ -154,7 +151,7 @@ class Probe:
     @property
     def chunk(self) -> int:
         """Images of a forward pass."""
-        return self.space.batch_size or BATCH[torch.device(self.space.device).type]
+        return self.space.batch_size or forward_batch(self.space.device)
 
     def trained_on(self, sweep: Sweep) -> Mapping[str, Any]:
         """The facts of the training images; with augmentation, in the form of `FeatureSet.facts`."""
@@ -196,8 +193,8 @@ class Probe:
         which one result alone has where several tasks asked for the same training."""
         metrics, queries, by_val = {}, self.queries, self.task.select == "val"
         hits = sweep.chosen(self.table(queries, sweep.heads.readouts), self.space.world)
-        for name, ranked in hits.items():
-            for metric, right in ((name, ranked.first), (name.replace("top1", "top5"), ranked.five)):
+        for name, found in hits.items():
+            for metric, right in ((name, found.top1), (name.replace("top1", "top5"), found.top5)):
                 metrics[metric] = accuracy(right, queries.indices, len(self.val), chosen_on_val=by_val)
         facts = {
             "train": self.trained_on(sweep),
@@ -206,12 +203,12 @@ class Probe:
             **sweep.record(len(self.evaluated[1])),
             "warnings": self.warnings(),
         }
-        found = cost(self.gallery, queries)
+        spending = cost(self.gallery, queries)
         if self.task.augment:  # the sum over results is what was computed; beside it what was shared
-            found |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
+            spending |= {"augmented_forwards": sweep.forwards * spent, "stream_forwards": sweep.followed}
         best = hits["top1"]
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
-        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=found)
+        outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
         return noted(outcome, self.read, self.export.spec)
 
 

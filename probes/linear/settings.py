@@ -4,16 +4,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, Self
 
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import FrozenSpec
 from engine import checks
 from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
 from imagesets.random_crops import CropRule
-from imagesets.transforms import EvalTransform
-from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import kinds_of
 from probes.features.stand_ins import readout_of
+from probes.linear.batches import EpochPlan
 from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 
 
@@ -70,6 +69,11 @@ class LinearSettings:
     def kinds_by_readout(self) -> dict[str, tuple[FeatureKind, ...]]:
         return {readout: kinds_of(readout, self.norm) for readout in self.readouts}
 
+    def divided_images(self, images: int) -> tuple[EpochPlan, int]:
+        """An epoch of so many training images, as a plan counts it, and how many of them are held out."""
+        held = round(self.holdout * images) if self.select == "holdout" else 0
+        return EpochPlan(rows=images - held, asked=self.batch, drop_last=self.drop_last, seed=0), held
+
     @property
     def rates(self) -> list[tuple[float, float]]:
         """(weight decay, learning rate) of the heads of each readout."""
@@ -95,10 +99,6 @@ class LinearSettings:
         """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
         read = {readout: readout_of(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
-
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How images are prepared for evaluation, and for training without augmentation."""
-        return transform_of(export, space, self.crop, self.interpolation)
 
     @property
     def augmentation(self) -> str:

@@ -20,17 +20,9 @@ from engine.training.states import State, load_state
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts, Table
 from probes.linear.heads import LR_BATCH, Head, Heads
+from probes.scores import Hits, hits_of
 
 CountHits = Callable[[Heads], Tensor]  # heads -> number of selection images that each own head gets right (h,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """Length and schedule of a training."""
-
-    epochs: int  # of the whole training
-    schedule: Schedule  # of the learning rates
-    folder: Path  # of the training states
 
 
 class Counted(NamedTuple):
@@ -50,7 +42,9 @@ class Sweep:
     kinds: Sequence[FeatureKind]  # that all heads read
     readouts: Readouts  # that the heads of this process read
     count_hits: CountHits
-    config: SweepConfig
+    epochs: int  # of the whole training
+    schedule: Schedule  # of the learning rates
+    folder: Path  # of the training states
     history: np.ndarray = field(init=False)  # (E, H) selection images right after each epoch, -1 once diverged
     diverged: np.ndarray = field(init=False)  # (H,) first step with a loss that was not finite, -1 where there is none
     epoch: int = 0  # epochs done
@@ -64,24 +58,25 @@ class Sweep:
     error: ValueError | None = None  # why it cannot go on
 
     def __post_init__(self) -> None:
-        self.history = np.full((self.config.epochs, len(self.heads.heads)), -1, np.int64)
+        self.history = np.full((self.epochs, len(self.heads.heads)), -1, np.int64)
         self.diverged = np.full(len(self.heads.heads), -1, np.int64)
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.error is not None or self.epoch == self.config.epochs
+        return self.error is not None or self.epoch == self.epochs
 
+    @property
     def progress(self) -> TrainProgress:
         """How far the training is."""
         step = self.epoch * self.plan.count + self.iteration
-        return TrainProgress(step=step, steps_per_epoch=self.plan.count, epochs=self.config.epochs)
+        return TrainProgress(step=step, steps_per_epoch=self.plan.count, epochs=self.epochs)
 
     def step(self, number: int, features: Mapping[str, Tensor], labels: Tensor) -> None:
         """Train the own heads on batch `number` of the epoch: features (B, D) of every readout, labels (B,)."""
         self.iteration = number
         if self.heads.own:
-            self.heads.step(features, labels, self.config.schedule.at(1.0, self.progress()))
+            self.heads.step(features, labels, self.schedule.at(1.0, self.progress))
         self.iteration = number + 1
 
     def counted(self) -> Counted:
@@ -120,26 +115,25 @@ class Sweep:
         """The head that is best after the last epoch."""
         return int(self.history[-1].argmax())
 
-    def chosen(self, table: Table, world: World) -> dict[str, "Ranked"]:
+    def chosen(self, table: Table, world: World) -> dict[str, Hits]:
         """The hits of the best head and of the last epoch's best on every image of a table, in every process."""
 
-        def found() -> dict[str, Ranked]:
+        def found() -> dict[str, Hits]:
             heads = {"top1": self.best} if self.best is not None else {}
             if self.last_place in self.heads.own:
                 heads["top1_last"] = self.heads.alone(self.last_place)
-            return {name: ranked(head, table) for name, head in heads.items()}
+            return {name: hits_in(head, table) for name, head in heads.items()}
 
         everywhere = {name: hits for part in world.gather_results(found) for name, hits in part.items()}
         return {name: everywhere[name] for name in ("top1", "top1_last")}
 
     def record(self, evaluated: int) -> dict[str, Any]:
         """JSON values: accuracy of every head on the `evaluated` selection images in percent, and the selected one."""
-        size = self.plan.size
-        grid = [self.record_of(place, evaluated, size) for place in range(len(self.heads.heads))]
+        grid = [self.record_of(place, evaluated) for place in range(len(self.heads.heads))]
         return {
             "selection_images": evaluated,
             "training_images": self.plan.rows,
-            "batch": size,
+            "batch": self.plan.size,
             "steps_per_epoch": self.plan.count,
             "chosen": grid[self.best_place] | {"epoch": self.best_epoch + 1},
             "chosen_history": (100 * self.history[:, self.best_place] / evaluated).tolist(),  # after each epoch
@@ -147,10 +141,10 @@ class Sweep:
             "grid": grid,
         }
 
-    def record_of(self, place: int, evaluated: int, batch: int) -> dict[str, Any]:
+    def record_of(self, place: int, evaluated: int) -> dict[str, Any]:
         head, diverged = self.heads.heads[place], int(self.diverged[place])
-        settings = {"readout": head.readout, "lr": head.lr * LR_BATCH / batch, "weight_decay": head.weight_decay}
-        settings |= {"lr_effective": head.lr}
+        asked = head.lr * LR_BATCH / self.plan.size
+        settings = {"readout": head.readout, "lr": asked, "weight_decay": head.weight_decay, "lr_effective": head.lr}
         if diverged >= 0:
             return settings | {"diverged_at_step": diverged}
         scores = 100 * self.history[:, place] / evaluated
@@ -191,22 +185,8 @@ class Sweep:
         self.history = state.tensors["history"].numpy().copy()
 
 
-class Ranked(NamedTuple):
-    """Whether each image's label is the first guess, and among the first five: (V,) bool; the first guess (V,) int64,
-    and its probability (V,) float32."""
-
-    first: np.ndarray
-    five: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-
-
-def ranked(head: Heads, table: Table) -> Ranked:
-    """What a single head says of every image of a table."""
-    parts = []
-    for features, labels in table.blocks(np.arange(len(table.labels))):
-        logits = head.logits(features)[:, 0]
-        guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        match, sure = guesses == labels[:, None], logits.float().softmax(dim=1).amax(dim=1)
-        parts.append((match[:, 0], match.any(dim=1), guesses[:, 0], sure))
-    return Ranked(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
+def hits_in(head: Heads, table: Table) -> Hits:
+    """Of a single head, on every image of a table."""
+    blocks = table.blocks(np.arange(len(table.labels)))
+    parts = [hits_of(head.logits(features)[:, 0], labels) for features, labels in blocks]
+    return Hits(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -12,7 +12,7 @@ The order depends on seed, epoch and the number of rows alone, whatever memory t
 
 import numpy as np
 
-from probes.slices import row_slices
+from probes.features.rows import row_slices
 
 WINDOW = 65536  # rows: 201 MB for D = 768
 RUN = 16  # rows that lie together: 24 KB for D = 384. Of a class of 1300 images a window of 20 has 4 to 5 runs

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
+from probes.features.rows import row_slices
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, descend, dot, margins_of, point_of, rows_of_block
 from probes.lowshot.prepared import PreparedRows
-from probes.slices import row_slices
 
 BLOCK_ROWS = 8192  # that a process reads before it adds their sums to the others'
 BITS = 62  # of the integers that sums are kept in
@@ -92,16 +92,20 @@ def fit_in_blocks(
     largest = largest_value(features)
     moments = second_moments(features, largest)
     task = Blocks(features=features, classes=classes, penalty=penalty, largest=largest)
-    if not features.world.is_rank0:
-        return features.world.from_rank0(serve(task))
-    try:
-        fit = led(task, moments, tolerance, max_iterations, start)
-    except Exception as error:
-        if not hasattr(error, "told_by"):  # else the others have raised it as well
-            features.world.from_rank0(None)
-        raise
-    features.world.from_rank0(None)
-    return features.world.from_rank0(fit)
+
+    def work() -> Fit | None:
+        if not features.world.is_rank0:
+            return serve(task)
+        try:
+            fit = led(task, moments, tolerance, max_iterations, start)
+        except Exception as error:
+            if not hasattr(error, "told_by"):  # else the others have raised it as well
+                features.world.from_rank0(None)
+            raise
+        features.world.from_rank0(None)
+        return fit
+
+    return features.world.gather_results(work)[0]
 
 
 def led(task: "Blocks", moments: Tensor, tolerance: float, max_iterations: int, start: Tensor | None) -> Fit:

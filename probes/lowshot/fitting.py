@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engine.distributed import World
 from imagesets.selection import quotas, stratified_sample
+from probes.features.rows import row_slices
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import READ, PreparedRows
-from probes.slices import row_slices
 
 Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]
@@ -37,10 +37,13 @@ UNFITTED = 0.9  # of ln C, the objective at W = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """One fit and how it does. correct: (V,) bool. record: JSON values about it. warning: why to doubt it, or empty."""
+    """One fit and how it does. correct: (V,) bool. predicted: (V,) int32. confidence: of these classes, (V,) float32.
+    record: JSON values about it. warning: why to doubt it, or empty."""
 
     raw: float
     correct: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
     record: Mapping[str, Any]
     warning: str
 
@@ -171,7 +174,8 @@ class Fitter:
         self, rows: np.ndarray, raw: float, fit: logistic.Fit, tried: Sequence[Tried], world: World
     ) -> Fitted:
         """Accuracy of a fit, and what it rests on."""
-        correct = guesses(self.val, np.arange(len(self.val)), fit.weights) == self.val_labels
+        predicted, confidence = sure_guesses(self.val, fit.weights)
+        correct = predicted == self.val_labels
         fitted = self.right(rows, fit.weights, world)
         record = {
             "images": len(rows),
@@ -185,7 +189,14 @@ class Fitter:
             "top1": 100.0 * float(correct.mean()),
         }
         record |= {"holdout": [entry.record for entry in tried]} if tried else {}
-        return Fitted(raw=raw, correct=correct, record=record, warning=self.doubt(raw, len(rows), fit.objective))
+        return Fitted(
+            raw=raw,
+            correct=correct,
+            predicted=predicted.astype(np.int32),
+            confidence=confidence,
+            record=record,
+            warning=self.doubt(raw, len(rows), fit.objective),
+        )
 
     def doubt(self, raw: float, count: int, objective: float) -> str:
         """Why this is not a fit, or nothing."""
@@ -206,7 +217,21 @@ def guesses(source: PreparedRows, rows: np.ndarray, weights: Tensor) -> np.ndarr
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+def sure_guesses(source: PreparedRows, weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Of all rows of features, the classes (n,) that score highest under weights (D, C), as `guesses` has them, and the
+    probabilities of these (n,) float32."""
+    parts = []
+    for part in row_slices(len(source), READ):
+        features = source.read(np.arange(part.start, part.stop))
+        logits = features @ weights.to(features.device, features.dtype)
+        chosen = logits.argmax(dim=1, keepdim=True)
+        sure = (logits.gather(1, chosen) - logits.logsumexp(dim=1, keepdim=True)).exp().float()
+        parts.append((chosen.squeeze(1), sure.squeeze(1)))
+    predicted, confidence = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    return predicted, confidence
+
+
 def predictions(features: Tensor, weights: Tensor) -> np.ndarray:
     """Classes (N,) that score highest for features (N, D) under weights (D, C)."""
     weights = weights.to(features.device, features.dtype)
-    return torch.cat([(block @ weights).argmax(dim=1) for block in features.split(READ)]).cpu().numpy()
+    return (features @ weights).argmax(dim=1).cpu().numpy()

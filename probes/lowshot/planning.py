@@ -4,13 +4,13 @@ n rows, D width, C classes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from checkpoints.flops import frozen_bytes
 from engine.work import Kind, Part, Scale, Work
-from probes.features.passes import feature_bytes, feature_pass
+from probes.features.planning import feature_bytes, feature_pass
 from probes.lowshot.blocks import BLOCK_ROWS
 from probes.lowshot.fitting import IN_MEMORY
 from probes.lowshot.logistic import BLOCK, HISTORY
@@ -19,6 +19,8 @@ from probes.lowshot.logistic import BLOCK, HISTORY
 STEPS = 60
 ROWS = 2000  # of the larger of two rehearsed fits, at most
 SPREAD = 3.0  # standard deviation around the class means that the rehearsed features have, in units of theirs
+
+Minimise = Callable[[torch.Tensor, torch.Tensor], object]  # of features (n, D) and labels (n,)
 
 
 def work_of_fits(scale: Scale, counts: Sequence[int], lambdas: int, small: int, chunk: int) -> Work:
@@ -45,10 +47,10 @@ def fit_bytes(count: int, width: int, classes: int) -> float:
     return weights + 12.0 * width * BLOCK_ROWS + 24.0 * width**2 + 40.0 * BLOCK["cpu"] + 16.0 * count
 
 
-def rehearsed_fits(minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:
+def rehearsed_fits(minimise: Minimise, width: int, classes: int, largest: int) -> dict[Kind, float]:
     """Seconds of a fit and of each of its rows, from two fits to features around class means.
 
-    minimise: of features (n, D) and labels (n,). largest: rows of the largest subset that will be fitted.
+    largest: rows of the largest subset that will be fitted.
     """
     most = max(min(largest, ROWS), 2 * classes)
     counts = (max(most // 4, classes), most)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probes.features.rows import Rows, taken
-from probes.slices import row_slices
+from probes.features.rows import Rows, row_slices, taken
 
 Preprocess = Literal["centre_and_normalise", "normalise", "none"]
 READ = 8192  # rows prepared at once

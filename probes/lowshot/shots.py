@@ -13,7 +13,7 @@ import numpy as np
 from imagesets.sets import ImageSet, parse_url
 from imagesets.subsets import class_counts, few_shot, fraction, from_list
 
-PUBLISHED = "published"  # value of `lists`: those of MSN and SimCLR, which lie in the folder of the images
+OFFICIAL = "published"  # value of `lists`: those of MSN and SimCLR, which lie in the folder of the images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
 
 def lists_folder(train: ImageSet, lists: str) -> Path:
     """The folder that `lists` names: itself, or that of the images. ValueError for images without a folder."""
-    if lists != PUBLISHED:
+    if lists != OFFICIAL:
         return Path(lists).expanduser()
     place = parse_url(train.url.partition("#")[0])[1]
     folder = Path(place)

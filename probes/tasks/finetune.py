@@ -11,115 +11,54 @@ holdout, the best one on images that are then not trained on.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from checkpoints.export import ViTExport
-from checkpoints.frozen import vit_spec
+from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
-from engine import checks
 from engine.distributed import World
 from engine.files import digest
 from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.training.micro_batches import share_of
-from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from engine.work import Kind, Scale, Work
-from imagesets.augmentation import check_policy
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
-from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier
 from probes.finetune.evaluate import Evaluator
-from probes.finetune.model_selection import ModelSelection, Select
+from probes.finetune.model_selection import ModelSelection
 from probes.finetune.planning import UPDATES, rehearsed_images, rehearsed_training, work_of_finetuning
 from probes.finetune.recipes import PUBLISHED, REPORTS_LAST_EPOCH
+from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import FinetuneConfig, Training
-from probes.finetune.training_groups import Augmentation, GroupPlan, MixedGroups, group_size, mixed_groups
-from probes.holdout import check_labels, held_out
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, mixed_groups, training_transform
 from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
-from probes.splits import open_splits
+from probes.splits import check_labels, held_out, open_splits
 
-TRAINED = "fine-tuning trains the blocks of a ViT"
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
-RULES = {
-    "batch/256": lambda batch: batch / 256,
-    "batch/512": lambda batch: batch / 512,
-    "sqrt(batch)/8": lambda batch: sqrt(batch) / 8,
-    "absolute": lambda batch: 1.0,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(Task):
-    """Settings of one training."""
+class Finetune(FinetuneSettings, Task):
+    """One training."""
 
     COST: ClassVar[float] = 300.0  # a hundred epochs, each image forward and back
-
-    lr: float = 1e-3  # peak learning rate, of the head; times lr_rule
-    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
-    batch: int = 1024  # images in an update, whatever the machine
-    epochs: int = 100  # passes over the training images
-    warmup_epochs: float = 5.0  # over which the rate rises
-    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
-    floor: float = 1e-6  # rate at the end
-    start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
-    layer_decay: float = 0.65  # factor on the rate for every block further from the head
-    weight_decay: float = 0.05  # of matrices; biases and norms have none
-    decay_tokens: bool = False  # weight decay on class token and position table too
-    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
-    clip: float = 0.0  # largest norm of the gradient; 0: any
-    average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
-    pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
-    head_std: float = 2e-5  # standard deviation of the head's initial weights
-    head_scale: float = 1.0  # factor on these weights
-    tables: Literal["per_block", "shared"] = "per_block"  # whether blocks get copies of a shared relative table
-    projector: bool = False  # the head reads the first layer of the pretrained projector
-    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
-    crop_scale: float = 0.08  # least share of the image that a random crop takes
-    flip: float = 0.5  # chance of a mirror image
-    erase: float = 0.25  # chance of a rectangle of noise
-    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
-    cutmix: float = 1.0  # alpha; 0: none
-    smoothing: float = 0.1  # of the labels
-    train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training
-    mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
-    repeats: int = 1  # of an image in an epoch, which then shows fewer images
-    fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
-    lists: str = ""  # folder with MSN's lists of images, in place of the draw; published: that of the images
-    image_size: int | None = None  # pixels; none: the export's own
-    crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
-    select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
-    holdout: float = 0.05  # share of the training images that is held out for this
-    judge_every: int = 1  # epochs between evaluations
-    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
-    branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "lr")
-        checks.amounts(self, "warmup_epochs", "floor", "start", "weight_decay", "clip", "mixup", "cutmix")
-        checks.amounts(self, "head_std", "head_scale")
-        checks.factors(self, "layer_decay", "crop_scale", "fraction", "crop")
-        checks.below_one(self, "drop_path", "average", "smoothing")
-        checks.shares(self, "flip", "erase")
-        checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
-        checks.proper_shares(self, "holdout")
-        checks.below(self, "warmup_epochs", "epochs")
-        check_policy(self.policy)
 
     def selecting(self, select: SelectOn) -> "Finetune":
         # A recipe that reports the last epoch trains on all images and needs no selection.
         return replace(self, select=select) if "val" in (select, self.select) else self
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        vit_spec(spec, "fine-tuning trains the blocks of a ViT")
+
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        vit_spec(spec, TRAINED)
+        self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         self.check_fills(count)
         steps = self.epochs * (count // self.batch)
@@ -128,16 +67,16 @@ class Finetune(Task):
         return found | {"evaluations": -(-self.epochs // self.judge_every)}
 
     def work(self, scale: Scale) -> Work:
-        sizes, on_cpu = self.sizes(scale.spec, scale.images), "cpu" if scale.on_cpu else "cuda"
+        sizes = self.sizes(scale.spec, scale.images)
         trained, updates = sizes["forward and backward passes"], sizes["steps"]
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
         judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
-        at_once = min(scale.batch_size or MICRO_BATCH[on_cpu], self.batch)
+        at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
         return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
 
     def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         """On batches of a few images, whose mixing costs the same."""
-        vit_spec(export.spec, TRAINED)
+        self.check_network(export.spec)
         train, val = open_splits(space)
         count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
@@ -153,7 +92,7 @@ class Finetune(Task):
             raise ValueError(f"{where}{images} images do not fill a batch of {self.batch}; set a smaller batch")
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
-        vit_spec(export.spec, TRAINED)
+        self.check_network(export.spec)
         train, val = open_splits(space)
         train, held = part_of(train, self.fraction, space.seed, self.lists), None
         if self.select == "holdout":
@@ -188,12 +127,9 @@ class Finetune(Task):
         """The training, before its first step."""
         plan, micro_batch_size = self.plan(len(train), space)
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
-        recipe = HeadRecipe(
-            pool=self.pool, std=self.head_std, scale=self.head_scale, tables=self.tables, projector=self.projector
-        )
-        classifier = Classifier(sized, len(train.classes), recipe, self.drop_path, space.seed)
+        classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
-        training = Training(classifier, self.config(plan, micro_batch_size, key, space), space.world)
+        training = Training(classifier, self.config(plan, micro_batch_size, key, space))
         size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
@@ -210,8 +146,8 @@ class Finetune(Task):
                 plan=plan,
                 steps=steps,
                 groups=training.config.groups,
-                augmentation=self.augmentation,
-                transform=self.augmentation.transform(size, export.mean, export.std),
+                settings=self,
+                transform=training_transform(self, size, export.mean, export.std),
             )
 
         return ReadyTraining(training, plan, selection, groups)
@@ -220,7 +156,7 @@ class Finetune(Task):
         """JSON values about the training."""
         config, skipped = training.config, training.train_state.skipped
         return {
-            "learning_rate": config.lr,
+            "learning_rate": self.peak,
             "steps": config.steps,
             "batch": {
                 "images": plan.batch,
@@ -245,54 +181,21 @@ class Finetune(Task):
         share = share_of(self.batch, space.world.size)
         if space.batch_size is not None and space.batch_size < 1:
             raise ValueError(f"batch size {space.batch_size}: give 1 or more")
-        group = group_size(share, self.mixed_together, even=self.augmentation.mixes)
-        largest = space.batch_size or MICRO_BATCH.get(torch.device(space.device).type, MICRO_BATCH["cpu"])
+        group = group_size(share, self.mixed_together, even=self.mixes)
+        largest = space.batch_size or largest_pass(space.device)
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
         return plan, group_size(group, largest, even=False)
 
-    @property
-    def augmentation(self) -> Augmentation:
-        return Augmentation(
-            policy=self.policy,
-            crop_scale=self.crop_scale,
-            flip=self.flip,
-            erase=self.erase,
-            mixup=self.mixup,
-            cutmix=self.cutmix,
-            smoothing=self.smoothing,
-            interpolation=self.train_interpolation,
-        )
-
-    def rates(self) -> LayerSchedule:
-        """The schedule that `schedule` names."""
-        if self.schedule == "mae":
-            return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
-        if self.schedule == "beit":
-            return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
-        told = "update" if self.schedule == "simmim" else "epoch"
-        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
-
     def config(self, plan: GroupPlan, micro_batch_size: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
-        """The settings of `Training`."""
+        """What `Training` goes by."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
-            lr=self.lr * RULES[self.lr_rule](self.batch),
-            schedule=self.rates(),
-            epochs=self.epochs,
+            settings=self,
+            space=space,
             steps_per_epoch=plan.steps_per_epoch,
-            layer_decay=self.layer_decay,
-            weight_decay=self.weight_decay,
-            decay_tokens=self.decay_tokens,
-            clip=self.clip,
-            average=self.average,
             groups=range(rank * share, (rank + 1) * share),
             group=plan.group,
             micro_batch_size=micro_batch_size,
-            judge_every=self.judge_every,
-            device=space.device,
-            precision=space.precision,
-            compiled=space.compiled,
-            seed=space.seed,
             folder=space.cache / "finetune" / digest(key)[:32],
         )
 
@@ -333,9 +236,14 @@ class Finetune(Task):
         branch = export.facts.get("branch", self.branch)
         if self.branch and branch != self.branch:
             found.append(f"the source fine-tunes the {self.branch} network, this is the {branch} one")
-        if self.augmentation.mixes and plan.group < self.mixed_together:
+        if self.mixes and plan.group < self.mixed_together:
             found.append(f"{plan.group} images were mixed with each other, not {self.mixed_together}")
         return found
+
+
+def largest_pass(device: str) -> int:
+    """Most images of a forward pass on a device, unless --batch-size is given."""
+    return MICRO_BATCH.get(torch.device(device).type, MICRO_BATCH["cpu"])
 
 
 class ReadyTraining(NamedTuple):

@@ -19,15 +19,14 @@ from engine.work import Kind, Part, Scale, Work
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
-from imagesets.transforms import EvalTransform
-from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
-from probes.features.passes import feature_bytes, feature_pass
+from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.kinds import FeatureKind
+from probes.features.planning import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
-from probes.holdout import check_labels
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
-from probes.knn.votes import Hits, all_hits, vote
-from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
-from probes.splits import open_splits
+from probes.knn.votes import all_hits, vote
+from probes.scores import Hits, accuracy, cost, percent, prediction_arrays, with_class_means
+from probes.splits import check_labels, open_splits
 
 SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each
 
@@ -59,8 +58,11 @@ class Knn(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        suited(self, spec).kind.check(spec, "knn")
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
@@ -84,13 +86,9 @@ class Knn(Task):
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How this evaluation prepares images."""
-        return transform_of(export, space, self.crop, self.interpolation)
-
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         task = suited(self, export.spec)
-        task.kind.check(export.spec, "knn")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
@@ -98,7 +96,7 @@ class Knn(Task):
         train, val = open_splits(space)
         if self.fraction < 1:
             train = fraction(train, self.fraction, space.seed)
-        transform = self.transform(export, space)
+        transform = transform_of(export, space, self)
         gallery = extract(export, train, [self.kind], space, transform)
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)

@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
-from probes.features.extract import BATCH
+from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.batches import EpochPlan
 from probes.linear.planning import rehearsed_heads, work_of_heads
 from probes.linear.probe import Probe, company_of
 from probes.linear.recipes import PUBLISHED, VARIANTS
@@ -35,7 +34,7 @@ class Linear(LinearSettings, Task):
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {} if self.augment else {self.transform(export, space).name: self.suited(export.spec)[0].kinds}
+        return {} if self.augment else {transform_of(export, space, self).name: self.suited(export.spec)[0].kinds}
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return self.augmentation
@@ -44,9 +43,7 @@ class Linear(LinearSettings, Task):
         return replace(self, select=select)
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        readouts = self.suited(spec)[0].readouts
-        held = round(self.holdout * images["train"]) if self.select == "holdout" else 0
-        plan = EpochPlan(rows=images["train"] - held, asked=self.batch, drop_last=self.drop_last, seed=0)
+        readouts, (plan, held) = self.suited(spec)[0].readouts, self.divided_images(images["train"])
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
@@ -55,18 +52,10 @@ class Linear(LinearSettings, Task):
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
     def work(self, scale: Scale) -> Work:
-        task, train = self.suited(scale.spec)[0], scale.images["train"]
-        held = round(self.holdout * train) if self.select == "holdout" else 0
-        plan = EpochPlan(rows=train - held, asked=self.batch, drop_last=self.drop_last, seed=0)
-        widths = [width for width in task.widths(scale.spec.width).values() for _ in self.rates]
-        chunk = scale.batch_size or BATCH["cpu" if scale.on_cpu else "cuda"]
-        return work_of_heads(scale, plan, self.epochs, widths, len(task.kinds), held, self.augment, chunk)
+        return work_of_heads(self.suited(scale.spec)[0], scale)
 
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        task, (train, _) = self.suited(export.spec)[0], open_splits(space)
-        batch, classes, widths = min(self.batch, len(train)), len(train.classes), task.widths(export.spec.width)
-        heads = task.heads(export.spec.width, classes, batch, space)
-        return rehearsed_heads(heads, widths, classes, batch, space.device)
+        return rehearsed_heads(self.suited(export.spec)[0], export.spec.width, open_splits(space)[0], space)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         ((_, found),) = self.together([self], export, space)
@@ -90,7 +79,7 @@ class Linear(LinearSettings, Task):
         if not probes:
             return
         for sweep in company_of([asking[0][1] for asking in probes.values()]).run():
-            for number, (place, probe) in enumerate(probes[sweep.config.folder]):
+            for number, (place, probe) in enumerate(probes[sweep.folder]):
                 yield place, sweep.error or probe.outcome(sweep, spent=not number)
 
 
@@ -99,7 +88,7 @@ def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -
     found = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
         with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = task.transform(export, space).name, task.suited(export.spec)[0].kinds
+            name, kinds = transform_of(export, space, task).name, task.suited(export.spec)[0].kinds
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *kinds]))
     return found
 

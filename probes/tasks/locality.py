@@ -19,14 +19,14 @@ from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import BATCH, FeatureKind, FeatureSet, extract, transform_of
-from probes.features.passes import feature_bytes, feature_pass
+from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.kinds import FeatureKind
+from probes.features.planning import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
-from probes.holdout import check_labels
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
-from probes.splits import open_splits
+from probes.splits import check_labels, open_splits
 
 
 class Search(NamedTuple):
@@ -94,7 +94,7 @@ class Locality(Task):
         """`run` on a feature that the network has."""
         train, val = open_splits(space)
         check_labels(train.labels, val.labels, train)
-        transform = transform_of(export, space, self.crop, self.interpolation)
+        transform = transform_of(export, space, self)
         search = self.search(train, val, transform, space.seed)
         distinct, which = np.unique(search.queries, return_inverse=True)
         asked = train.subset(distinct, f"locality-seed{space.seed}")

@@ -20,15 +20,16 @@ from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.average_precision import mean_average_precision
-from probes.features.extract import BATCH, FeatureKind, FeatureSet, Order, extract, transform_of
+from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
+from probes.features.kinds import FeatureKind
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.division import fits_of_subsets
 from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
 from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import PUBLISHED, Subset, indices_of, rows_among, subsets
-from probes.scores import cost, spread_out, with_class_means
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, rows_among, subsets
+from probes.scores import cost, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits
 
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
@@ -79,8 +80,11 @@ class LowShot(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool, self.layer, self.norm)
 
+    def check_network(self, spec: FrozenSpec) -> None:
+        suited(self, spec).kind.check(spec, "lowshot")
+
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {self.transform(export, space).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
@@ -90,9 +94,9 @@ class LowShot(Task):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
-        counts, chunk = self.counts(scale.images["train"], scale.classes), BATCH["cpu" if scale.on_cpu else "cuda"]
-        lambdas = len(self.lambdas) + bool(self.holdout)
-        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
+        counts = self.counts(scale.images["train"], scale.classes)
+        lambdas, chunk = len(self.lambdas) + bool(self.holdout), scale.batch_size or forward_batch(scale.device)
+        return work_of_fits(scale, counts, lambdas, SMALL, chunk)
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""
@@ -112,13 +116,9 @@ class LowShot(Task):
 
         return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 
-    def transform(self, export: FrozenExport, space: Workspace) -> EvalTransform:
-        """How this evaluation prepares images."""
-        return transform_of(export, space, self.crop, self.interpolation)
-
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
+        self.check_network(export.spec)
         task = suited(self, export.spec)
-        task.kind.check(export.spec, "lowshot")
         return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
@@ -127,7 +127,7 @@ class LowShot(Task):
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
         parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
-        transform, indices = self.transform(export, space), indices_of(train, parts)
+        transform, indices = transform_of(export, space, self), indices_of(train, parts)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
         wanted = np.arange(len(train)) if everything else np.unique(np.concatenate(indices))
         images = train if everything else train.subset(wanted, f"union-of-{len(parts)}-subsets")
@@ -158,7 +158,7 @@ class LowShot(Task):
 
     def class_by_class(self, export: FrozenExport, space: Workspace, train: ImageSet, val: ImageSet) -> Outcome:
         """`evaluate` where images show several classes: mean average precision of a fit for each class."""
-        transform = self.transform(export, space)
+        transform = transform_of(export, space, self)
         gallery, queries = (extract(export, images, [self.kind], space, transform) for images in (train, val))
         fitter = self.fitter(gallery, queries, 2, space)
         fits = ClassByClass(fitter=fitter, classes=train.classes, labels=gallery.labels).fit(space.world)
@@ -207,7 +207,8 @@ class LowShot(Task):
         val: ImageSet,
         shapeless: dict[str, int],
     ) -> Outcome:
-        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md."""
+        """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
+        what the fit of its first split predicts."""
         groups: dict[str, list[Fitted]] = {}
         records = []
         for part, fits in found:
@@ -234,9 +235,13 @@ class LowShot(Task):
             "fits": records,
             "solver": self.solver,
             "per_image": "share of the splits in which the image is right",
+            "predictions": f"{found[0][0].name} of split {found[0][0].split}",
             "warnings": warnings,
         }
-        return Outcome(metrics=with_class_means(metrics, val, repeated), facts=facts, cost=cost(gallery, queries))
+        first = found[0][1][0]
+        arrays = prediction_arrays(first.predicted, first.confidence, queries.indices, len(val))
+        named = with_class_means(metrics, val, repeated)
+        return Outcome(metrics=named, arrays=arrays, facts=facts, cost=cost(gallery, queries))
 
 
 def precision_metric(scores: np.ndarray, queries: FeatureSet, images: int) -> Metric:
@@ -332,7 +337,7 @@ PROTOCOLS = {
 # released code is scikit-learn).
 PROTOCOLS |= {
     f"{name}_paper": Protocol(
-        task=replace(PROTOCOLS[name].task, lists=PUBLISHED, solver="cyanure"),
+        task=replace(PROTOCOLS[name].task, lists=OFFICIAL, solver="cyanure"),
         version=1,
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from probes.finetune.recipes import BEIT, SMOKE
-from probes.lowshot.shots import PUBLISHED as LISTS
+from probes.lowshot.shots import OFFICIAL
 from probes.published import Published, as_reported, protocols_of
 from probes.tasks.finetune import Finetune
 
@@ -74,7 +74,9 @@ PUBLISHED = {
 
 PROTOCOLS = protocols_of(SemiSupervised, PUBLISHED)
 # ExtreMA's code follows BEiT's, which reports the best epoch on val.
-PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name != "semi@smoke"}, version=2, lists=LISTS)
+PROTOCOLS |= as_reported(
+    {name: PROTOCOLS[name] for name in PUBLISHED if name != "semi@smoke"}, version=2, lists=OFFICIAL
+)
 
 SUITES = {
     "smoke": ("semi@smoke",),

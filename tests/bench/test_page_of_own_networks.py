@@ -16,9 +16,15 @@ def test_the_example_of_the_page_runs(bench, tmp_path, monkeypatch):
     (tmp_path / "mynets.py").write_text(quick + "\n\nimport torch\n\ntorch.manual_seed(0)\n")
     monkeypatch.chdir(tmp_path)
     words[words.index("--suite") + 1] = "knn@dino,finetune@smoke"
+    refusal = "finetune@smoke: module:mynets:resnet18 is a frozen network of your own, and fine-tuning trains the"
+    words[words.index("--suite") + 1] = "finetune@smoke"
+    for command in ("run", "plan"):
+        exit_code, _, err = bench(command, *words[1:])
+        assert exit_code == 2 and f"--suite: no protocol chosen can evaluate resnet18; {refusal}" in err
+    assert not Path("results/results").exists()
+    words[words.index("--suite") + 1] = "knn@dino,finetune@smoke"
     exit_code, out, _ = bench(*words, "--limit", 24)
-    assert exit_code == 1 and "1 done, 0 skipped, 1 failed" in out
-    assert "module:mynets:resnet18 is a frozen network of your own, and fine-tuning trains the blocks of a ViT" in out
+    assert exit_code == 0 and "1 done, 0 skipped, 0 failed" in out and f"left out: {refusal}" in out
     results = [json.loads(path.read_text()) for path in Path("results").rglob("*.json") if "knn" in path.name]
     (checkpoint,) = [found["checkpoint"] for found in results if found.get("status") == "ok"]
     assert (checkpoint["name"], checkpoint["method"], checkpoint["architecture"]) == ("resnet18", "module", "LastStage")

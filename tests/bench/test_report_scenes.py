@@ -1,5 +1,7 @@
 """Scenes in a report: a perfect result shows what the labels show, another one does not."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,11 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.report.page import report_page
-from bench.report.scenes import class_colours, label_mask, labelled_boxes, scene_view
+from bench.report.scenes import FAR_APART, class_colours, label_mask, labelled_things, scene_view
 from bench.results.record import DataUsed
 from bench.statistics.matching import Measured
 from downstream.data.scenes import SceneSet, open_scenes
-from downstream.metrics.shown import shown_masks, thumbnail
+from downstream.metrics.shown import shown_masks, shown_things, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +44,32 @@ def test_masks_lie_where_labels_do(tmp_path, cache):
     assert scene_view({"c1": others}, cache) is None, "other scenes than those measured"
 
 
-def test_boxes_lie_where_things_are(tmp_path, cache):
+def test_things_lie_where_the_labels_say(tmp_path, cache):
     scenes = open_scenes("tiny-coco:", "val", cache)
     most = max(len(own) for own in scenes.listing.objects) + 1
     classes, scores = np.full((len(scenes), most), -1, np.int16), np.zeros((len(scenes), most), np.float32)
     boxes = np.zeros((len(scenes), most, 4), np.float32)
     for index in range(len(scenes)):
-        for place, (corners, number) in enumerate(labelled_boxes(scenes.listing, index)):
+        for place, (corners, number) in enumerate(labelled_things(scenes.listing, index).boxes):
             classes[index, place], scores[index, place], boxes[index, place] = number, 0.9, corners
     right = {"classes": classes, "scores": scores, "boxes": boxes}
+    outlines = [[thing["segmentation"] for thing in own] for own in scenes.listing.objects]
+    given = [{"scores": row[: len(own)], "masks": own} for row, own in zip(scores, outlines, strict=True)]
+    masks = shown_things(scenes.listing, given)
     found = {
-        "c1": measured(tmp_path, scenes, 1, right),
-        "c2": measured(tmp_path, scenes, 2, right | {"boxes": boxes / 2}),
+        "c1": measured(tmp_path, scenes, 1, right | masks),
+        "c2": measured(tmp_path, scenes, 2, right | masks | {"boxes": boxes / 2}),
+        "c3": measured(tmp_path, scenes, 3, right),
     }
     view = scene_view(found, cache)
-    seen = [row for row, at in zip(view.rows, range(0, 24, 3), strict=True) if scenes.listing.objects[at]]
-    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in seen) and len(seen) > 4
+    seen = [row for row, at in zip(view.rows, masks["shown_of"], strict=True) if scenes.listing.objects[at]]
+    assert all(row[1] == row[2] and len(set(row)) == 4 for row in seen) and len(seen) > 4
+    assert view.things and view.without_masks == ("c3",)
+    assert "c3: boxes alone" in report_page(tmp_path)
 
 
 def test_classes_differ_in_colour():
-    colours = class_colours(150)
+    seen = Counter({7: 30, 140: 20, 2: 10})
+    colours = class_colours(seen, 150)
     assert len({tuple(colour) for colour in colours[:150].tolist()}) == 150 and not colours[150:].any()
+    assert ["#" + bytes(colours[number].tolist()).hex().upper() for number in (7, 140, 2)] == list(FAR_APART[:3])

@@ -6,14 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_results import made_checkpoint, save_result
+from PIL import Image
 from shown_results import result
 
+from bench.report import visualized
 from bench.report.figures import calibration_figure, lines_figure
 from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
 from bench.report.page import report_page
 from bench.report.views import learning_curve, view_of
+from bench.report.visualized import PictureRecord
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured
+from bench.visualize.pictures import Panel, PanelRow, Picture, encoded
 from imagesets.sets import open_set
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
@@ -54,10 +58,10 @@ def board(tmp_path):
         right = predicted == labels
         arrays = {"predicted": predicted, "confidence": np.full(500, 0.9, np.float16), "neighbours_of": asked}
         arrays |= {"neighbours": np.stack(own), "similarities": np.full((2, 2), 0.5, np.float32)}
-        found = result(
-            made_checkpoint(f"c{number}", number, method=method), 90 + number, data=data, arrays=tuple(arrays)
-        )
-        save_result(tmp_path, found, {**arrays, "top1": right})
+        checkpoint = made_checkpoint(f"c{number}", number, method=method, source=f"/imports/c{number}")
+        facts = {"predictions": "1shot of split 0"}
+        found = result(checkpoint, 90 + number, data=data, arrays=tuple(arrays), facts=facts)
+        save_result(tmp_path, found, {**arrays, "top1": np.where(right, 1, 1 / 3) if number == 2 else right})
     return tmp_path
 
 
@@ -75,9 +79,29 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     text = report_page(board)
     assert "c2 (floor): 2 of 2 of its class" in text and "c2 (floor): 0 of 2 of its class" in text
     assert "9 taken for 4: 25 of 50" in text and "9, taken for 4" in text
+    assert "(columns), by the fit 1shot of split 0." in text and "0.333 of 2 right" in text
     assert "c1 0.0 points" in text and 'aria-label="accuracy against confidence"' in text
     assert text == report_page(board), "the same results give the same bytes"
     assert "Neighbours of some images" not in report_page(board, pictures=False)
+
+
+def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
+    """Those that `bench visualize` drew of them, once, wherever they lie below the results, with what they say."""
+    command = f"bench visualize pca --checkpoint /imports/c1 --name c1 --images digits: --out {board}/pictures"
+    assert command in report_page(board) and command not in report_page(board, pictures=False)
+    panel, own = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
+    drawn = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
+    for folder, digest in (("some/figures", own), ("others", "0" * 64), ("cache", own), ("copy", own)):
+        record = PictureRecord(kind="pca", note=drawn.note, checkpoints={digest: "<mine>"})
+        (board / folder).mkdir(parents=True, exist_ok=True)
+        (board / folder / "pca.png").write_bytes(encoded(drawn, "png", record))
+    (board / "some" / "torn.png").write_bytes((board / "copy" / "pca.png").read_bytes()[:90])
+    Image.new("RGB", (2, 2)).save(board / "photo.png")
+    text = report_page(board)
+    assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
+    assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo|bench visualize pca", text)
+    monkeypatch.setattr(visualized, "PAGE", 1000)
+    assert "there is no room on this page: copy/pca.png" in report_page(board)
 
 
 def test_images_of_several_labels_have_no_class_that_they_were_taken_for(board):

@@ -30,14 +30,12 @@ from PIL import Image
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from downstream.data.scenes import SceneSet, open_scenes
-from downstream.detection import Detection, learnable
-from downstream.loop.training import Place, Plan
+from downstream.data.scenes import open_scenes
+from downstream.loop.training import run_plan
 from downstream.models.libraries import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
-from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from engine.memory import keep_memory
 from engine.precision import autocast
@@ -159,19 +157,11 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
 
     running.runner_of = watched
     try:
-        Place(export=export, space=space, task=name).trained(plan_of(task, export, *scenes))
+        run_plan(task.plan(export, *scenes, 0), space)
     except Enough:
         step, bare, loading = rounds.medians()
         print(f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",
               flush=True)  # fmt: skip
-
-
-def plan_of(task: Any, export: ViTExport, train: SceneSet, val: SceneSet) -> Plan:
-    """As a task's `run` makes it."""
-    if isinstance(task, Detection):
-        return task.plan(export, learnable(train, val), val, 0)
-    rates = task.lr if isinstance(task, Segmenter) else ()
-    return task.plan(export, train, val, task.crop, *rates, 0)
 
 
 def drawn(layout: str, folder: Path) -> Path:

@@ -147,7 +147,8 @@ class Subject:
     def extraction(self) -> float:
         """Images/s of the product: files to features on disk."""
         from engine.tasks import Workspace
-        from probes.features.extract import FeatureKind, extract
+        from probes.features.extract import extract
+        from probes.features.kinds import FeatureKind
 
         with tempfile.TemporaryDirectory() as cache:
             space = Workspace(cache=Path(cache), data="", precision=self.precision, decode=self.decode)
@@ -157,17 +158,16 @@ class Subject:
     def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
         """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
         from imagesets.transforms import EvalTransform
-        from probes.features.extraction import Computed, Extractor, Reader, run_behind_loaders
+        from probes.features.extraction import Extractor, Reader, work_off_behind_loaders
         from probes.features.kinds import FeatureKind
 
         count = len(self.images)
         spans = {n: range(start, min(start + batch, count)) for n, start in enumerate(range(0, count, batch))}
-        reader = Reader(self.images, EvalTransform(decode=self.decode), spans)
+        reader = Reader(self.images, EvalTransform(decode=self.decode), spans, skip_bad=False)
         kinds = [FeatureKind("cls"), FeatureKind("avg")]
-        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=self.images, skip_bad=False)
-        rows: list[Computed] = []
+        extractor = Extractor(backbone=self.backbone, kinds=kinds, image_set=self.images)
         started = time.perf_counter()
-        run_behind_loaders(reader, extractor, rows.append, loaders)
+        work_off_behind_loaders(reader, lambda loaded, span: extractor(loaded, span), loaders, pinned=False)
         return count / (time.perf_counter() - started)
 
 

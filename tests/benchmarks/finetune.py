@@ -20,13 +20,12 @@ from PIL import Image
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine.distributed import World
 from engine.memory import keep_memory
 from engine.tasks import Workspace
 from imagesets.sets import open_set
-from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import MixedGroups, loaders, mixed_groups
+from probes.finetune.training_groups import MixedGroups, loaders, mixed_groups, training_transform
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 SPEC = ViTSpec(
@@ -90,17 +89,16 @@ class Subject:
         export = ViTExport.from_vit(ViT(SPEC), Preparation())
         train = open_set(space.data, "train")
         plan, part = task.plan(len(train), space)
-        classifier = Classifier(export, 1000, HeadRecipe(), task.drop_path, seed=0)
-        self.training = Training(classifier, task.config(plan, part, {}, space), World())
+        classifier = Classifier(export, 1000, task, seed=0)
+        self.training = Training(classifier, task.config(plan, part, {}, space))
         self.training.network.train()
-        augmentation = task.augmentation
         groups = MixedGroups(
             image_set=replace(train, classes=tuple(map(str, range(1000)))),
             plan=plan,
             steps=range(1000),
             groups=self.training.config.groups,
-            augmentation=augmentation,
-            transform=augmentation.transform(SPEC.image_size, export.mean, export.std),
+            settings=task,
+            transform=training_transform(task, SPEC.image_size, export.mean, export.std),
         )
         self.batch = groups[0]
         self.batches = mixed_groups(groups, space)
@@ -117,7 +115,7 @@ class Subject:
         training, part = self.training, self.training.config.micro_batch_size
         training.optimizer.zero_grad(set_to_none=True)
         for first in range(0, len(self.batch.images), part):
-            images, targets = (t[first : first + part].to(training.config.device) for t in self.batch[:2])
+            images, targets = (t[first : first + part].to(training.space.device) for t in self.batch[:2])
             with training.autocast():
                 logits = training.network(images)
             loss = torch.nn.functional.cross_entropy(logits.float(), targets) * part / len(self.batch.images)
@@ -127,7 +125,7 @@ class Subject:
     def timed(self, work) -> float:
         started = time.perf_counter()
         work()
-        if self.training.config.device != "cpu":
+        if self.training.space.device != "cpu":
             torch.cuda.synchronize()
         self.training.step += 1
         return time.perf_counter() - started

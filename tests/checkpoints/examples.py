@@ -4,12 +4,13 @@ The numbers are recorded outputs of the official modules (tests/golden). BYOL, M
 their own: their layouts carry DINO's recorded weights and activations, of which they are supersets.
 """
 
+from collections.abc import Mapping
 from math import isqrt
 
 import torch
 from masked_examples import cae, cae_finetuned, can, maskfeat, maskfeat_finetuned
 from recent_examples import aimv2, franca, ijepa
-from recorded_example import Example, Pairs, encode, masked_latent, visible
+from recorded_example import Example, Pairs, encode, masked_latent, network_of, visible
 from recordings import depth_of, facts, matches, tensors, under
 from reference import plain_vit_tokens
 from rotary_examples import dinov3, dinov3_gated
@@ -37,7 +38,7 @@ def dino_probes(export: ViTExport, branch: str) -> Pairs:
     record, pairs = tensors("dino/golden.safetensors"), []
     for probe in matches(rf"probe/{branch}_(cls|last_attention)_of_crop(\d+)", record):
         images = record[f"step0/crop{probe[2]}"].double()
-        ours = encode(export, images)[:, 0] if probe[1] == "cls" else export.build().double().attention(images)
+        ours = encode(export, images)[:, 0] if probe[1] == "cls" else network_of(export).attention(images)
         pairs.append((ours, record[probe[0]]))
     return pairs
 
@@ -103,6 +104,34 @@ def byol() -> Example:
     return Example(importer="byol", options=ImportOptions(), tree=tree, recorded=dino_teacher, facts=said)
 
 
+def ibot_head(extra: Mapping[str, Tensor], values: Tensor, behind: int = -1) -> Tensor:
+    """What the kept layers of iBOT's head that come after number `behind` make of tokens (..., D), or of the first
+    layer's activations. A batch norm's statistics are those of the batch."""
+    numbers = sorted({int(name.split(".")[2]) for name, tensor in extra.items() if tensor.ndim == 2})
+    for number in [number for number in numbers if number > behind]:
+        if number not in (numbers[0], next(each for each in numbers if each > behind)):
+            values = F.gelu(ibot_norm(extra, values, numbers[0] + 1))
+        weight, bias = (extra[f"projector.mlp.{number}.{kind}"].double() for kind in ("weight", "bias"))
+        values = F.linear(values, weight, bias)
+    return values
+
+
+def ibot_norm(extra: Mapping[str, Tensor], values: Tensor, number: int) -> Tensor:
+    """The norm of that number, if it is one."""
+    if f"projector.mlp.{number}.weight" not in extra:
+        return values
+    pair = [extra[f"projector.mlp.{number}.{kind}"].double() for kind in ("weight", "bias")]
+    if f"projector.mlp.{number}.running_mean" not in extra:
+        return F.layer_norm(values, values.shape[-1:], *pair)
+    return F.batch_norm(values.flatten(0, -2), None, None, *pair, training=True).view_as(values)
+
+
+def ibot_prototypes(layer: str) -> Tensor:
+    """(K, d) of the recorded teacher: of class tokens, or of patches."""
+    record = under(tensors("ibot/golden.safetensors"), f"teacher0/head.{layer}.")
+    return record["weight_g"].double() * F.normalize(record["weight_v"].double(), dim=1)
+
+
 def ibot() -> Example:
     record, config = tensors("ibot/golden.safetensors"), facts("ibot/config.json")
     tree = under(record, "student0/", "student.") | under(record, "teacher0/", "teacher.")
@@ -110,13 +139,9 @@ def ibot() -> Example:
 
     def recorded(export: ViTExport) -> Pairs:
         images = torch.cat([record["step0/crop0"], record["step0/crop1"]])
-        tokens = encode(export, images)
-        for number in (0, 2, 4):
-            weight, bias = (export.extra[f"projector.mlp.{number}.{kind}"].double() for kind in ("weight", "bias"))
-            tokens = F.linear(tokens if number == 0 else F.gelu(tokens), weight, bias)
-        rows = F.normalize(record["teacher0/head.last_layer.weight_v"].double(), dim=1)
-        logits = F.normalize(tokens, dim=-1) @ (record["teacher0/head.last_layer.weight_g"].double() * rows).T
-        return [(logits[:, 0], record["step0/teacher_cls"]), (logits[:, 1:], record["step0/teacher_patch"])]
+        vectors = F.normalize(ibot_head(export.extra, encode(export, images)), dim=-1)
+        logits = [vectors @ ibot_prototypes(layer).T for layer in ("last_layer", "last_layer2")]
+        return [(logits[0][:, 0], record["step0/teacher_cls"]), (logits[1][:, 1:], record["step0/teacher_patch"])]
 
     return Example(importer="ibot", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 
@@ -230,7 +255,7 @@ def relative(folder: str, model: str, head: str, output: str, tree_prefix: str) 
     record = tensors(f"{folder}/{folder}_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1)
+        vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1)
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask.bool(), record[f"{model}.mask_token"].double(), patches)
         tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]
@@ -246,7 +271,7 @@ def simmim() -> Example:
     record = tensors("simmim/simmim_step.safetensors")
 
     def recorded(export: ViTExport) -> Pairs:
-        vit, mask = export.build().double(), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
+        vit, mask = network_of(export), record["in0.mask"].flatten(1).unsqueeze(-1).bool()
         patches = vit.project(record["in0.image"].double())
         patches = torch.where(mask, record["model0.encoder.mask_token"].double(), patches)
         tokens = vit.encode(vit.place(patches, vit.spec.grid))[0][:, 1:]

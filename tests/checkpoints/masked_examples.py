@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from recorded_example import Example, Pairs, masked_latent, visible
+from recorded_example import Example, Pairs, masked_latent, network_of, visible
 from recordings import depth_of, facts, tensors, under
 from torch import Tensor
 from torch.nn import functional as F
@@ -62,7 +62,7 @@ def maskfeat() -> Example:
 
     def recorded(export: ViTExport) -> Pairs:
         pairs = blocks_and(export, record, "full", lambda vit, raw: {"pred_head_norm": vit.trunk.norm(raw)})
-        vit, hidden = export.build().double(), record["in.mask"].flatten(1).bool()
+        vit, hidden = network_of(export), record["in.mask"].flatten(1).bool()
         patches = with_mask_tokens(vit.project(record["in.image"].double()), hidden, record["ckpt.mask_token"])
         tokens = vit.encode(vit.place(patches, vit.spec.grid))[0]
         head = (record[f"ckpt.pred_head.projections.0.{kind}"].double() for kind in ("weight", "bias"))
@@ -95,7 +95,7 @@ def blocks_and(
     export: ViTExport, record: dict[str, Tensor], case: str, more: Callable[[ViT, Tensor], dict[str, Tensor]]
 ) -> Pairs:
     """Every block's output on whole images, and what `more` makes of the last, beside those recorded of a case."""
-    vit = export.build().double()
+    vit = network_of(export)
     outputs = vit(record["in.image"].double(), layers=range(vit.spec.depth), norm=False)
     ours = {f"block{number}": tokens for number, tokens in enumerate(outputs)} | more(vit, outputs[-1])
     return [(tokens, record[f"{case}.out.{name}"]) for name, tokens in ours.items()]

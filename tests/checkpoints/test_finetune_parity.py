@@ -8,7 +8,7 @@ from math import cos, pi
 
 import pytest
 import torch
-from examples import EXAMPLES, extrema_case, extrema_images
+from examples import EXAMPLES, extrema_case, extrema_images, ibot_head, ibot_prototypes
 from recorded_example import encode
 from recordings import facts, steps_per_epoch, tensors, under
 from timm.scheduler import CosineLRScheduler
@@ -20,11 +20,13 @@ from checkpoints.importing import import_file
 from engine.extensions import load_extension
 from engine.layer_decay import layer_groups
 from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, WarmupCosine
-from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier
+from probes.finetune.settings import FinetuneSettings
 
 TOLERANCE = 1e-6
 PAIR = ("weight", "bias")
-AVERAGE = HeadRecipe(pool="avg")
+AVERAGE = FinetuneSettings(pool="avg", drop_path=0.0)
+PROJECTED = FinetuneSettings(pool="cls", projector=True, drop_path=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,9 @@ def changed(export: ViTExport, tensors: dict[str, Tensor]) -> ViTExport:
     return replace(export, tensors=dict(export.tensors) | {k: v for k, v in tensors.items() if k in export.tensors})
 
 
-def build(export: ViTExport, recipe: HeadRecipe, given: dict[str, Tensor]) -> Classifier:
+def build(export: ViTExport, settings: FinetuneSettings, given: dict[str, Tensor]) -> Classifier:
     """A classifier with recorded `head.*`, and `fc_norm.*` where there is one."""
-    classifier = Classifier(export, len(given["head.weight"]), recipe, drop_path=0.0, seed=0)
+    classifier = Classifier(export, len(given["head.weight"]), settings, seed=0)
     with torch.no_grad():
         for name, parameter in classifier.timm_parameters():
             if name in given and name.startswith(("head.", "fc_norm.")):
@@ -76,7 +78,7 @@ def mae_cls() -> Case:
     record = tensors("mae/mae_finetune.safetensors")
     given = {"head.weight": record["lin.head0.1.weight"], "head.bias": record["lin.head0.1.bias"]}
     return Case(
-        classifier=build(imported("mae"), HeadRecipe(pool="cls"), given),
+        classifier=build(imported("mae"), FinetuneSettings(pool="cls", drop_path=0.0), given),
         images=record["cls.in.image"],
         features=record["cls.out.features"],
         logits=record["cls.out.logits"],
@@ -161,7 +163,7 @@ def test_features_and_logits_are_the_official_ones(name):
 def test_extrema_projector_layer():
     """The recorded projection, from the layer that the semi-supervised head reads."""
     export = imported("extrema")
-    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
+    classifier = Classifier(export, 5, PROJECTED, seed=0).double().eval()
     values = classifier.features(extrema_images().double())
     extra = {name: tensor.double() for name, tensor in export.extra.items()}
     values = F.linear(values, extra["projector.3.weight"], extra["projector.3.bias"])
@@ -184,14 +186,15 @@ def test_msn_projector_layer():
     record, export = tensors("msn/golden.safetensors"), imported("msn")
     images = record["step0/view0"].double()
     given = F.linear(encode(export, images)[:, 0], *(record[f"target0/fc.fc1.{kind}"].double() for kind in PAIR))
-    recipe = HeadRecipe(pool="cls", projector=True)
-    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    has_norms = "target0/fc.bn1.weight" in record
+    export = with_batch_statistics(export, given) if has_norms else export
+    classifier = Classifier(export, 5, PROJECTED, seed=0).double().eval()
     values = classifier.features(images)
     for number in (2, 3):
         values = F.linear(values, *(record[f"target0/fc.fc{number}.{kind}"].double() for kind in PAIR))
         if number == 2:
-            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR)
-            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True))
+            norm = (record[f"target0/fc.bn2.{kind}"].double() for kind in PAIR if has_norms)
+            values = F.gelu(F.batch_norm(values, None, None, *norm, training=True) if has_norms else values)
     official = record["step0/target_h"]
     assert (values - official).abs().max() <= TOLERANCE * official.abs().max()
 
@@ -202,8 +205,7 @@ def test_mocov3_projector_layer():
     record, export = tensors("mocov3/golden.safetensors"), imported("mocov3")
     images, extra = record["step0/x1"].double(), {name: tensor.double() for name, tensor in export.extra.items()}
     given = F.linear(encode(export, images)[:, 0], extra["projector.0.weight"])
-    recipe = HeadRecipe(pool="cls", projector=True)
-    classifier = Classifier(with_batch_statistics(export, given), 5, recipe, 0.0, seed=0).double().eval()
+    classifier = Classifier(with_batch_statistics(export, given), 5, PROJECTED, seed=0).double().eval()
     values = F.linear(classifier.features(images), extra["projector.3.weight"])
     values = F.relu(F.batch_norm(values, None, None, extra["projector.4.weight"], extra["projector.4.bias"], True))
     values = F.batch_norm(F.linear(values, extra["projector.6.weight"]), None, None, training=True)
@@ -219,13 +221,9 @@ def test_mocov3_projector_layer():
 @torch.no_grad()
 def test_ibot_projector_layer():
     record, export = tensors("ibot/golden.safetensors"), imported("ibot")
-    classifier = Classifier(export, 5, HeadRecipe(pool="cls", projector=True), 0.0, seed=0).double().eval()
+    classifier = Classifier(export, 5, PROJECTED, seed=0).double().eval()
     values = classifier.features(torch.cat([record["step0/crop0"], record["step0/crop1"]]).double())
-    extra = {name: tensor.double() for name, tensor in export.extra.items()}
-    values = F.gelu(F.linear(values, extra["projector.mlp.2.weight"], extra["projector.mlp.2.bias"]))
-    values = F.normalize(F.linear(values, extra["projector.mlp.4.weight"], extra["projector.mlp.4.bias"]), dim=1)
-    rows = F.normalize(record["teacher0/head.last_layer.weight_v"].double(), dim=1)
-    logits = values @ (record["teacher0/head.last_layer.weight_g"].double() * rows).T
+    logits = F.normalize(ibot_head(export.extra, values, behind=0), dim=1) @ ibot_prototypes("last_layer").T
     official = record["step0/teacher_cls"]
     assert (logits - official).abs().max() <= TOLERANCE * official.abs().max()
 

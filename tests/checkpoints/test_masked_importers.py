@@ -62,6 +62,30 @@ def test_cae_with_a_projection_and_without_layer_scale():
     assert not spec.layer_scale and imported("cae").spec == replace(spec, layer_scale=True)
 
 
+@pytest.mark.parametrize("key", ["beit", "data2vec", "simmim"])
+def test_beits_family_without_layer_scale(key):
+    """As with layer_scale_init_value=0 (run_beit_pretraining.py, run_cyclical.py)."""
+    tree = {name: tensor for name, tensor in EXAMPLES[key]().tree.items() if "gamma" not in name}
+    assert imported(key, tree).spec == replace(imported(key).spec, layer_scale=False)
+    tree |= {name: tensor for name, tensor in EXAMPLES[key]().tree.items() if name.endswith("blocks.1.gamma_2")}
+    with pytest.raises(ValueError, match=r"blocks\.1\.gamma_2") as error:
+        imported(key, tree)
+    assert "\n" not in str(error.value)
+
+
+def test_the_statistics_of_batch_norms_in_ibots_head_are_kept():
+    """With norm_in_head=bn (models/head.py:65-105); without them a fine-tuning would take the norm for a layer norm."""
+    tree = {re.sub(r"(head\.mlp)\.(2|4)\.", lambda at: f"{at[1]}.{int(at[2]) * 3 // 2}.", name): tensor
+            for name, tensor in EXAMPLES["ibot"]().tree.items()}  # fmt: skip
+    kinds = ("weight", "bias", "running_mean", "running_var")
+    norms = {
+        f"mlp.{number}.{kind}": torch.rand(len(tree["teacher.head.mlp.0.bias"])) for number in (1, 4) for kind in kinds
+    }
+    extra = imported("ibot", tree | {f"teacher.head.{name}": tensor for name, tensor in norms.items()}).extra
+    assert all(torch.equal(extra[f"projector.{name}"], tensor) for name, tensor in norms.items())
+    assert len(extra) == 2 * 3 + len(norms)
+
+
 def test_caes_keys_have_no_bias():
     export = imported("cae")
     tree = EXAMPLES["cae"]().tree

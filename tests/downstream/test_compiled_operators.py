@@ -21,7 +21,7 @@ from torch import Tensor
 from toy_scenes import export_of
 
 from downstream.data.scenes import open_scenes
-from downstream.detection import Detection, learnable
+from downstream.detection import Detection
 from downstream.models import operators
 from downstream.models.libraries import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
@@ -124,7 +124,7 @@ def test_a_detectors_losses_gradients_and_predictions(with_both, tmp_path, name)
     """
     train, val = (open_scenes("tiny-coco:", split, tmp_path) for split in ("train", "val"))
     task = DETECTORS[name]
-    *images, _ = task.plan(export_of(), learnable(train, val), val, 0).objects()
+    *images, _ = task.plan(export_of(), train, val, 0).objects()
     batch, unseen = (pseudo_collate([each[index] for index in (1, 2)]) for each in images)
     ours, theirs = with_both(lambda: run(task, batch, unseen))
     losses = max(abs(ours[0][key] / value - 1) for key, value in theirs[0].items())

@@ -48,7 +48,7 @@ def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
     task, export = replace(UPERNET, head=head), export_of()
     found = task.model_flops(export.spec, 10)
     with quiet_libraries():
-        model = task.model(export, 10, task.pixels(32), False, 0).train()
+        model = task.model(export, 10, False, 0).train()
     maps = {}
 
     def step() -> None:

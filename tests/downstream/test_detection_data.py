@@ -1,6 +1,7 @@
 """Folders of COCO's layout: what is recognised, what is refused and how that is said, the drawn set, the dataset."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from pycocotools import mask as masks
 from downstream.data.scenes import open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import learnable
+from downstream.detection_settings import DetectionSettings
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
@@ -18,12 +20,11 @@ with quiet_libraries():
 
     from downstream.data.detection_data import (
         CocoScenes,
-        DetectionSizes,
         detection_training_images,
         detection_validation_images,
     )
 
-SIZES = DetectionSizes(
+SIZES = DetectionSettings(
     augment="crops",
     short=(48, 64),
     long=96,
@@ -91,11 +92,7 @@ FILTER = {"filter_empty_gt": True, "min_size": 32}
 
 @pytest.mark.parametrize(("augment", "sides"), [("scales", (48, 96)), ("crops", (48, 96)), ("jitter", (12, 96))])
 def test_augmented_images_stay_in_their_bounds(opened, augment, sides):
-    sizes = DetectionSizes(
-        **{name: getattr(SIZES, name) for name in DetectionSizes.__dataclass_fields__ if name != "augment"},
-        augment=augment,
-    )
-    images = detection_training_images(learnable(opened["train"], opened["val"]), sizes)
+    images = detection_training_images(learnable(opened["train"], opened["val"]), replace(SIZES, augment=augment))
     np.random.seed(0)
     shapes = set()
     for index in range(24):

@@ -9,6 +9,7 @@ from pycocotools import mask as masks
 
 from downstream.data.instances import Instances
 from downstream.metrics.average_precision import average_precisions, detections, weighted_ap
+from downstream.metrics.shown import shown_things
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
@@ -104,6 +105,7 @@ def test_the_numbers_are_those_of_mmdets_metric(tmp_path, capsys):
                 sample = {"img_id": entry["id"], "ori_shape": (HEIGHT, WIDTH)}
                 metric.process({}, [sample | {"pred_instances": given | {"masks": [dict(m) for m in each["masks"]]}}])
         wanted, ours = (metric.evaluate(len(found)) for metric in metrics)
+    assert {"classes", "boxes", "shown_of", "shown_masks", "shown_sizes"} <= set(metrics[1].arrays)
     for kind, name in (("box", "bbox"), ("mask", "segm")):
         for mine, suffix in (("AP", "mAP"), ("AP50", "mAP_50"), ("AP75", "mAP_75")):
             assert ours[f"{kind}_{mine}"] / 100 == pytest.approx(wanted[f"coco/{name}_{suffix}"], abs=0.00051)
@@ -126,6 +128,23 @@ def test_a_weight_is_so_many_copies_of_an_image():
     for kind in ("box", "mask"):
         ours = average_precisions(detections(arrays, kind), weights[None])
         assert all(values[0] == pytest.approx(wanted[f"{kind}_{name}"], rel=1e-9) for name, values in ours.items())
+
+
+def test_masks_of_the_surest_things_are_kept_of_a_few_images():
+    """As many as the labels hold, the surer in front."""
+    instances, found = drawn(10, 7)
+    kept = shown_things(instances, found)
+    assert kept["shown_of"].tolist() == [0, 1, 2, 3, 5, 6, 7, 8] and kept["shown_sizes"].tolist() == [[48, 64]] * 8
+    several = 0
+    for place, numbers in zip(kept["shown_of"], kept["shown_masks"], strict=True):
+        order = np.argsort(-found[place]["scores"], kind="stable")[: max(1, len(instances.objects[place]))]
+        free = np.ones((HEIGHT, WIDTH), bool)
+        for number, mask in enumerate((masks.decode(found[place]["masks"][k]) for k in order), 1):
+            assert np.array_equal(numbers[:HEIGHT, :WIDTH] == number, free & (mask == 1))
+            free &= mask == 0
+        several += len(order) > 1
+        assert not numbers[:HEIGHT, :WIDTH][free].any() and not numbers[HEIGHT:].any()
+    assert several > 3
 
 
 def test_perfect_and_missing_detections():

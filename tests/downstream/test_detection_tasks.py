@@ -52,7 +52,9 @@ MASKRCNN = TASKS["maskrcnn"]
 def trained(monkeypatch):
     """(model, config) of every training, in order."""
     seen, train = [], running.train
-    monkeypatch.setattr(running, "train", lambda *values: (seen.append((values[0], values[5])), train(*values))[1])
+    monkeypatch.setattr(
+        running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
+    )
     return seen
 
 

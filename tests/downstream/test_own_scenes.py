@@ -11,7 +11,8 @@ from PIL import Image
 from toy_scenes import export_of, workspace
 
 from bench.about import about
-from bench.run.plan import fits, named_urls, open_data
+from bench.run.fitting import fits
+from bench.run.plan import named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import open_scenes, problems_of, tiny_folder

@@ -17,6 +17,9 @@ from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
 from downstream.tasks.upernet_ade20k import UperNet
+from engine.distributed import World
+from engine.files import is_locked
+from engine.training.schedules import Polynomial, TrainProgress
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +36,9 @@ LINEAR = replace(
 def trained(monkeypatch):
     """(model, config) of every training, in order."""
     seen, train = [], running.train
-    monkeypatch.setattr(running, "train", lambda *values: (seen.append((values[0], values[5])), train(*values))[1])
+    monkeypatch.setattr(
+        running, "train", lambda *values: (seen.append((values[0].model, values[1])), train(*values))[1]
+    )
     return seen
 
 
@@ -87,6 +92,22 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     assert first.folder != second.folder and first.batch == second.batch == 4
     sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
     assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
+
+
+def test_one_run_at_a_time_does_a_training(tmp_path, monkeypatch):
+    config = running.RunnerConfig(
+        folder=tmp_path / "training",
+        schedule=Polynomial(),
+        start=TrainProgress(step=0, steps_per_epoch=1, epochs=1),
+        batch=1,
+        micro_batch_size=1,
+    )
+    held = []
+    monkeypatch.setattr(running, "_run", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
+    monkeypatch.setattr(running, "_trained", lambda *values: held.append(is_locked(tmp_path / "training.lock")))
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    running.train(running.TrainingSetup(None, optimiser, None, None, None), config, World())
+    assert held == [True, True] and not is_locked(tmp_path / "training.lock")
 
 
 def test_a_finished_training_is_read_and_not_repeated(tmp_path, trained, monkeypatch):

@@ -1,11 +1,12 @@
 """Threads do every item once, keep operators to one thread, and stop at the first error."""
 
+import os
 import threading
 
 import pytest
 import torch
 
-from engine.core_threads import run_on_core_threads
+from engine.core_threads import own_cores, run_on_core_threads
 
 
 @pytest.mark.parametrize("threads", [1, 3, None])
@@ -40,3 +41,11 @@ def test_the_first_error_stops_all_threads():
     with pytest.raises(ValueError, match="item 3"):
         run_on_core_threads(work, range(10_000), threads=2)
     assert len(done) < 9_999
+
+
+def test_cores_are_shared_by_the_processes_of_a_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert own_cores() == 16
+    for processes, cores in (("8", 2), ("32", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert own_cores() == cores

@@ -12,7 +12,8 @@ from checkpoints.backbone import Backbone
 from engine.distributed import World
 from engine.extensions import load_extension, source_files
 from imagesets.sets import open_set
-from probes.features.extract import FeatureKind, extract
+from probes.features.extract import extract
+from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import search, unit_rows
 from probes.lowshot import blocks
 from probes.lowshot.logistic import fit_lbfgs

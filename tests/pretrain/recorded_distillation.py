@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
+from pretrain.parts.heads import Norm
 from pretrain.parts.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
 from pretrain.parts.sizes import VIT_SMOKE
 from pretrain.recipe import Recipe
@@ -32,8 +33,12 @@ class Watched(Updates):
         return total
 
     def current(self) -> dict[str, Tensor]:
-        student = self.recording.student(self.method)
-        return {name: tensor.grad.clone() for name, tensor in student.items() if tensor.requires_grad}
+        """A module that has two names has its gradients under the first, as in the recordings."""
+        student, found = self.recording.student(self.method), {}
+        for name, tensor in student.items():
+            if tensor.requires_grad and all(tensor is not student[other] for other in found):
+                found[name] = tensor.grad.clone()
+        return found
 
 
 def our_name(name: str) -> str:
@@ -42,8 +47,10 @@ def our_name(name: str) -> str:
 
 
 def by_our_names(recorded: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """last_layer2 is iBOT's second name of one module."""
-    return {our_name(name): tensor for name, tensor in recorded.items() if ".last_layer2." not in name}
+    """last_layer2 may be iBOT's second name of one module."""
+    first, second = (recorded.get(f"head.{layer}.weight_v") for layer in ("last_layer", "last_layer2"))
+    shared = first is not None and second is not None and torch.equal(first, second)
+    return {our_name(name): tensor for name, tensor in recorded.items() if not shared or ".last_layer2." not in name}
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,13 @@ class RecordedRates:
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return self.rates[progress.step].item()
+
+
+def head_norm(head: Mapping[str, Tensor]) -> Norm:
+    """That of the recorded layers."""
+    if any(name.endswith("running_mean") for name in head):
+        return "bn"
+    return "ln" if any(name.endswith("weight") and tensor.ndim == 1 for name, tensor in head.items()) else "none"
 
 
 class DistillationRecording:
@@ -80,7 +94,7 @@ class DistillationRecording:
             prototypes=config["out"],
             head_layers=sum(tensor.ndim == 2 for tensor in head.values()),
             head_hidden=config["hidden"],
-            head_norm="bn" if any(name.endswith("running_mean") for name in head) else "none",
+            head_norm=head_norm(head),
             bottleneck=config["bott"],
             fixed_prototypes=config["norm_last_layer"],
             teacher_momentum=config["mom"],
@@ -146,11 +160,22 @@ class DistillationRecording:
         for branch, state in (("student", self.student(method)), ("teacher", method.teacher.state_dict())):
             recorded = self.branch(f"{branch}{self.steps}")
             assert recorded.keys() == state.keys()
+            recorded = {name: end for name, end in recorded.items() if name not in self.noise()}
             close_states({name: state[name].view_as(end) for name, end in recorded.items()}, recorded, limit)
+
+    def noise(self) -> set[str]:
+        """Constants in front of a batch norm, whose gradients are rounding of which Adam makes steps, and the running
+        means that follow."""
+        found = by_our_names(under(self.data, f"step{self.steps - 1}/gradnorm/"))
+        layers = [name.removesuffix(".bias") for name, norm in found.items() if ".mlp." in name and 0 < norm < ROUNDING]
+        after = [f"head.mlp.{int(layer.rpartition('.')[2]) + 1}.running_mean" for layer in layers]
+        return {f"{layer}.bias" for layer in layers} | {*after}
 
     def close_gradients(self, updates: Watched, step: int, limit: float) -> None:
         """Every parameter's gradient norm, before and after clipping; in the first step the gradients themselves."""
-        for kind, ours in (("gradnorm", updates.raw_gradients), ("clipped_gradnorm", updates.clipped_gradients)):
+        kinds = {"gradnorm": updates.raw_gradients}
+        kinds |= {"clipped_gradnorm": updates.clipped_gradients} if self.config["clip"] else {}
+        for kind, ours in kinds.items():
             recorded = by_our_names(under(self.data, f"step{step}/{kind}/"))
             assert recorded.keys() == ours.keys()
             for name, norm in recorded.items():

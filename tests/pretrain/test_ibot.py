@@ -62,7 +62,8 @@ def test_masks_wait_for_their_epoch():
     assert list(method.trivial(views)) == ["cls"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0}])
+@pytest.mark.parametrize("changes", [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0},
+                                     {"shared_head": False, "head_norm": "bn"}])  # fmt: skip
 def test_the_loss_is_the_weighted_sum_and_gradients_reach_what_is_trained(changes):
     method, views = ibot(**changes), masked_views()
     views = {name: view for name, view in views.items() if name != "local" or method.settings.local_crops}
@@ -72,9 +73,28 @@ def test_the_loss_is_the_weighted_sum_and_gradients_reach_what_is_trained(change
     step.loss.backward()
     for name, parameter in method.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
-        fixed = name == "student.head.last_layer.weight_g"
+        fixed = name.endswith("weight_g")
         assert parameter.requires_grad == (name.startswith(("student.", "mask_token")) and not fixed), name
     assert method.mask_token.grad.any()
+
+
+@pytest.mark.parametrize("teacher", [True, False])
+def test_patches_with_prototypes_of_their_own(teacher):
+    """The teacher's follow the student's where it has some; else the student's are left to themselves."""
+    method = ibot(shared_head=False, shared_head_teacher=teacher, teacher_momentum=0.0, head_norm="ln")
+    assert method.student.head.mlp[1] is method.student.head.mlp[4]  # models/head.py:69-87
+    heads = {branch: dict(getattr(method, branch).head.named_parameters()) for branch in ("student", "teacher")}
+    assert [any("last_layer2" in name for name in heads[branch]) for branch in heads] == [True, not teacher]
+    with torch.no_grad():
+        for parameter in heads["student"].values():
+            parameter.add_(1.0)
+    method.after_update(progress(0))
+    assert all(torch.equal(values, heads["student"][name]) for name, values in heads["teacher"].items())
+    forward_pass(method, masked_views(), progress(0)).loss.backward()
+    method.before_update(progress(0))
+    assert [name for name, values in heads["student"].items() if values.grad is None and values.requires_grad] == [
+        "last_layer.weight_v", "last_layer2.weight_v"
+    ]  # fmt: skip
 
 
 def test_the_patches_centre_is_the_mean_over_all_patches():
@@ -133,7 +153,7 @@ MISTAKES = [
     ({"patch_temperature": 0.0}, "patch_temperature"),
     ({"patch_weight": -1.0}, "patch_weight"),
     ({"cls_weight": 0.0, "patch_weight": 0.0}, "nothing is left to learn"),
-    ({"head_norm": "bn"}, "head_norm=bn"),
+    ({"head_norm": "batch"}, "head_norm"),
 ]
 
 

@@ -13,7 +13,7 @@ from recorded_distillation import FLOAT64, DistillationRecording, Watched
 from recordings import matches
 from torch import Tensor
 
-from pretrain.methods.ibot import METHOD, Settings
+from pretrain.methods.ibot import METHOD, Settings, patch_prototypes
 from pretrain.parts.mask_shapes import VaryingMask
 from pretrain.parts.teachers import Temperature
 from pretrain.schedules import TableCosine, cosine
@@ -39,6 +39,8 @@ class IbotRecording(DistillationRecording):
             mask_shape=SHAPES[config["shape"]],
             mask_ratios=ratios,
             mask_spreads=several(config["var"], len(ratios)),
+            shared_head="head.last_layer2.weight_v" not in self.branch("student0"),
+            shared_head_teacher="head.last_layer2.weight_v" not in self.branch("teacher0"),
             cls_weight=config["l1"],
             patch_weight=config["l2"],
         )
@@ -81,14 +83,15 @@ def crop_major(outputs: Tensor) -> Tensor:
 def test_forward_pass(updates):
     """All patches' outputs, of which the loss needs those of the masked ones."""
     method, views = updates.method, IBOT.views(0)
-    student, teacher = method.student.head, method.teacher.head
-    masked = student(method.encode_masked(views["global"], views["mask"]))
-    whole = teacher(method.teacher.vit(views["global"].flatten(0, 1))[0]).unflatten(0, views["mask"].shape[:2])
-    for name, outputs in (("student", masked), ("teacher", whole)):
-        close(crop_major(outputs[:, :, 0]), DATA[f"step0/{name}_cls"], FLOAT64, name)
-        close(crop_major(outputs[:, :, 1:]), DATA[f"step0/{name}_patch"], FLOAT64, name)
+    masked = method.encode_masked(views["global"], views["mask"])
+    whole = method.teacher.vit(views["global"].flatten(0, 1))[0].unflatten(0, views["mask"].shape[:2])
+    for name, tokens in (("student", masked), ("teacher", whole)):
+        head = getattr(method, name).head
+        vectors = head.embed(tokens)
+        close(crop_major(head.last_layer(vectors[:, :, 0])), DATA[f"step0/{name}_cls"], FLOAT64, name)
+        close(crop_major(patch_prototypes(head)(vectors[:, :, 1:])), DATA[f"step0/{name}_patch"], FLOAT64, name)
     if CONFIG["nloc"]:
-        local = student(method.student.class_tokens(views["local"]))
+        local = method.student.head(method.student.class_tokens(views["local"]))
         close(crop_major(local), DATA["step0/student_local_cls"], FLOAT64, "local crops")
 
 

@@ -63,7 +63,7 @@ def saved(folder: Path, *images: Image.Image | bytes) -> ImageSet:
 
 
 def test_an_epoch_shows_every_image_once_in_another_order():
-    plan = BatchPlan(count=50, batch=16, world=2, micro_batches=2, seed=0)
+    plan = BatchPlan(count=50, batch=16, processes=2, micro_batches=2, seed=0)
     assert (plan.steps_per_epoch, plan.micro_batch_size) == (3, 4)
     epochs = [
         [plan.places(step, rank, part) for step in steps for rank in range(2) for part in range(2)]

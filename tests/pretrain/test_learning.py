@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_means_are_plain_means_at_first_and_then_of_the_newest():
     for step in range(50, 1000):
         found.add(step, {"loss": 7.0})
     assert found.means["loss"] == pytest.approx(7.0, abs=1e-6)
-    resumed = Learning(**json.loads(json.dumps(found.state())))
+    resumed = Learning(**json.loads(json.dumps(asdict(found))))
     for each in (found, resumed):
         each.add(1000, {"loss": 1 / 3})
     assert found == resumed

@@ -10,6 +10,7 @@ from small_trainings import forward_pass
 from torch.nn import functional as F
 
 import pretrain.methods.moca as module
+from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from imagesets.sets import open_set
 from pretrain.loop.trainer import build
@@ -315,7 +316,7 @@ def test_the_teacher_moves_to_the_student_before_it_teaches():
 def test_weights_of_the_published_model():
     """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
     recipe = RECIPES["vit_b"]
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         method = METHOD(recipe.spec, recipe.settings)
     ours = {name: (list(p.shape), p.requires_grad) for name, p in method.named_parameters()}
     theirs = {our_name(name): tuple(facts) for name, facts in MISC["vit_base_param_shapes_requires_grad"].items()}

@@ -55,7 +55,7 @@ def test_an_unreadable_image_gives_the_label_of_the_one_in_its_place(tmp_path):
             folder.mkdir(parents=True)
             digits().image(0).save(folder / "0.png") if readable else (folder / "0.png").write_bytes(b"torn")
     images = open_set(f"folder:{tmp_path}", "train")
-    part = micro_batches(images, BatchPlan(count=2, batch=2, world=1, micro_batches=1, seed=0))[0]
+    part = micro_batches(images, BatchPlan(count=2, batch=2, processes=1, micro_batches=1, seed=0))[0]
     assert part.views["label"].tolist() == [1, 1] and len(part.unreadable) == 1
 
 
@@ -63,7 +63,7 @@ def test_an_unreadable_image_gives_the_label_of_the_one_in_its_place(tmp_path):
 def test_repeated_augmentation(world):
     """DeiT samplers.py: thrice an image in an epoch of as many images, in other processes where there are three; every
     time another view."""
-    chosen = BatchPlan(count=24, batch=12, world=world, micro_batches=1, seed=0, repeats=3)
+    chosen = BatchPlan(count=24, batch=12, processes=world, micro_batches=1, seed=0, repeats=3)
     shares = [[chosen.places(step, rank, 0) for rank in range(world)] for step in range(chosen.steps_per_epoch)]
     counts = np.unique(np.concatenate([np.concatenate(each) for each in shares]), return_counts=True)[1]
     assert counts.tolist() == [3] * 8

@@ -45,6 +45,17 @@ def refusal(name="mae", out=None, **settings) -> str:
     return str(refused.value)
 
 
+def test_a_signal_before_the_first_update_is_heard(tmp_path, monkeypatch):
+    @contextmanager
+    def signalled(stop):
+        stop()
+        yield
+
+    monkeypatch.setattr("pretrain.loop.trainer.listening", signalled)
+    first = trainer("mae", tmp_path)
+    assert first.train() == "stopped" and first.step == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_schedulers_signal_saves_and_leaves(number, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from meeting import together
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
@@ -21,6 +23,7 @@ from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
+from probes.features.store import Store
 
 CLS, AVG, EARLY = FeatureKind("cls"), FeatureKind("avg"), FeatureKind("cls", layer=0, norm=False)
 
@@ -199,6 +202,22 @@ def test_a_damaged_store_is_filled_again(export, digits, tmp_path, damage):
     again = extract(export, digits, [CLS], space)
     assert again.forwards == 50
     np.testing.assert_array_equal(again[CLS], before)
+
+
+def test_one_process_alone_looks_for_damage(export, digits, tmp_path, monkeypatch):
+    """It removes what describes a damaged file; another one that looked as well would meet that halfway."""
+    space, looks, is_finished = workspace(tmp_path, "digits:"), set(), Store.is_finished
+
+    def looked(store, kind):
+        looks.add(threading.get_ident())
+        return is_finished(store, kind)
+
+    before = extract(export, digits, [CLS], space)[CLS].copy()
+    flip_a_bit(*tmp_path.rglob("*.f32"))
+    monkeypatch.setattr(Store, "is_finished", looked)
+    found = together(2, lambda world: extract(export, digits, [CLS], replace(space, world=world)))
+    assert len(looks) == 1 and [each.forwards for each in found] == [50, 50]
+    np.testing.assert_array_equal(found[1][CLS], before)
 
 
 def test_kinds_are_checked():

@@ -16,21 +16,20 @@ from toy_exports import export_of_size, workspace
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine.distributed import World
 from engine.seeding import seeded
 from engine.training import interruptions
 from imagesets.augmentation import posterized
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import open_set
 from probes.finetune import trainer
-from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier
+from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size
-from probes.holdout import held_out
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, training_transform
+from probes.splits import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
 QUICK = Finetune(lr=1e-3, lr_rule="absolute", batch=32, epochs=2, warmup_epochs=1, drop_path=0.0, mixed_together=16)
-AUGMENTED = QUICK.augmentation
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,8 @@ def groups_of(task: Finetune, images: int = 100, size: int = 16) -> MixedGroups:
         plan=GroupPlan(count=len(train), batch=task.batch, group=task.mixed_together, seed=0),
         steps=range(6),
         groups=range(task.batch // task.mixed_together),
-        augmentation=task.augmentation,
-        transform=task.augmentation.transform(size, (0.5,) * 3, (0.5,) * 3),
+        settings=task,
+        transform=training_transform(task, size, (0.5,) * 3, (0.5,) * 3),
     )
 
 
@@ -115,10 +114,10 @@ def test_mixed_targets_are_smoothed_probabilities():
 
 def test_images_are_augmented_as_timm_does():
     """Its whole chain, to the bit."""
-    ours, image = AUGMENTED.transform(16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
-    policy, chance = AUGMENTED.policy, AUGMENTED.erase
+    ours, image = training_transform(QUICK, 16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
+    policy, chance = QUICK.policy, QUICK.erase
     theirs = create_transform(
-        16, is_training=True, scale=(AUGMENTED.crop_scale, 1.0), hflip=AUGMENTED.flip, color_jitter=None,
+        16, is_training=True, scale=(QUICK.crop_scale, 1.0), hflip=QUICK.flip, color_jitter=None,
         auto_augment=policy, interpolation="bicubic", re_prob=chance, re_mode="pixel", mean=(0.5,) * 3, std=(0.5,) * 3,
     )  # fmt: skip
     for number in range(20):
@@ -133,7 +132,7 @@ def test_randaugment_survives_magnitude_ten():
     """Pillow 13 refuses to keep no bits, which the recipes' magnitude of 9 +- 0.5 asks for now and then."""
     image = Image.new("RGB", (4, 4), (200, 100, 50))
     assert posterized(image, 0).getpixel((0, 0)) == (0, 0, 0) and posterized(image, 1).getpixel((0, 0)) == (128, 0, 0)
-    strong = replace(AUGMENTED, policy="rand-m10-inc1-n8").transform(16, (0.5,) * 3, (0.5,) * 3)
+    strong = training_transform(replace(QUICK, policy="rand-m10-inc1-n8"), 16, (0.5,) * 3, (0.5,) * 3)
     for _ in range(20):
         assert strong(image).isfinite().all()
 
@@ -208,14 +207,13 @@ def test_bfloat16_trains(export, tmp_path):
 def test_rates_decay_by_layer(export):
     plan, part = QUICK.plan(100, workspace_anywhere())
     training = Training(
-        Classifier(export, 10, HeadRecipe(), 0.0, seed=0),
+        Classifier(export, 10, QUICK, seed=0),
         QUICK.config(plan, part, {}, workspace_anywhere()),
-        World(),
     )
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))
     rates = {name: group["lr"] for group in training.optimizer.param_groups for name in group["names"]}
-    peak = training.config.schedule.at(training.config.lr, training.config.progress(3))
+    peak = training.schedule.at(QUICK.peak, training.config.progress(3))
     assert rates["head.weight"] == peak and rates["fc_norm.bias"] == peak
     assert rates["blocks.1.mlp.fc1.weight"] == pytest.approx(peak * 0.65)
     assert rates["pos_embed"] == pytest.approx(peak * 0.65**3)
@@ -226,18 +224,18 @@ def workspace_anywhere():
 
 
 def test_the_head_starts_as_its_source_says(export):
-    mae = Classifier(export, 1000, HeadRecipe(std=2e-5), 0.0, seed=0).head
-    beit = Classifier(export, 1000, HeadRecipe(std=0.02, scale=1e-3), 0.0, seed=0).head
+    mae = Classifier(export, 1000, FinetuneSettings(head_std=2e-5), seed=0).head
+    beit = Classifier(export, 1000, FinetuneSettings(head_std=0.02, head_scale=1e-3), seed=0).head
     for head in (mae, beit):
         assert head.weight.std().item() == pytest.approx(2e-5, rel=0.03) and not head.bias.any()
-    again = Classifier(export, 1000, HeadRecipe(std=2e-5), 0.0, seed=1).head
+    again = Classifier(export, 1000, FinetuneSettings(head_std=2e-5), seed=1).head
     assert not torch.equal(mae.weight, again.weight)
 
 
 def test_relative_tables_are_copied_or_stay_shared():
     export, images = relative_export(), torch.randn(2, 3, 16, 16)
     copied, shared = (
-        Classifier(export, 5, HeadRecipe(tables=tables), 0.0, seed=0).eval() for tables in ("per_block", "shared")
+        Classifier(export, 5, FinetuneSettings(tables=tables), seed=0).eval() for tables in ("per_block", "shared")
     )
     assert torch.allclose(copied.features(images), shared.features(images), atol=1e-5)
     tables = [name for name, _ in copied.timm_parameters() if name.endswith("bias_table")]

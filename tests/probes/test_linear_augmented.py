@@ -18,10 +18,10 @@ from imagesets.decoding import UnreadableImage
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from probes.features.readouts import kinds_of
-from probes.holdout import held_out
 from probes.linear import pieces
 from probes.linear.augmented import AugmentedStream, TrainTransform
 from probes.linear.batches import EpochPlan
+from probes.splits import held_out
 from probes.tasks.linear import Linear
 
 SMALL = Linear(lrs=(1.0, 10.0), readouts=("avg", "cls2"), epochs=4, batch=64)

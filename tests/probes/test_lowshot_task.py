@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.sets import open_set
-from probes.lowshot.prepared import preprocessed
-from probes.lowshot.shots import PUBLISHED, Subset, indices_of, part_of, rows_among, subsets
+from probes.features.extract import transform_of
+from probes.lowshot import fitting
+from probes.lowshot.prepared import PreparedRows, preprocessed
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, part_of, rows_among, subsets
 from probes.tasks import lowshot
+from probes.tasks.knn import Knn
 from probes.tasks.lowshot import PROTOCOLS, SUITES, LowShot
 
 SMALL = LowShot(shots=(1, 2), fractions=(0.5,), lambdas=(0.0025,))
@@ -76,8 +80,22 @@ def test_metrics_facts_and_per_image(export, tmp_path):
         assert outcome.numbers[f"top1_{shot}_std"] == pytest.approx(np.std(values))
         assert 100 * outcome.metrics[f"top1_{shot}"].per_image.mean() == pytest.approx(np.mean(values), abs=1e-4)
         assert len(outcome.metrics[f"top1_{shot}"].per_image) == 24
+    right = outcome.arrays["predicted"] == np.repeat(np.arange(3), 8)
+    assert 100 * right.mean() == pytest.approx(fits[0]["top1"]) and outcome.facts["predictions"] == "1shot of split 0"
+    assert 1 / 3 < outcome.arrays["confidence"].min() <= outcome.arrays["confidence"].max() <= 1
     json.dumps(outcome.facts, allow_nan=False)
     assert outcome.facts["warnings"] == []
+
+
+def test_confidence_is_the_probability_of_the_class_that_scores_highest(monkeypatch):
+    monkeypatch.setattr(fitting, "READ", 2)
+    random = np.random.default_rng(0)
+    rows, weights = random.normal(size=(5, 4)).astype(np.float32), random.normal(size=(4, 3))
+    source = PreparedRows(features=rows, how="none", device="cpu")
+    predicted, confidence = fitting.sure_guesses(source, torch.from_numpy(weights))
+    scores = np.exp(rows @ weights)
+    assert np.array_equal(predicted, scores.argmax(axis=1))
+    np.testing.assert_allclose(confidence, (scores / scores.sum(axis=1, keepdims=True)).max(axis=1), rtol=1e-5)
 
 
 def test_both_solvers_agree_on_digits(export, tmp_path):
@@ -257,10 +275,9 @@ def test_protocols_are_those_of_the_sources(export, tmp_path):
     np.testing.assert_allclose(1 / np.array(dinov2.lambdas), 10 ** np.linspace(-6, 5, 45), rtol=1e-5)
     assert (dinov2.holdout, dinov2.crop, dinov2.preprocess, dinov2.norm) == (0.1, 1.0, "none", True)
     space = workspace(tmp_path, "digits:")
-    from probes.tasks.knn import Knn
-
-    ours = PROTOCOLS["lowshot@bench"].task
-    assert ours.transform(export, space) == Knn().transform(export, space) != moca.transform(export, space)
+    bench = PROTOCOLS["lowshot@bench"].task
+    ours, knns, mocas = (transform_of(export, space, task) for task in (bench, Knn(), moca))
+    assert ours == knns != mocas
 
 
 def test_published_lists_lie_beside_the_images(export, tmp_path):
@@ -269,17 +286,17 @@ def test_published_lists_lie_beside_the_images(export, tmp_path):
     train = open_set(url, "train")
     write_lists(tmp_path / "lists", train)
     write_lists(tmp_path / "images", train)
-    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), PUBLISHED))
+    named, beside = (subsets(train, (1, 2, 5), (0.01,), 3, 0, lists) for lists in (str(tmp_path / "lists"), OFFICIAL))
     assert [part.images.fingerprint for part in named] == [part.images.fingerprint for part in beside]
-    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=PUBLISHED).run(export, workspace(tmp_path, url))
+    outcome = replace(SMALL, shots=(1, 2, 5), fractions=(0.01,), lists=OFFICIAL).run(export, workspace(tmp_path, url))
     assert len(outcome.facts["fits"]) == len(named)
     names = [Path(train.path(index)).name for index in range(3)]
     (tmp_path / "images/imagenet_subsets").mkdir()
     (tmp_path / "images/imagenet_subsets/10percent.txt").write_text("\n".join(names))
-    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, PUBLISHED)
+    listed = part_of(train.subset(np.arange(20), "x"), 0.1, 0, OFFICIAL)
     assert [Path(listed.path(index)).name for index in range(len(listed))] == names
     with pytest.raises(ValueError, match=r"^digits:: the published lists name ImageNet's files and lie beside them"):
-        subsets(open_set("digits:", "train"), (1,), (), 3, 0, PUBLISHED)
+        subsets(open_set("digits:", "train"), (1,), (), 3, 0, OFFICIAL)
 
 
 @pytest.mark.parametrize("name", ["lowshot@moca", "lowshot@msn"])

@@ -7,18 +7,16 @@ import pytest
 import torch
 from toy_exports import export_of_size, workspace
 
-from engine.distributed import World
 from engine.training.schedules import TrainProgress
-from probes.finetune.classifier import Classifier, HeadRecipe
+from probes.finetune.classifier import Classifier
 from probes.finetune.trainer import FinetuneConfig, Training
-from probes.finetune.training_groups import Augmentation
 from probes.linear.batches import EpochPlan
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 from probes.tasks.linear import PROTOCOLS as LINEAR
 from probes.tasks.semi import PROTOCOLS as SEMI
 
 IMAGENET, TENTH = 1_281_167, 128_116  # training images; SimCLR's 10 %
-BEITS = Augmentation(
+BEITS = dict(
     policy="rand-m9-mstd0.5-inc1",
     crop_scale=0.08,
     flip=0.5,
@@ -26,7 +24,7 @@ BEITS = Augmentation(
     mixup=0.8,
     cutmix=1.0,
     smoothing=0.1,
-    interpolation="bicubic",
+    train_interpolation="bicubic",
 )
 
 
@@ -66,9 +64,9 @@ def config_of(task, images: int) -> FinetuneConfig:
 def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated):
     task = FINETUNE[f"finetune@{name}"].task
     config = config_of(task, IMAGENET)
-    assert config.lr == pytest.approx(lr) and config.group == mixed
+    assert task.peak == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
-    assert task.augmentation == BEITS and task.interpolation == evaluated
+    assert {each: getattr(task, each) for each in BEITS} == BEITS and task.interpolation == evaluated
     assert task.batch == {"simmim": 2048, "cae": 4096}.get(name, 1024)
 
 
@@ -87,12 +85,11 @@ def test_semi_supervised_training(protocol, rates, head, tokens):
     """
     task, export = SEMI[protocol].task, export_of_size(16)
     layer = {"projector.mlp.0.weight": torch.zeros(2048, 32), "projector.mlp.0.bias": torch.zeros(2048)}
-    recipe = HeadRecipe(pool=task.pool, std=task.head_std, scale=task.head_scale, projector=task.projector)
-    classifier = Classifier(replace(export, extra=layer), 1000, recipe, task.drop_path, seed=0)
-    training = Training(classifier, config_of(task, TENTH), World())
+    classifier = Classifier(replace(export, extra=layer), 1000, task, seed=0)
+    training = Training(classifier, config_of(task, TENTH))
     config = training.config
     assert config.steps_per_epoch == 125 and config.steps == 125_000
-    found = [config.schedule.at(config.lr, config.progress(125 * epoch)) for epoch in range(7)]
+    found = [training.schedule.at(task.peak, config.progress(125 * epoch)) for epoch in range(7)]
     assert found == pytest.approx(rates, rel=1e-2, abs=1e-9)
     assert classifier.head.weight.std().item() == pytest.approx(head, rel=0.03)
     decays = {name: group["weight_decay"] for group in training.optimizer.param_groups for name in group["names"]}
@@ -121,7 +118,7 @@ def test_steps_of_an_epoch_of_imagenet(name, steps, ending):
 def test_fine_tuning_of_mocov3_is_deits():
     """timm's schedule told by epoch, three repeats of an image, a head of the usual deviation, tokens without decay."""
     task = FINETUNE["finetune@deit"].task
-    rates, per_epoch = config_of(task, IMAGENET).schedule, config_of(task, IMAGENET).steps_per_epoch
+    rates, per_epoch = task.rates(), config_of(task, IMAGENET).steps_per_epoch
     start = TrainProgress(step=0, steps_per_epoch=per_epoch, epochs=150)
     found = [rates.at(1e-3, replace(start, step=epoch * per_epoch)) for epoch in (0, 1, 2, 5, 149)]
     warm = [1e-6, 1e-6, 1e-6 + (1e-3 - 1e-6) / 5, 1e-6 + 4 * (1e-3 - 1e-6) / 5]

@@ -11,8 +11,10 @@ from sklearn.metrics import precision_recall_curve
 from toy_exports import one_block_export
 
 from bench.results.record import CheckpointUsed, DataUsed
+from bench.run.checkpoints import LoadedCheckpoint
+from bench.run.fitting import left_out
 from bench.run.outcomes import checked, recorded
-from bench.run.plan import left_out, plan
+from bench.run.plan import plan
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from engine import resampling
@@ -185,7 +187,7 @@ def test_other_probes_refuse_them_in_one_line(task, export, tmp_path):
     assert PROTOCOLS["logreg@dinov2"].task.takes_several_labels
 
 
-def test_a_run_leaves_them_out(tmp_path):
+def test_a_run_leaves_them_out(export, tmp_path):
     space = Workspace(cache=tmp_path, data="digits:")
     data = [DataUsed(name="voc", url="digits:"), DataUsed(name="tiny", url="tiny:")]
     space.opened.get("digits:", "val", lambda _, split: several(split))
@@ -193,10 +195,11 @@ def test_a_run_leaves_them_out(tmp_path):
     transfer = choose_protocols("transfer", catalogue())
     assert left_out(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
     used = CheckpointUsed(name="one", digest="0" * 64)
-    jobs = {job.title for job in plan(tmp_path, used, data, transfer, space, rerun=False)}
+    loaded = LoadedCheckpoint(used=used, spec=export.spec, reference="one")
+    jobs = {job.title for job in plan(tmp_path, loaded, data, transfer, space, rerun=False)}
     assert jobs == {"logreg@dinov2 on voc"} | {f"{chosen.name} on tiny" for chosen in transfer}
     with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
-        plan(tmp_path, used, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
+        plan(tmp_path, loaded, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
 
 
 def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):

@@ -12,6 +12,7 @@ from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
+from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
 from probes.features.stand_ins import readout_of
 from probes.tasks.knn import Knn
@@ -93,7 +94,7 @@ def test_what_is_read_instead_is_extracted_in_the_common_pass(headless, data, tm
     space = workspace(tmp_path, data)
     (kinds,) = task.features(headless, space).values()
     assert {kind.pool for kind in kinds} == {"avg"}
-    assert task.features(headless, space).keys() == {task.transform(headless, space).name}
+    assert task.features(headless, space).keys() == {transform_of(headless, space, task).name}
 
 
 @pytest.mark.parametrize("task", [KNN, LOWSHOT, LINEAR])

@@ -1,0 +1,94 @@
+"""Settings of a fine-tuning, and what follows from them alone."""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+from engine import checks
+from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
+from imagesets.augmentation import check_policy
+
+Select = Literal["last", "holdout", "val"]
+RULES = {
+    "batch/256": lambda batch: batch / 256,
+    "batch/512": lambda batch: batch / 512,
+    "sqrt(batch)/8": lambda batch: sqrt(batch) / 8,
+    "absolute": lambda batch: 1.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """Settings of one training."""
+
+    lr: float = 1e-3  # peak learning rate, of the head; times lr_rule
+    lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
+    batch: int = 1024  # images in an update, whatever the machine
+    epochs: int = 100  # passes over the training images
+    warmup_epochs: float = 5.0  # over which the rate rises
+    schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
+    floor: float = 1e-6  # rate at the end
+    start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
+    layer_decay: float = 0.65  # factor on the rate for every block further from the head
+    weight_decay: float = 0.05  # of matrices; biases and norms have none
+    decay_tokens: bool = False  # weight decay on class token and position table too
+    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    clip: float = 0.0  # largest norm of the gradient; 0: any
+    average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
+    pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
+    head_std: float = 2e-5  # standard deviation of the head's initial weights
+    head_scale: float = 1.0  # factor on these weights
+    tables: Literal["per_block", "shared"] = "per_block"  # whether blocks get copies of a shared relative table
+    projector: bool = False  # the head reads the first layer of the pretrained projector
+    policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
+    crop_scale: float = 0.08  # least share of the image that a random crop takes
+    flip: float = 0.5  # chance of a mirror image
+    erase: float = 0.25  # chance of a rectangle of noise
+    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    cutmix: float = 1.0  # alpha; 0: none
+    smoothing: float = 0.1  # of the labels
+    train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training
+    mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
+    repeats: int = 1  # of an image in an epoch, which then shows fewer images
+    fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
+    lists: str = ""  # folder with MSN's lists of images, in place of the draw; published: that of the images
+    image_size: int | None = None  # pixels; none: the export's own
+    crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
+    select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
+    holdout: float = 0.05  # share of the training images that is held out for this
+    judge_every: int = 1  # epochs between evaluations
+    size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
+    branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.positive(self, "lr")
+        checks.amounts(self, "warmup_epochs", "floor", "start", "weight_decay", "clip", "mixup", "cutmix")
+        checks.amounts(self, "head_std", "head_scale")
+        checks.factors(self, "layer_decay", "crop_scale", "fraction", "crop")
+        checks.below_one(self, "drop_path", "average", "smoothing")
+        checks.shares(self, "flip", "erase")
+        checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
+        checks.proper_shares(self, "holdout")
+        checks.below(self, "warmup_epochs", "epochs")
+        check_policy(self.policy)
+
+    @property
+    def peak(self) -> float:
+        """Highest learning rate, of the head."""
+        return self.lr * RULES[self.lr_rule](self.batch)
+
+    def rates(self) -> LayerSchedule:
+        """The schedule that `schedule` names."""
+        if self.schedule == "mae":
+            return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
+        if self.schedule == "beit":
+            return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
+        told = "update" if self.schedule == "simmim" else "epoch"
+        return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with each other."""
+        return self.mixup > 0 or self.cutmix > 0
