@@ -63,13 +63,26 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
-        near = get_close_matches(scheme, dict.fromkeys([*file_importers(), *TIMM_SCHEMES]), n=1) if colon else []
-        meant = f"did you mean {near[0]}:{rest}?" if near else f"importers: {', '.join(file_importers())}"
         raise ValueError(
-            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
+            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; "
+            f"{_meant(reference)}"
         )
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def _meant(reference: str) -> str:
+    """What may be meant by a reference to nothing: another scheme, another file beside it, or raw pixels."""
+    scheme, colon, rest = reference.partition(":")
+    path = Path(reference).expanduser()
+    if colon and (near := get_close_matches(scheme, [*file_importers(), *TIMM_SCHEMES], n=1)):
+        return f"did you mean {near[0]}:{rest}?"
+    if reference == "pixels":
+        return "raw pixels are pixels:SIDE, such as pixels:32"
+    beside = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    if near := get_close_matches(path.name, beside, n=1):
+        return f"there is no such file; did you mean {path.parent / near[0]}?"
+    return f"there is no such file or folder; importers: {', '.join(file_importers())}"
 
 
 def _foreign(path: Path) -> ForeignFile:
