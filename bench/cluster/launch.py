@@ -84,4 +84,6 @@ def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int
     failed = sum(code not in (0, STOPPED) for code in codes)
     stopped = codes.count(STOPPED)
     say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; the same command goes on")
+    if (out / "results").is_dir():  # of evaluations
+        say(f"the numbers: bench leaderboard --out {shlex.quote(str(out))}")
     return STOPPED if stopped else 1 if failed else 0

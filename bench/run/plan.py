@@ -1,6 +1,7 @@
 """The plan of a run: a job for every image set and protocol, and which results exist already."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +61,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     for text in texts:
         name, equals, url = text.partition("=")
         if not (equals and name and url):
-            raise ValueError(f"--data {text}: write NAME=URL, for example {example(text)}")
+            raise ValueError(f"--data {text}: write NAME=URL, for example {shlex.quote(example(text))}")
         if name in found:
             raise ValueError(f"--data {text}: the name {name!r} is given twice")
         found[checked_name(name, "--data")] = url
