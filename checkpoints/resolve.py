@@ -11,7 +11,6 @@ module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alo
 
 import shlex
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +25,7 @@ from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
+from engine.choices import closest, meant
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -63,26 +63,24 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
+        if colon:
+            schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+            raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
         raise ValueError(
-            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; "
-            f"{_meant(reference)}"
+            f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
+            f"{_beside(path)}"
         )
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
 
 
-def _meant(reference: str) -> str:
-    """What may be meant by a reference to nothing: another scheme, another file beside it, or raw pixels."""
-    scheme, colon, rest = reference.partition(":")
-    path = Path(reference).expanduser()
-    if colon and (near := get_close_matches(scheme, [*file_importers(), *TIMM_SCHEMES], n=1)):
-        return f"did you mean {near[0]}:{rest}?"
-    if reference == "pixels":
-        return "raw pixels are pixels:SIDE, such as pixels:32"
-    beside = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    if near := get_close_matches(path.name, beside, n=1):
-        return f"there is no such file; did you mean {path.parent / near[0]}?"
-    return f"there is no such file or folder; importers: {', '.join(file_importers())}"
+def _beside(path: Path) -> str:
+    """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
+    if str(path) == "pixels":
+        return "; raw pixels are pixels:SIDE, such as pixels:32"
+    there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = closest(path.name, there)
+    return f"; did you mean {path.parent / near}?" if near else ""
 
 
 def _foreign(path: Path) -> ForeignFile:

@@ -13,14 +13,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.report.figures import COLOURS, DASHES
-from bench.report.visualized import KEY, PictureRecord
+from bench.report_page.figures import COLOURS, DASHES
+from bench.report_page.visualized import KEY, PictureRecord
 from engine.printing import printable
 
 Format = Literal["png", "svg"]
 MAP = "cividis"  # Nunez, Anderton and Renslow 2018
 CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1  # width of a cell; a line of text; a row's label
+APART = 0.14  # between the columns of two headings, beside GAP
 TALLEST = 2.5  # height of a cell over its width, at most; longer images are drawn narrower
+ABOUT = 0.9  # of a row's height from which on a panel is as high as the row
 FONT, LETTER = 7, 0.058  # points; about the width of a letter
 LINES = 2  # of a heading; what is longer is cut
 DPI = 150
@@ -96,6 +98,18 @@ class Picture:
     def columns(self) -> int:
         return max(len(row.panels) for row in self.rows)
 
+    @property
+    def places(self) -> list[float]:
+        """Left edges of the columns and of what would follow them; those under one heading stand together."""
+        firsts, column = set[int](), 0
+        for _, span in self.headings:
+            column += span
+            firsts.add(column)
+        found = [EDGE + (LABEL if any(row.label for row in self.rows) else 0.0)]
+        for column in range(1, self.columns + 1):
+            found.append(found[-1] + CELL + GAP + APART * (column in firsts and column < self.columns))
+        return found
+
 
 def encoded(picture: Picture, form: Format, record: PictureRecord | None = None) -> bytes:
     """The file's bytes. They hold no date, no version and no random ids. A PNG holds the record, for `bench report`."""
@@ -115,28 +129,20 @@ def drawn_figure(picture: Picture) -> Any:
     """matplotlib's Figure, every panel at its place."""
     from matplotlib.figure import Figure
 
-    heads = [fitted_text(text, span * (CELL + GAP)) for text, span in picture.headings]
-    notes = wrap(printable(picture.note), int(_width(picture) / LETTER))
+    heads, width = [fitted_text(text, span * (CELL + GAP)) for text, span in picture.headings], picture.places[-1] - GAP
+    notes = wrap(printable(picture.note), int((width - EDGE) / LETTER))
     top = EDGE + LINE * max((len(head) for head in heads), default=0) + GAP * bool(heads)
     heights = [row.height + LINE * (row.lines("title") + row.lines("caption")) + GAP for row in picture.rows]
     total = top + sum(heights) + LINE * len(notes) + EDGE
-    figure = Figure(figsize=(_width(picture) + 2 * EDGE, total))
-    sheet = Sheet(figure=figure, width=_width(picture) + 2 * EDGE, height=total)
+    figure = Figure(figsize=(width + EDGE, total))
+    sheet = Sheet(figure=figure, width=width + EDGE, height=total)
     _draw_headings(sheet, picture, heads, top)
     for row, height in zip(picture.rows, heights, strict=True):
-        _draw_row(sheet, row, _left(picture), top)
+        _draw_row(sheet, row, picture.places, top)
         top += height
     for number, line in enumerate(notes):
         sheet.text(EDGE, top + LINE * (number + 0.5), line, ha="left", color="0.3")
     return figure
-
-
-def _left(picture: Picture) -> float:
-    return EDGE + (LABEL if any(row.label for row in picture.rows) else 0.0)
-
-
-def _width(picture: Picture) -> float:
-    return _left(picture) - EDGE + picture.columns * (CELL + GAP) - GAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +160,6 @@ class Sheet:
             *place, text, **{"fontsize": FONT, "va": "center", "ha": "center", "parse_math": False} | style
         )
 
-    def lines(self, x: float, top: float, texts: Sequence[str]) -> None:
-        """Small lines of text whose upper edge is `top`."""
-        for number, text in enumerate(texts):
-            self.text(x, top + LINE * (number + 0.5), printable(text), fontsize=FONT - 1)
-
     def axes(self, left: float, top: float, width: float, height: float) -> Any:
         """Axes without ticks."""
         box = (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
@@ -175,32 +176,32 @@ def fitted_text(text: str, width: float) -> list[str]:
 
 
 def _draw_headings(sheet: Sheet, picture: Picture, heads: Sequence[Sequence[str]], bottom: float) -> None:
-    left = _left(picture)
+    column = 0
     for lines, (_, span) in zip(heads, picture.headings, strict=True):
-        width = span * (CELL + GAP) - GAP
+        middle = picture.places[column] + (span * (CELL + GAP) - GAP) / 2
         for number, line in enumerate(reversed(lines)):
-            sheet.text(left + width / 2, bottom - GAP - LINE * (number + 0.5), line, weight="bold")
-        left += width + GAP
+            sheet.text(middle, bottom - GAP - LINE * (number + 0.5), line, weight="bold")
+        column += span
 
 
-def _draw_row(sheet: Sheet, row: PanelRow, left: float, top: float) -> None:
-    """Titles, panels and captions of one row whose upper edge is at `top`."""
+def _draw_row(sheet: Sheet, row: PanelRow, places: Sequence[float], top: float) -> None:
+    """Titles, panels and captions of one row whose upper edge is at `top`. places: left edges of its panels."""
     panel_top = top + LINE * row.lines("title")
     if row.label:
         label = fitted_text(row.label, row.height)[0]
         sheet.text(EDGE + LABEL / 2 - GAP / 2, panel_top + row.height / 2, label, rotation="vertical")
-    for panel in row.panels:
+    for left, panel in zip(places, row.panels, strict=False):
         if panel is not None:
             height = min(row.height, CELL * panel.size[0] / panel.size[1])
             _draw_panel(sheet.axes(left, panel_top, CELL, height), panel)
+            level = row.height if height > ABOUT * row.height else height  # so that captions stand on one line
             texts = [
                 (panel.title, panel_top - LINE * panel.title.count("\n")),
-                (panel.caption, panel_top + height + LINE),
+                (panel.caption, panel_top + level + LINE),
             ]
             for text, first in texts:
                 for number, line in enumerate(text.split("\n")):
                     sheet.text(left + CELL / 2, first + LINE * (number - 0.45), printable(line), fontsize=FONT - 1)
-        left += CELL + GAP
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:

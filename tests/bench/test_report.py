@@ -14,11 +14,11 @@ import pytest
 from made_results import EVIL, made_checkpoint, save_result
 from shown_results import result
 
-from bench.report.contents import contents, provenance
-from bench.report.figures import log_of, training_figure
-from bench.report.images import image_view
-from bench.report.page import figures_of, packed, page_of, report_page
-from bench.report.verdicts import grounds, headline, verdict
+from bench.report_page.contents import contents, provenance
+from bench.report_page.figures import log_of, training_figure
+from bench.report_page.images import image_view
+from bench.report_page.page import figures_of, packed, page_of, report_page
+from bench.report_page.verdicts import grounds, headline, verdict
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
@@ -278,23 +278,45 @@ STEPS = """
     found.axe = serious;
   }
   found.errors = errors;
-  const answer = document.createElement("pre");
-  answer.id = "answer"; answer.textContent = JSON.stringify(found);
-  document.body.append(answer);
+  found.at = innerWidth;
+  parent.postMessage([location.pathname.split("/").pop(), found], "*");
 })();
+</script>
+"""
+FRAMES = """<!doctype html>
+<style>body { margin: 0; display: flex; } iframe { border: 0; flex: none; height: 900px; }</style>
+<script>
+const answers = {};
+addEventListener("message", ({ data: [name, found] }) => {
+  answers[name] = found;
+  if (Object.keys(answers).length < document.querySelectorAll("iframe").length) return;
+  const answer = document.createElement("pre");
+  answer.id = "answer"; answer.textContent = JSON.stringify(answers);
+  document.body.append(answer);
+});
 </script>
 """
 
 
-def in_browser(path: Path, text: str, width: int = 1280) -> dict:
-    """What the steps above find on a page, in a browser without a window."""
+def in_browser(folder: Path, pages: dict[str, tuple[int, str]]) -> dict[str, dict]:
+    """What the steps above find on pages, each as wide as said, side by side in a browser without a window. Frames may
+    be narrower than a browser's window can be."""
     spec = importlib.util.find_spec("axe_core_python")
     axe = (Path(spec.origin).parent / "axe.min.js").read_text() if spec else ""
-    head, body = text.split("<body>", 1)
-    path.write_text(head + "<body>" + DRIVER + body.replace("</body>", f"<script>{axe}</script>{STEPS}</body>"))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--dump-dom"]
+    frames = FRAMES
+    for name, (width, text) in pages.items():
+        head, body = text.split("<body>", 1)
+        steps = f"<script>{axe}</script>{STEPS}</body>"
+        (folder / name).write_text(head + "<body>" + DRIVER + body.replace("</body>", steps))
+        frames += f'<iframe src="{name}" style="width: {width}px"></iframe>'
+    (folder / "frames.html").write_text(frames)
+    window = sum(width for width, _ in pages.values())
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={window},900", "--dump-dom"]
     run = subprocess.run(
-        [*command, "--virtual-time-budget=20000", path.as_uri()], capture_output=True, text=True, timeout=120
+        [*command, "--virtual-time-budget=20000", (folder / "frames.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     answer = re.search(r'<pre id="answer">(.*?)</pre>', run.stdout, re.DOTALL)
     assert answer, run.stderr[-2000:]
@@ -303,23 +325,24 @@ def in_browser(path: Path, text: str, width: int = 1280) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
-@pytest.mark.parametrize("width", [1280, 500])
-def test_in_a_browser(board, tmp_path, width):
-    found = in_browser(tmp_path / "page.html", report_page(board), width)
-    assert found["before"] == found["falling"] == ["c1", "c2"] and found["rising"] == ["c2", "c1"]
-    assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
-    assert found["open"] and "knn@dino, version 1" in found["provenance"]
-    assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
-    assert not found["wide"] and not found["wideOpen"] and found["requests"] == 0 and found["errors"] == []
-    assert found["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
-    assert found.get("axe", []) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium; apt-get install chromium")
-def test_hostile_names_in_a_browser(tmp_path):
-    found = in_browser(tmp_path / "page.html", page(evil_results()))
-    assert found["errors"] == [] and found["requests"] == 0
+def test_in_a_browser(board, tmp_path):
+    """On a wide screen, a narrow one and that of a small phone; and a page whose names are hostile."""
+    text = report_page(board)
+    pages = {f"{width}.html": (width, text) for width in (1280, 500, 360)}
+    answers = in_browser(tmp_path, {**pages, "hostile.html": (800, page(evil_results()))})
+    hostile = answers.pop("hostile.html")
+    assert hostile["errors"] == [] and hostile["requests"] == 0
+    for name, found in answers.items():
+        assert found["at"] == pages[name][0]
+        assert found["before"] == found["falling"] == ["c1", "c2"] and found["rising"] == ["c2", "c1"]
+        assert found["named"] == ["c1", "c2"] and found["sort"] == "ascending" and found["filtered"] == ["c1"]
+        assert found["open"] and "knn@dino, version 1" in found["provenance"]
+        assert found["light"] == "rgb(255, 255, 255)" != found["dark"]
+        assert not found["wide"] and not found["wideOpen"], f"{name} is wider than its screen"
+        assert found["requests"] == 0 and found["errors"] == []
+        assert found["pictures"] == 2 + 6 + 12, "two asked for, three neighbours of each, the hardest"
+        assert found.get("axe", []) == [], name
+    assert len(answers) == 3
 
 
 def test_each_text_of_the_provenance_is_kept_once():

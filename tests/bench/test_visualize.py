@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from bench.report.visualized import KEY, record_in
 from bench.visualize.components import in_lab, is_foreground, principal_components
 from bench.visualize.deep_image_prior import DeepImagePrior, Level, inverted, visible_tokens
 from bench.visualize.drawing import KINDS, chosen_kind
@@ -23,6 +24,7 @@ from bench.visualize.pictures import Box, Panel, PanelRow, Picture, encoded
 from bench.visualize.queries import points_at
 from bench.visualize.shown import Shown, Viewer, checkpoints_of
 from checkpoints.export import ViTExport
+from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.tasks import Workspace
@@ -278,6 +280,9 @@ class TestCommand:
         for form in forms:
             first, second = ((tmp_path / out / f"{kind}.{form}").read_bytes() for out in ("a", "b"))
             assert first == second
+        record = record_in(Image.open(tmp_path / "a" / f"{kind}.png").info[KEY])
+        assert record.kind == kind and list(record.checkpoints.values()) == ["tiny", "extrema"]
+        assert list(record.checkpoints) == [load(str(folder)).digest for folder in (tiny, extrema)]
         if "svg" in forms:
             assert b"extrema" in first and b"tiny" in first and b"<dc:date>" not in first
 

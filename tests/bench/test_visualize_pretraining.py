@@ -9,7 +9,7 @@ from PIL import Image
 from small_trainings import digits, trainer
 
 from bench.visualize.inputs import as_image, given_views, method_views, visible_patches
-from bench.visualize.kinds.masks import Masks, view_panel
+from bench.visualize.kinds.masks import Masks, panel_rows, view_panel
 from bench.visualize.kinds.reconstruction import pixel_error, rebuilt_image
 from bench.visualize.runs import ShownRun
 from bench.visualize.shown import checkpoints_of
@@ -66,13 +66,27 @@ class TestMasks:
         parts = torch.stack([whole[0, [4, 1]], whole[0, [0, 5]]])
         assert [row.nonzero().flatten().tolist() for row in visible_patches(whole, parts, None)] == [[1, 4], [0, 5]]
 
+    def test_no_view_is_left_out_unless_asked(self, photo):
+        """DINO's two global and many local crops, and the teacher's two, in rows of eight."""
+        method = smoke("dino")
+        views = given_views(method, method_views(method, photo, 0, 0))
+        panels = Masks().panels(views, method.preparation)
+        assert len(panels) == len(views) and panels[-1].title.startswith("teacher")
+        rows = panel_rows(panels[0], [panels[0]] * 11, "dino")
+        assert [len(row.panels) for row in rows] == [9, 4] and [row.label for row in rows] == ["dino", ""]
+        assert rows[0].panels[0] and rows[1].panels[0] is None
+        few = Masks(views=1).panels(views, method.preparation)
+        assert [panel.title[:7] for panel in few] == ["student", "teacher"]
+        students = sum(view.network == "student" for view in views)
+        assert few[0].caption == f"{students - 1} more are not shown"
+
     def test_methods_that_are_not_there_are_named(self):
         with pytest.raises(ValueError, match="methods=mea: there is no such method; did you mean 'mae'"):
             Masks(methods=("mea",))
 
     def test_the_command_needs_no_checkpoint(self, photo, bench, tmp_path):
         photo.save(tmp_path / "photo.png")
-        words = ("--images", tmp_path / "photo.png", "--set", "methods=mae,msn", "recipe=smoke", "views=2")
+        words = ("--images", tmp_path / "photo.png", "--set", "methods=mae,msn", "recipe=smoke", "views=1")
         code, said, _ = bench("visualize", "masks", *words, "--out", tmp_path / "out", "--format", "svg")
         text = Path(tmp_path / "out/masks.svg").read_text()
         assert code == 0 and "masks.svg" in said

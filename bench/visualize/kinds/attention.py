@@ -51,7 +51,7 @@ class Attention:
             [image.panel(title="queries", points=points) for image in shown.images],
             blocks,
             note=f"Attention of the numbered patches in {block_text(self.layer)}{heads_text(self.heads)}. Each map is "
-            "drawn from 0 to its maximum; it sums to 1 over patches and other tokens.",
+            "drawn from 0, dark, to its maximum, yellow; it sums to 1 over patches and other tokens.",
         )
 
     def block(self, viewer: Viewer, image: ShownImage) -> Block:

@@ -38,7 +38,7 @@ class ClassAttention:
             [image.panel() for image in shown.images],
             blocks,
             note=f"Attention of the class token in {block_text(self.layer)}{heads_text(self.heads)}. Each map is drawn "
-            "from 0 to its maximum; it sums to 1 over patches and other tokens.",
+            "from 0, dark, to its maximum, yellow; it sums to 1 over patches and other tokens.",
         )
 
     def block(self, viewer: Viewer, image: ShownImage) -> Block:

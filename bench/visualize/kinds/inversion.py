@@ -79,7 +79,7 @@ class Inversion:
         error = hidden_error(as_image(image[0], preparation), drawn, hidden.reshape(grid))
         return (
             Panel(values=seen, size=seen.shape[:2], title=f"{hidden.mean():.0%} hidden"),
-            Panel(values=drawn, size=drawn.shape[:2], caption=f"error {error:.1f}"),
+            Panel(values=drawn, size=drawn.shape[:2], title="found", caption=f"error {error:.1f}"),
         )
 
 

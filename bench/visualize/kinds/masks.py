@@ -6,15 +6,17 @@ Read off each method's own views and forward pass, with its initial weights.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bench.cli.settings import meant
 from bench.pretraining.recipes import choose_recipe
 from bench.visualize.inputs import GivenView, as_image, given_views, method_views
 from bench.visualize.pictures import Panel, PanelRow, Picture
 from bench.visualize.shown import Shown
 from checkpoints.spec import Preparation
 from engine import checks
+from engine.choices import meant
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
+
+ACROSS = 8  # panels beside an image; further ones stand below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class Masks:
 
     methods: tuple[str, ...] = ()  # such as mae,lut; all, where none is named
     recipe: str = ""  # of all these methods, such as 32px; the first recipe of each, where none is named
-    views: int = 8  # shown of a method, at most
+    views: int | None = None  # of each network, student and teacher, at most; all, where no number is named
 
     def __post_init__(self) -> None:
         checks.annotations(self)
@@ -42,20 +44,32 @@ class Masks:
             for number, image in enumerate(shown.images):
                 views = given_views(method, method_views(method, image.image, shown.seed, number))
                 panels = self.panels(views, method.preparation)
-                rows.append(PanelRow(panels=(image.panel(), *panels), label=f"{name} {recipe}"))
+                rows += panel_rows(image.panel(), panels, f"{name} {recipe}")
         yield Picture(
             name="masks",
             rows=tuple(rows),
-            note="What the networks of each method are given; hidden patches are grey. Students learn by gradients.",
+            note="What the networks of each method are given; hidden patches are grey. Only students get gradients.",
         )
 
     def panels(self, views: list[GivenView], preparation: Preparation) -> list[Panel]:
-        """The first of the views, the students' before the teachers'."""
-        ordered = sorted(views, key=lambda view: view.network)
-        panels = [view_panel(view, preparation) for view in ordered[: self.views]]
-        if more := len(ordered) - len(panels):
-            panels[-1] = replace(panels[-1], caption=f"{more} more are not shown")
-        return panels
+        """The students' views, then the teachers'; of each network the first ones, and how many are not shown."""
+        found = []
+        for network in ("student", "teacher"):
+            own = [view_panel(view, preparation) for view in views if view.network == network]
+            chosen = own[: self.views]
+            if more := len(own) - len(chosen):
+                chosen[-1] = replace(chosen[-1], caption=f"{more} more are not shown")
+            found += chosen
+        return found
+
+
+def panel_rows(image: Panel, panels: list[Panel], label: str) -> list[PanelRow]:
+    """The image, and its panels in as many rows of ACROSS as they need."""
+    parts = [panels[start : start + ACROSS] for start in range(0, len(panels), ACROSS)]
+    return [
+        PanelRow(panels=(None if number else image, *part), label="" if number else label)
+        for number, part in enumerate(parts)
+    ]
 
 
 def view_panel(view: GivenView, preparation: Preparation) -> Panel:

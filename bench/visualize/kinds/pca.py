@@ -42,17 +42,17 @@ class Pca:
             [image.panel() for image in shown.images],
             [(viewer.checkpoint.name, self.blocks(viewer, shown)) for viewer in viewers(shown)],
             note=f"First three principal components of the patch tokens of {block_text(self.layer)}, of all images "
-            "together; below, the share of the variance that they hold.",
+            "together; at the bottom, the share of the variance that each holds.",
         )
 
     def blocks(self, viewer: Viewer, shown: Shown) -> list[Block]:
         """A panel for each image."""
         maps = [viewer.patches(image.image, self.layer) for image in shown.images]
         found, shares = self.coloured(maps)
-        caption = ", ".join(f"{share:.0%}" for share in shares)
+        last, caption = len(found) - 1, ", ".join(f"{share:.0%}" for share in shares)
         return [
-            [[Panel(values=colours, size=image.size, caption=caption)]]
-            for image, colours in zip(shown.images, found, strict=True)
+            [[Panel(values=colours, size=image.size, caption=caption if place == last else "")]]
+            for place, (image, colours) in enumerate(zip(shown.images, found, strict=True))
         ]
 
     def coloured(self, maps: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:

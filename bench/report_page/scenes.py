@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bench.report.pictures import data_url
+from bench.report_page.pictures import data_url
 from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
@@ -77,7 +77,10 @@ def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
         scenes = open_scenes(data.url, "val", cache)
     except (ValueError, OSError):  # moved, unmounted, or no scenes
         return None
-    return scenes.limited(measured.result.limit) if scenes.fingerprint == data.fingerprints.get("val") else None
+    if scenes.fingerprint != data.fingerprints.get("val"):
+        return None
+    limit = measured.result.limit
+    return scenes if limit is None else scenes.limited(limit)
 
 
 def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:

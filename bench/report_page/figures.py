@@ -75,9 +75,10 @@ def points_of(lines: Sequence[Mapping[str, float]], value: str) -> list[tuple[fl
 
 
 def lines_figure(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, title: str) -> str:
-    """One line for each name. x, y: what the axes mean."""
+    """One line for each name. x, y: what the axes mean; x counts something."""
     figure, (axes,) = _axes(1)
     _draw_lines(axes, curves)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     _legend(figure, axes, curves)
@@ -154,7 +155,7 @@ def log_of(path: Path) -> list[dict[str, float]]:
 def _axes(count: int):
     from matplotlib.figure import Figure
 
-    columns = min(count, 3)
+    columns = 2 if count == 4 else min(count, 3)
     rows = -(-count // columns)
     figure = Figure(
         figsize=(4.2 * columns if count > 1 else 6.5, 3.0 * rows if count > 1 else 4.2), layout="constrained", dpi=72
