@@ -24,6 +24,7 @@ STATED = {
 }
 EACH = {"knn": 0, "lowshot": 0, "logreg": 34, "linear": 50}
 ALLOCATOR = 10 << 20  # what the C library and the products' own buffers hold beside
+SCATTER = 4 << 20  # by which the peaks of two such processes differ, as pages are mapped and given back at other times
 
 
 @pytest.fixture(scope="module")
@@ -39,4 +40,4 @@ def features(tmp_path_factory):
 def test_memory_is_as_stated_and_does_not_grow_with_the_rows(work, features):
     few, many = json.loads(program(PROGRAM, features, work, FEW, MANY).end())
     assert many <= STATED[work] + EACH[work] * MANY + ALLOCATOR
-    assert many - few <= EACH[work] * (MANY - FEW) + PAGES < 4 * WIDTH * (MANY - FEW) / 4
+    assert many - few <= EACH[work] * (MANY - FEW) + PAGES + SCATTER < 4 * WIDTH * (MANY - FEW) / 4
