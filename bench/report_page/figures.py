@@ -163,7 +163,7 @@ def _axes(count: int):
     panels = [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
     for axes in panels:
         axes.set_facecolor("none")
-        axes.tick_params(colors=INK, labelsize=8)
+        axes.tick_params(which="both", colors=INK, labelsize=8)  # both: minor ones of a log axis have numbers too
         axes.xaxis.label.set_color(INK)
         axes.yaxis.label.set_color(INK)
         axes.grid(color=INK, alpha=0.15)

@@ -58,12 +58,12 @@ class ShownPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPictures:
-    """What a report says of pictures. left_out: files for which there is no room. command: that makes some; ""
-    where there are some."""
+    """What a report says of pictures. left_out: files for which there is no room. command: that makes some, in lines;
+    none where there are some."""
 
     shown: tuple[ShownPicture, ...] = ()
     left_out: tuple[str, ...] = ()
-    command: str = ""
+    command: tuple[str, ...] = ()
 
 
 def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]) -> ReportPictures:
@@ -82,7 +82,7 @@ def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]
             left_out.append(read[1].file)
         else:
             shown.append(read[1])
-    command = "" if shown or left_out else drawing_command(out, report, results)
+    command = () if shown or left_out else drawing_command(out, report, results)
     return ReportPictures(shown=tuple(shown), left_out=tuple(left_out), command=command)
 
 
@@ -149,18 +149,25 @@ def embedded(data: bytes, image: Image.Image) -> str:
     return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
 
 
-def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]) -> str:
-    """The command that draws what the best checkpoints see of the measured images; "" where nothing can be drawn."""
+def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]) -> tuple[str, ...]:
+    """The command that draws what the best checkpoints see of the measured images, in lines; none where nothing can be
+    drawn."""
     facts = {each["name"]: each for each in report.checkpoints}
     named = {name for name, each in facts.items() if each["source"] and each["kind"] == "measured"}
     tables = [[row.name for row in table.rows if row.name in named][:ASKED] for table in report.tables]
     best = next(filter(None, tables), [])
     images = next((each.data.url for each in results if each.status == "ok" and not layout_of(each.data.url)), "")
     if not best or not images:
-        return ""
+        return ()
     references = [_reference(out, facts[name]) for name in best]
-    words = ["bench", "visualize", "pca", "--checkpoint", *references, "--name", *best]
-    return shlex.join([*words, "--images", images, "--out", str(out / "pictures")])
+    lines = [
+        ["bench", "visualize", "pca"],
+        ["--checkpoint", *references],
+        ["--name", *best],
+        ["--images", images],
+        ["--out", str(out / "pictures")],
+    ]
+    return tuple(shlex.join(line) for line in lines)
 
 
 def _reference(out: Path, facts: Mapping[str, object]) -> str:

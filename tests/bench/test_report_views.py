@@ -87,8 +87,8 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
 
 def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     """Those that `bench visualize` drew of them, once, wherever they lie below the results, with what they say."""
-    command = f"bench visualize pca --checkpoint /imports/c1 --name c1 --images digits: --out {board}/pictures"
-    assert command in report_page(board) and command not in report_page(board, pictures=False)
+    command = "bench visualize pca \\\n  --checkpoint /imports/c1 \\\n  --name c1 \\\n  --images digits: \\\n  --out"
+    assert f"{command} {board}/pictures\n<" in report_page(board) and command not in report_page(board, pictures=False)
     panel, own = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
     drawn = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
     for folder, digest in (("some/figures", own), ("others", "0" * 64), ("cache", own), ("copy", own)):
