@@ -96,10 +96,10 @@ class ViTExport(PreparesImages):
         return digest([facts, digest_of_tensors(self.tensors), digest_of_tensors(self.extra)])
 
     def difference(self, other: "ViTExport") -> str:
-        """How `other` differs, the version of this tool aside; empty where it is the same export."""
+        """How `other` differs but for this tool's version and what was assumed; empty where it is the same export."""
         if self.digest != other.digest:
             return f"digest {self.digest[:12]}, not {other.digest[:12]}"
-        keys = [key for key in {**self.facts, **other.facts} if key != "importer_version"]
+        keys = [key for key in {**self.facts, **other.facts} if key not in ("importer_version", "assumed")]
         keys = [key for key in keys if self.facts.get(key) != other.facts.get(key)]
         return some([f"{key} {self.facts.get(key)!r}, not {other.facts.get(key)!r}" for key in keys])
 

@@ -33,6 +33,14 @@ def test_a_checkpoint_becomes_an_export(bench, dino_file, tmp_path):
     assert ViTExport.load(tmp_path / "export").facts["name"] == "tiny"
 
 
+def test_what_was_assumed_makes_no_other_export(bench, dino_file, tmp_path):
+    """Exports of earlier versions do not say it; the same command finds them again."""
+    words = ("import", dino_file, "--out", tmp_path / "export", "--heads", "3")
+    assert bench(*words)[0] == 0
+    code, out, _ = bench(*words, "--statistics", "imagenet")
+    assert code == 0 and "this very export was there, now verified" in out
+
+
 def test_inspect_takes_the_options_of_imports(bench, dino_file, tmp_path):
     code, out, _ = bench("inspect", dino_file, "--heads", "3", "--branch", "student")
     assert code == 0 and "branch       student" in out and "3 heads" in out
