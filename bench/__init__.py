@@ -1,8 +1,5 @@
 """How good is this self-supervised Vision Transformer? The Python API; docs/python.md shows it, bench/api.py is it."""
 
-# A package of the same name becomes an attribute of this one when it is first imported: before the function, not after.
-import bench.leaderboard
-import bench.report  # noqa: F401
 from bench.api import (
     Leaderboard,
     compare,

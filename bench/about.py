@@ -11,10 +11,11 @@ from textwrap import fill
 from typing import Literal, get_args, get_origin
 
 from bench.cli.meanings import meanings
-from bench.cli.settings import alternatives, meant, setting_text, types_of
+from bench.cli.settings import alternatives, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY, stands_in_for
+from engine.choices import meant
 from engine.extensions import Extension, extensions, load_extension, warn_of
 from engine.tasks import Task
 from pretrain.recipe import Recipe

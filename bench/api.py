@@ -50,7 +50,7 @@ class Leaderboard:
         ]
 
     def __str__(self) -> str:
-        from bench.leaderboard.tables import to_terminal
+        from bench.board.tables import to_terminal
 
         return to_terminal(self.board, BOARD_WIDTH)
 
@@ -257,8 +257,8 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     `bench leaderboard --format`: "latex", "html", "parquet". ValueError for a folder without results.
     """
     with commands():
+        from bench.board.files import ALWAYS, FORMATS, rewrite
         from bench.cli.settings import meant
-        from bench.leaderboard.files import ALWAYS, FORMATS, rewrite
         from bench.results.record import check_folder
 
         if unknown := [name for name in formats if name not in FORMATS]:
@@ -277,7 +277,7 @@ def report(
     ValueError for a folder without results.
     """
     with commands():
-        from bench.report.page import report_page
+        from bench.report_page.page import report_page
         from bench.results.record import check_folder
         from engine.files import write_atomic
 
@@ -296,22 +296,18 @@ def pretrain(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     seed: int = 0,
-    device: str = "auto",
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    compiled: bool = False,
-    workers: int | None = None,
-    micro_batch: int | None = None,
-    skip_bad: bool = False,
     export_every: int = 0,
     knn_every: int = 0,
     knn_data: str | None = None,
+    options: Options | None = None,
 ) -> "ViTExport":
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
     encoder, such as {"epochs": 100, "schedule.warmup": 5}. resume: go on where the training in `out` was, or start it.
     export_every, knn_every: epochs between two exports, and between two lines of the log with k-NN accuracy on
-    `knn_data` (`images`). `out`/start is the encoder before the first update, `out`/log.jsonl the log.
+    `knn_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a forward pass.
+    `out`/start is the encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
@@ -325,18 +321,21 @@ def pretrain(
         from engine.training.interruptions import STOPPED, Stopped
         from pretrain.loop.trainer import Run
 
-        device = ready_device(device, compiled)
-        products = training_precision(precision, device)
-        knn = OnlineKnn(space=knn_space(Path(out), knn_data or images, device, products, None, skip_bad))
+        options = options or Options()
+        if options.decode != "exact":
+            raise ValueError(f"--decode {options.decode}: it is for evaluations; a pretraining decodes exactly")
+        device = ready_device(options.device, options.compiled)
+        products = training_precision(options.precision or "auto", device)
+        knn = OnlineKnn(space=knn_space(Path(out), knn_data or images, device, products, None, options.skip_bad))
         run = Run(
             out=Path(out),
             device=device,
             precision=products,
-            compiled=compiled,
+            compiled=options.compiled,
             seed=seed,
-            workers=workers,
-            micro_batch=micro_batch,
-            skip_bad=skip_bad,
+            workers=options.workers,
+            micro_batch=options.batch_size,
+            skip_bad=options.skip_bad,
             resume=resume,
             export_every=export_every,
             monitor_every=knn_every,

@@ -17,11 +17,12 @@ class Options:
     """Where and how networks run; the defaults are those of the command line."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    precision: Literal["float32", "bfloat16"] = "float32"  # of forward passes
+    # Of forward passes. None: float32, but bfloat16 for pretraining on a GPU. float16 is for pretraining alone.
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
     compiled: bool = False  # transformer blocks by torch.compile
     decode: Literal["exact", "fast"] = "exact"  # PIL as in the papers, or torchvision on uint8 tensors
     skip_bad: bool = False  # count unreadable images instead of stopping
-    batch_size: int | None = None  # images in a forward pass; None: by the device
+    batch_size: int | None = None  # images in a forward pass of a process, at most; None: by the device
     workers: int | None = None  # loader workers; None: by the machine
 
 
@@ -45,11 +46,13 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
     from engine.tasks import Workspace
 
     options = options or Options()
+    if options.precision == "float16":
+        raise ValueError("--precision float16: it is for pretraining; choose float32 or bfloat16")
     return Workspace(
         cache=out / "cache",
         data="",
         device=ready_device(options.device, options.compiled),
-        precision=options.precision,
+        precision=options.precision or "float32",
         compiled=options.compiled,
         decode=options.decode,
         seed=seed,

@@ -28,6 +28,11 @@ TESTED = ("2.11", "0.26")  # torch and torchvision; pyproject.toml holds them to
 PAIR = "pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'"
 EVERYTHING = "pip install 'ssl-vit-bench[cpu]'"
 ONE_FAISS = "pip uninstall -y faiss-cpu faiss-gpu && pip install 'faiss-cpu>=1.15,<2'  (with a GPU: faiss-gpu)"
+OPTIONAL = (  # package, extra that brings it, what needs it
+    ("pyarrow", "tables", "image sets parquet: and --format parquet need it"),
+    ("datasets", "tables", "image sets hf: need it"),
+    ("wandb", "wandb", "bench pretrain --wandb needs it"),
+)
 SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about that
 
 Mark = Literal["ok", "missing", "note"]
@@ -49,7 +54,7 @@ def examine() -> list[Check]:
     found: list[Check] = []
     for check in (
         *(_python, _torch, _devices, _libraries, _faiss, _openblas, _cyanure, _mmcv, _dense),
-        *(_plugins, _machine, _disk, _glibc),
+        *(_optional, _plugins, _machine, _disk, _glibc),
     ):
         try:
             found += check()
@@ -226,6 +231,15 @@ def _dense() -> Iterator[Check]:
             yield Check(name=package, mark="missing", text=text, fix=EVERYTHING, needed=False)
         else:
             yield Check(name=package, mark="ok", text=installed(package) or f"{name}, from another package")
+
+
+def _optional() -> Iterator[Check]:
+    for package, extra, use in OPTIONAL:
+        if version := installed(package):
+            yield Check(name=package, mark="ok", text=version, needed=False)
+        else:
+            fix = f"pip install 'ssl-vit-bench[{extra}]'"
+            yield Check(name=package, mark="note", text=f"not installed; {use}", fix=fix, needed=False)
 
 
 def _plugins() -> Iterator[Check]:

@@ -22,7 +22,8 @@ class ImportOptions:
     @property
     def preparation(self) -> Preparation:
         """Image statistics as asked for; ImageNet's by default. ValueError for none that there are."""
-        mean, std = STATISTICS.get(self.statistics or "imagenet") or _six(self.statistics)
+        asked = self.statistics or "imagenet"
+        mean, std = STATISTICS.get(asked) or _six(asked)
         return Preparation(mean=mean, std=std)
 
 

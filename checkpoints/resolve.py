@@ -11,7 +11,6 @@ module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alo
 
 import shlex
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +25,7 @@ from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
+from engine.choices import meant
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -63,10 +63,11 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
     if not path.exists():
-        near = get_close_matches(scheme, dict.fromkeys([*file_importers(), *TIMM_SCHEMES]), n=1) if colon else []
-        meant = f"did you mean {near[0]}:{rest}?" if near else f"importers: {', '.join(file_importers())}"
+        if colon:
+            schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+            raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
         raise ValueError(
-            f"no checkpoint {reference!r}: give an export folder, file, timm:NAME, hf-hub:ID or IMPORTER:PATH; {meant}"
+            f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
         )
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)

@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
+from engine.choices import meant
 from engine.printing import say
 
 FOLDERS = {
@@ -159,7 +160,7 @@ def load_extension(kind: str, key: str) -> ModuleType:
     found = extensions(kind)
     if key not in found:
         why = [f"{each.title} is left out: {reason}" for each, reason in refused(kind).items() if each.key == key]
-        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}; there are: {', '.join(found) or 'none'}")
+        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{meant(key, list(found))}")
     try:
         return loaded(found[key])
     except ValueError as error:

@@ -63,6 +63,7 @@ class Scale:
     spec: Any  # the export's
     images: Mapping[str, int]  # split -> images; shares of these are approximate, as they are drawn class by class
     classes: int  # of the image set
+    several_labels: bool = False  # whether an image of it may show several of them
     flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts
     batch_size: int | None = None  # images in a forward pass, where the user asks for a number
     device: str = "cpu"  # cpu, cuda or cuda:N

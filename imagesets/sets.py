@@ -3,7 +3,6 @@
 N images, K classes. A set is a listing: it holds names, sizes and labels, reads images on demand, and never writes.
 """
 
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
+from engine.choices import meant
 from engine.extensions import extensions, load_extension, load_extensions
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
@@ -193,7 +193,7 @@ def open_set(url: str, split: Split) -> ImageSet:
     or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be listed.
     """
     if split not in SPLITS:
-        raise ValueError(f"{url}: no split called {split!r}; there are: train, val")
+        raise ValueError(f"{url}: no split called {split!r}{meant(split, SPLITS)}")
     scheme, place = parse_url(url)
     try:
         opened = load_extension("imagesets", scheme).open_split(place, split)
@@ -219,14 +219,12 @@ def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, s
     if colon and scheme in extensions("imagesets"):
         return scheme, os.path.expanduser(place)
     places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
-    choices = ", ".join(f"{name}:{what}" for name, what in places.items())
     if not colon and scheme in places:
         raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")
     if "/" in scheme or not colon:
-        raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (schemes: {choices})")
-    near = difflib.get_close_matches(scheme.lower(), places, n=1)
-    guess = f"; did you mean {near[0]}:{place}?" if near else ""
-    raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{guess} (schemes: {choices})")
+        raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (all: bench list imagesets)")
+    likely = meant(scheme, {name: f"{name}:{what}" for name, what in places.items()}, rest=f":{place}")
+    raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{likely}")
 
 
 def _frozen(labels: np.ndarray) -> np.ndarray:

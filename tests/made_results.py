@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from bench.leaderboard.files import Standing
+from bench.board.files import Standing
 from bench.results.board import board_of
 from bench.results.record import (
     CheckpointUsed,

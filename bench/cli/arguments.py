@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from checkpoints.import_options import ImportOptions
 
+REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
+
 
 def positive_integer(text: str) -> int:
     """A whole number from 1 on."""

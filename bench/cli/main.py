@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from bench.cli.messages import in_one_line, traceback_of
+from engine.choices import meant
 from engine.extensions import one_line
 from engine.printing import say
 from engine.training.interruptions import STOPPED, Stopped
@@ -43,11 +43,10 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Name a mistyped option, before argparse asks for the one that it stands for."""
         given = [word.partition("=")[0] for word in words if word.startswith("--")]
-        known = list(self._option_string_actions)
+        known = [name for name in self._option_string_actions if name.startswith("--")]
         for option in given[: given.index("--") if "--" in given else None]:
             if option not in known:
-                near = [name for name in known if name.startswith(option)] or get_close_matches(option, known, n=1)
-                self.error(f"no option {option}{f'; did you mean {near[0]}?' if near else ''}")
+                raise ValueError(f"no option {option}{meant(option, known, f'`{self.prog} --help`')}")
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -119,6 +118,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"ssl-vit-bench {version('ssl-vit-bench')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help="COMMAND --help says more")
     asked = next((word for word in argv if not word.startswith("-")), None)
+    if asked is not None and asked not in COMMANDS:
+        raise ValueError(f"no command {asked!r}{meant(asked, list(COMMANDS), '`bench --help`')}")
     for name, path in COMMANDS.items():
         command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
         if name == asked:

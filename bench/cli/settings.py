@@ -7,15 +7,14 @@ One syntax: TASK.FIELD=VALUE for the tasks of a run (bench/run/suites.py), FIELD
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from engine.choices import meant
 from engine.tasks import Task
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-MAX_LISTED = 20  # choices that a message names itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,16 +139,6 @@ def replaced(value: Any, changes: Mapping[str, Any]) -> Any:
 def setting_text(value: Any) -> str:
     """A value as `--set` reads it: `0.2,1.0`."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def meant(word: str, choices: Sequence[str], listed_by: str = "") -> str:
-    """The end of a message about an unknown word: the likely one; and all choices, or who lists them where they are
-    many."""
-    close = get_close_matches(word, list(choices), n=1)
-    likely = f"; did you mean {close[0]!r}?" if close else ";"
-    if listed_by and len(choices) > MAX_LISTED:
-        return f"{likely} {listed_by} lists them all"
-    return f"{likely} there are: {', '.join(choices) or 'none'}"
 
 
 def parsed(text: str, hint: Any) -> Any:

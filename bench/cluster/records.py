@@ -109,7 +109,9 @@ def _read(path: Path, kind: type[Record]) -> Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except ValueError as error:
-        raise ValueError(f"{path}: not what a submission writes: {error}") from error
+        raise ValueError(
+            f"{path}: not what a submission writes ({error}); move {path.parent} away and submit again"
+        ) from error
 
 
 def results_of(tasks: Sequence[TaskRecord]) -> set[str]:

@@ -7,10 +7,11 @@ from bench.cli.arguments import add_publication
 
 EPILOG = """README.md says what the export is, how it was trained, how timm loads it and what was measured. Its header
 has the numbers as model-index. .eval_results/ has those on image sets of the Hub: ImageNet-1k is known, others are
-named by --hub-dataset. Nothing is uploaded: hf upload ORG/NAME FOLDER does that.
+named by --hub-dataset. Nothing is uploaded: hf upload ORG/NAME DIR does that.
 
 examples:
   bench card --checkpoint runs/mae/export --out results
+  bench card --checkpoint runs/mae/export --out results --model-id me/mae-s --licence apache-2.0
   bench card --checkpoint exports/dino --out results --model-id me/dino-s --hub-dataset cifar10=uoft-cs/cifar10
 """
 
@@ -22,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder that `bench run` wrote to; without it no results"
     )
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to write (the export's folder)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where to write (the export's folder)")
     parser.add_argument("--model-id", metavar="ORG/NAME", help="of the model on the Hub")
+    parser.add_argument("--licence", metavar="SPDX",
+        help="of the weights, where their source names none: apache-2.0, mit, ... (spdx.org/licenses)")  # fmt: skip
     add_publication(parser)
     parser.add_argument("--force", action="store_true", help="replace a README.md that bench card did not write")
 
@@ -41,13 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
         check_folder(arguments.out)
     results = results_on(arguments.out, subject) if arguments.out else []
     models = [f"{subject.used.name}={arguments.model_id}"] if arguments.model_id else []
-    publication = publication_from(models, arguments.hub_dataset, arguments.source)
+    licences = [f"{subject.used.name}={arguments.licence}"] if arguments.licence else []
+    publication = publication_from(models, arguments.hub_dataset, arguments.source, licences=licences)
     groups = shared_groups(results)
     if arguments.out and not groups:
         say(f"{arguments.out} has no results of digest {subject.used.digest[:12]}: the card has none", errors=True)
     folder = arguments.to or arguments.checkpoint
     for path in write_card(folder, subject, results, publication, arguments.force):
         say(f"written: {path}")
+    if not subject.licence(publication):
+        say("licence: unknown, and the card says so; name it by --licence, such as --licence apache-2.0", errors=True)
     for name in without_dataset(groups, publication):
         say(f"{name}: not in .eval_results, as it has no id on the Hub; --hub-dataset {name}=ORG/NAME", errors=True)
     return 0

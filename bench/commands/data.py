@@ -5,9 +5,17 @@ from contextlib import ExitStack
 
 from engine.printing import say
 
+EPILOG = """examples:
+  bench data check folder:/data/cifar10
+  bench data check imagenet:/data/ILSVRC --list-only
+
+exit codes: 0 the set can be used as it is; 1 there is something to fix; 2 an error
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench data`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("action", choices=("check",), help="check: counts, classes, unreadable files, what to fix")
     parser.add_argument(
         "url", metavar="URL", help="such as folder:PATH; schemes: bench list imagesets, bench list layouts"

@@ -1,4 +1,4 @@
-"""Pretrain a tiny ViT for seconds, evaluate it beside raw pixels, and write a report; no data, no network."""
+"""Pretrain a tiny ViT for half a minute, evaluate it beside raw pixels, and write a report; no data, no network."""
 
 import argparse
 from pathlib import Path

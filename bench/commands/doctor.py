@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{mark:{WIDTH}}  {check.name:{width}}  {check.text}")
         if check.fix:
             say(f"{'':{WIDTH}}  {'':{width}}  fix: {check.fix}")
-    say("", "usable" if good else "not usable until the needed parts above are fixed")
+    say("", "usable: nothing that bench run needs is missing" if good else "not usable until what is MISSING is fixed")
     return 0 if good else 1

@@ -5,14 +5,21 @@ from pathlib import Path
 
 from bench.cli.arguments import add_import_options, import_options
 
+EPILOG = """examples:
+  bench import dino:dino_deitsmall16_pretrain.pth --out exports/dino
+  bench import timm:vit_small_patch16_224.dino --out exports/dino-timm --image-size 448
+  bench import vit.pth --architecture vit_base_patch16_224 --statistics half --out exports/mine
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench import`."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("source", metavar="SOURCE", help="checkpoint file, IMPORTER:PATH, timm:NAME or hf-hub:ID")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the export folder to write")
-    parser.add_argument("--name", help="label of the export in results and leaderboard")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the export's folder, which is made")
+    parser.add_argument("--name", metavar="NAME", help="label of the export in results and leaderboard")
     add_import_options(parser)
-    parser.add_argument("--force", action="store_true", help="replace another export in FOLDER")
+    parser.add_argument("--force", action="store_true", help="replace another export in DIR")
 
 
 def run(arguments: argparse.Namespace) -> int:

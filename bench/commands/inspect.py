@@ -2,14 +2,18 @@
 
 import argparse
 
-from bench.cli.arguments import add_import_options, import_options
+from bench.cli.arguments import REFERENCES, add_import_options, import_options
+
+EPILOG = """examples:
+  bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
+  bench inspect runs/mae                           the encoder of a training, finished or not
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench inspect`."""
-    parser.add_argument(
-        "checkpoint", metavar="X", help="export folder, checkpoint file, folder of a training, timm:NAME or hf-hub:ID"
-    )
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkpoint", metavar="X", help=REFERENCES)
     add_import_options(parser)
 
 

@@ -4,13 +4,17 @@ import argparse
 import shutil
 from pathlib import Path
 
-NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.leaderboard.files.FORMATS, which is slow to import
+NAMES = ("csv", "markdown", "latex", "html", "parquet")  # of bench.board.files.FORMATS, which is slow to import
 EPILOG = """formats:
   csv      leaderboard.csv: a row for each checkpoint; always written
   markdown leaderboard.md: tables with intervals; always written
   latex    leaderboard.tex: booktabs tables, mean and deviation over seeds, the best and its ties bold
   html     leaderboard.html: plain tables without scripts (bench report writes the page to read)
   parquet  results.parquet: every number with all that it rests on, for DuckDB or pandas
+
+examples:
+  bench leaderboard --out results --published
+  bench leaderboard --out results --format latex html
 """
 
 
@@ -26,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.leaderboard.files import ALWAYS, FORMATS, rewrite
-    from bench.leaderboard.tables import to_terminal
+    from bench.board.files import ALWAYS, FORMATS, rewrite
+    from bench.board.tables import to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Names and one line each, read without importing the files; all else imports them."""
     name = arguments.name
     if arguments.protocols and arguments.recipes:
-        raise ValueError("--protocols are of tasks, --recipes of methods: give one of them")
+        raise ValueError("--protocols and --recipes: give one of them; tasks have protocols, methods have recipes")
     if arguments.protocols:
         return _list_protocols(name)
     if arguments.recipes:

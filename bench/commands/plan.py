@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run`, and those of the plan."""
     from bench.commands import run as evaluation
 
-    evaluation.add_arguments(parser)
+    evaluation.add_request(parser)
+    parser.set_defaults(dry_run=False)
     parser.epilog = EPILOG
     group = parser.add_argument_group("of the plan")
     group.add_argument("--json", action="store_true", help="print a JSON list for schedulers, an entry for each job")
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from engine.printing import say
 
     if arguments.json and arguments.script:
-        raise ValueError("--json or --script: give one of them")
+        raise ValueError("--json and --script: give one of them, not both")
     device = "cpu" if arguments.assume else chosen_device(arguments.device)
     gpus = arguments.cluster_gpus or (1 if arguments.assume or device.startswith("cuda") else 0)
     gpus *= arguments.cluster_nodes or 1

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench pretrain`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("method", metavar="METHOD", help="such as mae")
-    parser.add_argument("--recipe", metavar="R", help="one of the method's recipes")
+    parser.add_argument("--recipe", metavar="R", help="one of the method's recipes, which bench list METHOD shows")
     parser.add_argument("--images", required=True, metavar="URL",
         help="images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run alone")

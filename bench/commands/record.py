@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.cli.arguments import add_publication
 
-EPILOG = """FOLDER holds what the numbers rest on, but weights and images: result files with their values for every
+EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
 image, logs, what each checkpoint is, commands, tables, model cards, and records in the form of Every Eval Ever. Folders
 of this machine are left out of every text. The same results give the same bytes.
 
@@ -23,9 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder that `bench run` wrote to")
     either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--to", type=Path, metavar="FOLDER", help="write the record there; an older record is replaced")
-    either.add_argument("--check", type=Path, metavar="FOLDER", help="check a record")
+    either.add_argument("--to", type=Path, metavar="DIR", help="write the record there; an older record is replaced")
+    either.add_argument("--check", type=Path, metavar="DIR", help="check a record")
     parser.add_argument("--model-id", nargs="+", default=[], metavar="NAME=ORG/NAME", help="a checkpoint's on the Hub")
+    parser.add_argument("--licence", nargs="+", default=[], metavar="NAME=SPDX",
+        help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0")  # fmt: skip
     add_publication(parser)
     parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated, for Every Eval Ever")
 
@@ -48,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         say(found if differences else "board and records agree")
         return int(differences > 0)
     if not arguments.out:
-        raise ValueError(
-            "record of what? give the folder that `bench run --out` wrote to: bench record OUT --to FOLDER"
-        )
-    publication = publication_from(arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization)
+        raise ValueError("record of what? give the folder that `bench run --out` wrote to: bench record OUT --to DIR")
+    publication = publication_from(
+        arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization, arguments.licence
+    )
     write_record(arguments.out, arguments.to, publication)
     say(f"written: {arguments.to}; bench record --check {arguments.to} proves that it agrees")
     return 0

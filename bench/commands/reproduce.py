@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     given = [bool(arguments.table), bool(arguments.plan), arguments.summary]
     if sum(given) > 1:
-        raise ValueError("a table, --plan TABLE or --summary: give one of them")
+        raise ValueError("TABLE, --plan TABLE and --summary: give one of them")
     setup = Setup(
         checkpoints=named_checkpoints(arguments.checkpoints, published_values()),
         data=named_data(arguments.data),

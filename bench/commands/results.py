@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remove(out: Path, found: list, dry_run: bool) -> None:
-    from bench.leaderboard.files import rewrite
+    from bench.board.files import rewrite
     from bench.results.stored import remove
 
     if dry_run:

@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_compile, add_statistics, positive_integer, whole_number
+from bench.cli.arguments import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 EPILOG = """examples:
-  bench run --checkpoint timm:vit_small_patch16_224.dino --suite smoke --out results
+  bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results
   bench run --checkpoint a.pth b.pth --suite knn@dino --data cifar10=folder:/data/cifar10 --out results
   bench run --checkpoint exports/a --suite knn --set knn.k=10,20 --data digits=digits: --out results
   torchrun --nproc-per-node 4 --no-python bench run --checkpoint X --suite frozen --data x=imagenet:/data --out results
@@ -20,18 +20,24 @@ state is saved: run the same command again
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run`."""
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    add_request(parser)
+    parser.epilog = EPILOG
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench run` and `bench plan`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     several = {"nargs": "+", "action": "extend"}
     parser.add_argument("--checkpoint", **several, required=True, metavar="X",
-        help="export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, or "
-             "module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
+        help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
     parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
         help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
         "(knn@dino)")  # fmt: skip
     parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
-        help="image sets, such as cifar10=folder:/data/cifar10 (smoke: digits=digits:)")  # fmt: skip
+        help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
     parser.add_argument("--select", choices=("holdout", "val"),
         help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "
@@ -45,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
     parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
     parser.add_argument("--decode", choices=("exact", "fast"), default="exact",

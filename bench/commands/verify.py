@@ -3,10 +3,17 @@
 import argparse
 from pathlib import Path
 
+EPILOG = """example:
+  bench verify exports/dino
+
+exit codes: 0 the network computes what it did when it was exported; 1 it does not; 2 an error
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench verify`."""
-    parser.add_argument("folder", metavar="FOLDER", help="an export folder")
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", metavar="DIR", help="an export's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ A peak is a data sheet's; the share of it that programs reach, and all else, are
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from engine.choices import meant
 from engine.work import IMAGES, Kind, Part
 
 
@@ -87,6 +88,6 @@ MACHINES = {
 def machine(name: str, gpus: int, loaders: int | None, precision: str) -> Machine:
     """`gpus` of the machine of that name. ValueError for an unknown one."""
     if name not in MACHINES:
-        raise ValueError(f"--assume {name}: known are {', '.join(MACHINES)}; without it, this machine is measured")
+        raise ValueError(f"--assume {name}: no such machine is known{meant(name, list(MACHINES))}")
     found = MACHINES[name]
     return replace(found, gpus=gpus, loaders=loaders or found.loaders, precision=precision)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.pretraining.demo_training import IMAGES
-from bench.report.page import report_page
+from bench.report_page.page import report_page
 from bench.run.runner import RunRequest, run_suite
 from bench.statistics.compare import Wanted, compare
 from bench.statistics.paired import holm

@@ -10,7 +10,8 @@ from functools import reduce
 from types import ModuleType
 from typing import Any, Literal
 
-from bench.cli.settings import alternatives, changed, meant, read_changes, setting_text, types_of
+from bench.cli.settings import alternatives, changed, read_changes, setting_text, types_of
+from engine.choices import meant
 from engine.extensions import load_extension, source_files
 from pretrain.recipe import Recipe
 

@@ -11,10 +11,16 @@ from bench.reproduce.steps import Setup, commands_of, missing_for
 from bench.results.units import interval_decimals, suffix
 from bench.statistics.matching import Measured
 
-HEADINGS = ("table", "values", "named", "--set", "none", "recipe", "--set", "none")
+# What groups of columns say, and the columns of each.
+GROUPS = {
+    "": ("values",),
+    "------------ measured by": ("protocol", "--set", "nothing"),
+    "----------- trained by": ("recipe", "--set", "nothing"),
+}
+COLUMN = 10  # characters
 LEGEND = (
-    "named: measured by a named protocol, or for a cost by the log of a training. --set: with changed settings.",
-    "none: not at all. The last three columns: how the weights can be trained here, whether they are published or not.",
+    "measured by: a named protocol (of a cost, the log of a training), or one with settings changed by --set.",
+    "trained by: how the weights can be pretrained here, also those that are published.",
 )
 
 
@@ -38,9 +44,9 @@ def summary(there: Known) -> Iterator[str]:
     rows = [[table, *count_of(table, there)] for table in TABLES]
     rows.append(["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
     width = max(len(str(row[0])) for row in rows)
-    yield f"{HEADINGS[0]:{width}}  {HEADINGS[1]:>6}  {'  '.join(f'{name:>6}' for name in HEADINGS[2:])}"
-    for table, *counts in rows:
-        yield f"{table:{width}}  {'  '.join(f'{count:6}' for count in counts)}"
+    yield f"{'':{width}}{''.join(f'{group:>{COLUMN * len(names)}}' for group, names in GROUPS.items())}"
+    for table, *counts in [["table", *(name for names in GROUPS.values() for name in names)], *rows]:
+        yield f"{table:{width}}{''.join(f'{each:>{COLUMN}}' for each in counts)}"
     yield from ("", *LEGEND)
     within = [(value.table, reach(value, there)) for value in published_values()]
     yield from reasons("not measured here", [(table, each.unmeasured) for table, each in within])

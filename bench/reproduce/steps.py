@@ -11,6 +11,7 @@ from bench.reproduce.reach import Known, known, reach, trained_by
 from bench.run.plan import named_urls
 from checkpoints.export import is_export
 from checkpoints.resolve import TIMM_SCHEMES
+from engine.choices import meant
 from engine.printing import printable
 from pretrain.loop.exporting import EXPORT
 
@@ -57,7 +58,7 @@ def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) ->
         if not (equals and reference):
             raise ValueError(f"--checkpoints {text}: write NAME=PATH, for example {min(names)}=/data/weights.pth")
         if name not in names:
-            raise ValueError(f"--checkpoints {text}: no weights here are called {name!r}; there are: {_listed(names)}")
+            raise ValueError(f"--checkpoints {text}: no weights here are called {name!r}{meant(name, sorted(names))}")
         found[name] = reference
     return found
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.settings import meant
 from bench.results.board import group_of
 from bench.results.record import Result, failure_beside, read_result, result_files
 from bench.results.units import number_text
+from engine.choices import meant
 
 Status = Literal["ok", "failed", "unreadable"]
 

@@ -67,8 +67,10 @@ def show(
         say("tasks that read the same features share their forward passes")
     failing = sum(bool(entry.problem) for entry in everything)
     would_fail = f", of which {failing} would fail" if failing else ""
-    if any(entry.forecast and entry.forecast.seconds is None for entry in everything):
-        say("how long this takes here: bench plan, with the same options")
+    timed = [entry.forecast.seconds is not None for entry in everything if entry.forecast and entry.job.state != "done"]
+    if not all(timed):
+        unknown = f"of {timed.count(False)} of {len(timed)} jobs" if any(timed) else "of these jobs"
+        say(f"the time {unknown} is not known: bench plan, with the same options, measures it")
     to_do = sum(entry.job.state != "done" for entry in everything)
     say(f"{to_do} to do{would_fail}; nothing was run or written (--dry-run)")
     return 1 if failing or unavailable else 0

@@ -99,10 +99,12 @@ def work_of(
     flops: Mapping[Any, float],
 ) -> Work:
     """All that a job does by itself."""
+    opened = space.opened.known(space.data, "val")  # None of images of an assumed machine, which are not here
     scale = Scale(
         spec=export.spec,
         images=images,
         classes=classes,
+        several_labels=getattr(opened, "has_several_labels", False),
         flops=flops,
         batch_size=space.batch_size,
         device=space.device,
@@ -116,14 +118,14 @@ def classes_of_opened(space: Workspace) -> Classes:
 
 
 def text_of_forecast(each: Forecast) -> str:
-    """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`"""
+    """`12 s; 60000 images in 1.0 passes, 0.4 PFLOP, 15 MB disk, 0.4 GB memory`, without a time that is not known."""
     if each.problem:
         return f"would fail: {each.problem}"
-    taken = "no time known" if each.seconds is None else duration(each.seconds)
     if not each.work.parts:
-        return f"{taken}: the task does not say what it does"
+        return "no time known: the task does not say what it does"
+    taken = "" if each.seconds is None else f"{duration(each.seconds)}; "
     counted = f"{each.work.images:.0f} images in {each.passes:.1f} passes, {operations(each.work.flops)}"
-    return f"{taken}; {counted}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
+    return f"{taken}{counted}, {size(each.work.disk)} disk, {size(each.work.memory)} memory"
 
 
 def expectations(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> dict[Path, float]:

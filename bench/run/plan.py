@@ -62,7 +62,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
         if not (equals and name and url):
             raise ValueError(f"--data {text}: write NAME=URL, for example {example(text)}")
         if name in found:
-            raise ValueError(f"--data {text}: the name {name!r} is given twice")
+            raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
         found[checked_name(name, "--data")] = url
     return found
 

@@ -39,7 +39,7 @@ def foreseen(request: RunRequest, assumed: Machine | None, fresh: bool) -> tuple
     """
     named = [text for text in request.data if text in SETS]
     if named and not assumed:
-        raise ValueError(f"--data {named[0]}: its images are to be measured: give NAME=URL, or --assume")
+        raise ValueError(f"--data {named[0]}: to measure this machine, images are read: give NAME=URL, or add --assume")
     rest = replace(request, data=tuple(text for text in request.data if text not in SETS))
     survey = surveyed(rest, known=[_known(name) for name in named])
     say(*survey.left_out, errors=True)

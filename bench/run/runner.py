@@ -11,10 +11,10 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
+from bench.board import files as leaderboard
+from bench.board.tables import to_terminal
 from bench.cli.messages import in_one_line, millions
 from bench.cli.outputs import check_writable
-from bench.leaderboard import files as leaderboard
-from bench.leaderboard.tables import to_terminal
 from bench.published.check import against_published
 from bench.results.board import group_of
 from bench.results.record import (
@@ -113,7 +113,8 @@ def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
 def _opened(request: RunRequest) -> list[DataUsed]:
     """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
     if request.names and len(request.names) != len(request.checkpoints):
-        raise ValueError(f"--name: {len(request.names)} names for {len(request.checkpoints)} checkpoints; give as many")
+        named, given = len(request.names), len(request.checkpoints)
+        raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
     return space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
@@ -267,7 +268,9 @@ def _show_plan(
         plans[checkpoint_title(checkpoint)] = [
             planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
         ]
-    return show(plans, found.unavailable, selected, get_terminal_size().columns)
+    shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
+    chosen = [each for each in selected if each.name in shown or not plans]  # others are left out
+    return show(plans, found.unavailable, chosen, get_terminal_size().columns)
 
 
 def _say_nothing(*lines: object) -> None:

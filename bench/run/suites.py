@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from bench.cli.messages import in_one_line
-from bench.cli.settings import Change, changed, meant, read_changes, settings_of
+from bench.cli.settings import Change, changed, read_changes, settings_of
+from engine.choices import meant
 from engine.extensions import Extension, extensions, loaded, refused
 from engine.tasks import Protocol, SelectOn, Task
 

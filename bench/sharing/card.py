@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.board.tables import number
 from bench.cli.description import epochs_of
 from bench.cli.messages import millions
-from bench.leaderboard.tables import number
 from bench.results.record import CheckpointUsed, Result
 from bench.sharing.groups import Publication, SharedGroup, shared_groups
 from bench.sharing.hub import eval_files, model_index, word_of
+from bench.sharing.licences import hub_names, licence_of
 from bench.sharing.redaction import without_folders
 from bench.sharing.schemas import checked_header, plain
 from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS
@@ -24,11 +25,6 @@ from checkpoints.training_cost import TrainingCost
 from engine.printing import in_markdown
 
 TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
-# The Hub's names of licences that weights of ViTs have (docs/hub/repositories-licenses); others are `other`.
-LICENCES = {
-    *("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "openrail", "gpl-3.0", "agpl-3.0"),
-    *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
-}
 SHOWN_OF_TIMM = ("mean", "std", "interpolation", "crop_pct")
 
 
@@ -42,6 +38,10 @@ class CardSubject:
     @property
     def facts(self) -> Mapping[str, Any]:
         return self.config["vit_export"] if self.config else {}
+
+    def licence(self, publication: Publication) -> str:
+        """Of the weights; "" where it is unknown. ValueError where their source says another one than the user."""
+        return licence_of(self.facts, publication.licences.get(self.used.name, ""))
 
 
 def card_files(subject: CardSubject, results: Iterable[Result], publication: Publication) -> dict[str, str]:
@@ -85,16 +85,14 @@ def _card(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publ
         _section("How it was trained", _table(("fact", "value"), _training(subject))),
         _section("How to load it", _loading(subject, publication)),
         _section("Results", list(_results(groups, publication))),
-        _section("Licence", [_licence(subject)]),
+        _section("Licence", [_licence(subject, publication)]),
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def _header(subject: CardSubject, groups: Sequence[SharedGroup], publication: Publication) -> dict[str, Any]:
-    licence = str(subject.facts.get("licence") or "unknown")
-    known = licence.lower() in LICENCES or licence == "unknown"
     found: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": TAGS}
-    found |= {"license": licence.lower()} if known else {"license": "other", "license_name": word_of(licence)}
+    found |= {key: word_of(name) for key, name in hub_names(subject.licence(publication)).items()}
     index = model_index(subject.used.name, groups, publication)
     return found | ({"model-index": index} if index else {})
 
@@ -185,13 +183,15 @@ def _protocol(group: SharedGroup) -> str:
     return group.name.removeprefix(f"{group.first.data.name}/")
 
 
-def _licence(subject: CardSubject) -> str:
-    licence = subject.facts.get("licence")
-    if licence:
+def _licence(subject: CardSubject, publication: Publication) -> str:
+    licence = subject.licence(publication)
+    if licence and subject.facts.get("licence"):
         return f"Of the weights, as their source says: {_shown(licence)}."
+    if licence:
+        return f"Of the weights, as the author of this card says: {_shown(licence)}."
     if subject.facts.get("method") and not subject.facts.get("importer"):
-        return "None was given: whoever trained the weights with this tool says which."
-    return "Unknown: the source of the weights does not say. Ask its authors before you use them."
+        return "Missing: whoever trained the weights gives it, by `bench card --licence`."
+    return "Missing: the source of the weights does not say. Ask its authors before you use them."
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bench.published.values import SETS
 from bench.results.board import Cell, board_of, group_of
 from bench.results.record import DataUsed, Result
+from bench.sharing.licences import spdx_name
 
 IMAGENET = "ILSVRC/imagenet-1k"  # on the Hub
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -20,6 +21,7 @@ class Publication:
     datasets: Mapping[str, str] = field(default_factory=dict)  # name of an image set -> its id on the Hub
     source: str = ""  # URL of where results, logs and commands are published
     organization: str = ""  # who evaluated
+    licences: Mapping[str, str] = field(default_factory=dict)  # name of a checkpoint -> SPDX's name of its licence
 
     def dataset(self, data: DataUsed) -> str:
         """Id on the Hub: as the user says, or of images that are known by their numbers; "" where there is none."""
@@ -28,7 +30,11 @@ class Publication:
 
 
 def publication_from(
-    models: Sequence[str], datasets: Sequence[str], source: str, organization: str = ""
+    models: Sequence[str],
+    datasets: Sequence[str],
+    source: str,
+    organization: str = "",
+    licences: Sequence[str] = (),
 ) -> Publication:
     """What options say. ValueError names the option and what to write."""
     if source and not re.fullmatch(r"https?://\S+", source):
@@ -38,6 +44,7 @@ def publication_from(
         datasets=_named_ids(datasets, "--hub-dataset"),
         source=source,
         organization=organization,
+        licences=_named_licences(licences),
     )
 
 
@@ -48,6 +55,16 @@ def _named_ids(texts: Sequence[str], option: str) -> dict[str, str]:
         if not (equals and name and HUB_ID.fullmatch(place)):
             raise ValueError(f"{option} {text}: write NAME=ORG/NAME, such as cifar10=uoft-cs/cifar10")
         found[name] = place
+    return found
+
+
+def _named_licences(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, licence = text.rpartition("=")
+        if not (equals and name):
+            raise ValueError(f"--licence {text}: write NAME=SPDX, such as mae-s=apache-2.0")
+        found[name] = spdx_name(licence, "--licence")
     return found
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.leaderboard.tables import number
+from bench.board.tables import number
 from bench.results.board import Cell
 from bench.sharing.groups import Publication, SharedGroup
 from bench.sharing.redaction import without_folders

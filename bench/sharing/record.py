@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from bench.leaderboard.files import FORMATS, Standing
+from bench.board.files import FORMATS, Standing
 from bench.results.board import board_of
 from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, read_result, result_files
@@ -144,7 +144,7 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
 def publication_of(folder: Path) -> Publication:
     """What the user said of a record. ValueError where the folder is none."""
     if not (folder / ABOUT).is_file():
-        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to FOLDER makes one")
+        raise ValueError(f"{folder} is no record: it holds no {ABOUT}; bench record OUT --to DIR makes one")
     try:
         about = json.loads((folder / ABOUT).read_bytes())
         return msgspec.convert(about["publication"], Publication)

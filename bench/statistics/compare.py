@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from bench.cli.settings import meant
 from bench.results.record import Result
 from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.report import Comparison, Comparisons
+from engine.choices import meant
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.cli.settings import meant
 from bench.results.board import group_of
 from bench.results.index import Indexed, read_results, stamp
 from bench.results.record import MetricRecord, Result, images_seen, read_arrays, short
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
+from engine.choices import meant
 from engine.files import digest
 
 
@@ -152,7 +152,7 @@ def paired_values(match: Match, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Values (N,) of both on the images that both could read, mean over seeds. ValueError says why there are none."""
     first, second = (_mean([_per_image(each, metric) for each in side]) for side in (match.first, match.second))
     if first.shape != second.shape:
-        raise ValueError(f"{metric}: {len(first)} images against {len(second)}")
+        raise ValueError(f"{metric}: {len(first)} images against {len(second)}; make both again with --rerun")
     seen = ~np.isnan(first + second)
     if seen.all():
         return first, second

@@ -6,10 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.cli.settings import changed, meant, read_changes
-from bench.report.visualized import PictureRecord
+from bench.cli.settings import changed, read_changes
+from bench.report_page.visualized import PictureRecord
 from bench.visualize.pictures import Format, encoded
 from bench.visualize.shown import Shown
+from engine.choices import meant
 from engine.files import write_atomic
 
 KINDS = {path.stem.replace("_", "-"): path for path in sorted((Path(__file__).parent / "kinds").glob("[!_]*.py"))}

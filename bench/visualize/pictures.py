@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.report.figures import COLOURS, DASHES
-from bench.report.visualized import KEY, PictureRecord
+from bench.report_page.figures import COLOURS, DASHES
+from bench.report_page.visualized import KEY, PictureRecord
 from engine.printing import printable
 
 Format = Literal["png", "svg"]

@@ -7,7 +7,6 @@ its activation or head count either: these are the user's to say, by `--statisti
 """
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from math import isqrt
 from pathlib import Path
@@ -25,6 +24,7 @@ from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, t
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.timm_models import FAMILY, spec_of
 from checkpoints.undrawn import Undrawn
+from engine.choices import meant
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
@@ -195,8 +195,7 @@ def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name:
 def _spec_of_name(name: str) -> ViTSpec:
     """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
     if not timm.is_model(name):
-        near = get_close_matches(name, timm.list_models(module=FAMILY), n=1)
-        raise ValueError(f"timm has no model {name!r}{f'; did you mean {near[0]}?' if near else ''}")
+        raise ValueError(f"timm has no model {name!r}{meant(name, timm.list_models(module=FAMILY), 'docs/timm.md')}")
     stem, _, tag = name.partition(".")
     if tag and name not in (known := timm.list_pretrained(f"{stem}.*")):
         raise ValueError(f"timm has no weights {name!r}; it has {', '.join(known) or f'none of {stem}'}")

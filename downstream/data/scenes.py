@@ -6,7 +6,6 @@
 A set is a listing of one split, in sorted order; nothing is decoded to make it. N images, K classes, H x W pixels.
 """
 
-import difflib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import check_pixels, check_values, naming
+from engine.choices import meant
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic
@@ -140,11 +140,8 @@ def parse_scene_url(url: str) -> tuple[str, str]:
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in extensions("layouts"):
-        places = scene_schemes()
-        near = difflib.get_close_matches(scheme.lower(), places, n=1)
-        guess = f"did you mean {near[0]}:? " if near else ""
-        choices = ", ".join(f"{name}:{what}" for name, what in places.items())
-        raise ValueError(f"{url!r} is no set of labelled scenes; {guess}there are {choices}")
+        places = {name: f"{name}:{what}" for name, what in scene_schemes().items()}
+        raise ValueError(f"{url!r} is no set of labelled scenes{meant(scheme, places, rest=f':{place}')}")
     if scheme.startswith(TINY) and place:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
     if not scheme.startswith(TINY) and not place:

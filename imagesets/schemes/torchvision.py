@@ -7,13 +7,13 @@ files are read as those of a folder are; those in arrays count as PPM files, who
 Classes are in the order of their names, so that the set is the one that folders would be. N images.
 """
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.choices import meant
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.official_sets import SETS, OfficialImages, OfficialSet, Options, by_loader
@@ -29,10 +29,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     url = f"torchvision:{place}"
     name, _, root = place.partition(":")
     if name not in SETS:
-        by_lower = {key.lower(): key for key in SETS}
-        near = difflib.get_close_matches(name.lower(), by_lower, n=1)
-        guess = f"; did you mean {by_lower[near[0]]}?" if near else ""
-        raise ValueError(f"{url}: no set {name!r}{guess} (sets: {', '.join(SETS)})")
+        raise ValueError(f"{url}: no set {name!r}{meant(name, list(SETS))}")
     if not root:
         raise ValueError(f"{url}: no folder after the name; write torchvision:{name}:/path/to/folder")
     root, known = os.path.abspath(os.path.expanduser(root)), SETS[name]

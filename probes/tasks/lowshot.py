@@ -94,9 +94,11 @@ class LowShot(Task):
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
     def work(self, scale: Scale) -> Work:
-        counts = self.counts(scale.images["train"], scale.classes)
-        lambdas, chunk = len(self.lambdas) + bool(self.holdout), scale.batch_size or forward_batch(scale.device)
-        return work_of_fits(scale, counts, lambdas, SMALL, chunk)
+        counts, chunk = self.counts(scale.images["train"], scale.classes), forward_batch(scale.device)
+        lambdas = len(self.lambdas) + bool(self.holdout)
+        if scale.several_labels:  # a fit to two classes for each
+            counts, scale = counts * scale.classes, replace(scale, classes=2)
+        return work_of_fits(scale, counts, lambdas, SMALL, scale.batch_size or chunk)
 
     def counts(self, images: int, classes: int) -> list[int]:
         """Images of each subset."""
@@ -105,7 +107,8 @@ class LowShot(Task):
 
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
-        counts, classes = self.counts(len(train), len(train.classes)), len(train.classes)
+        classes = 2 if train.has_several_labels else len(train.classes)
+        counts = self.counts(len(train), classes)
         fit, gap, most = SOLVERS[self.solver]
 
         def minimise(features: torch.Tensor, labels: torch.Tensor) -> object:

@@ -64,6 +64,11 @@ def test_features_are_those_of_the_run(exports, tmp_path):
     assert not np.array_equal(patches.features, val.features)
 
 
+def test_no_function_hides_a_package():
+    folders = {path.parent.name for path in Path(api.__file__).parent.glob("*/__init__.py")}
+    assert not folders & set(api.__all__)
+
+
 def test_one_name_for_one_checkpoint(exports, tmp_path):
     assert api.load(exports[0]).facts["name"] == "first"
     assert api.load("pixels:16").facts["name"] == "pixels-16"
@@ -101,7 +106,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': give an export folder"),
+        (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': no such file or folder, nor timm:NAME"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' means [0-9]+ protocols, such as 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn@dino", "x=digit:"), "--data x=digit:: "),
@@ -109,6 +114,11 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         (lambda export: api.evaluate(export, "knn@dino", "digits:", settings={"q": 1}), "has no setting 'q'"),
         (lambda export: api.evaluate(export, "knn@dino", "digits:", options=api.Options(device="tpu")), "--device tpu"),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
+        (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "it is for pretrain"),
+        (
+            lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
+            "--decode fast: it is for evaluations",
+        ),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
         (lambda export: api.extract(export, "digit:"), "digit"),
         (lambda export: api.compare("first", "second"), "holds no results"),
@@ -163,8 +173,8 @@ except ImportError as error:
 
 
 def test_functions_keep_their_names_beside_packages(tmp_path):
-    from bench.leaderboard.files import rewrite
-    from bench.report.page import report_page
+    from bench.board.files import rewrite
+    from bench.report_page.page import report_page
 
     assert callable(rewrite) and callable(report_page)
     assert (api.leaderboard.__module__, api.report.__module__) == ("bench.api", "bench.api")

@@ -1,13 +1,15 @@
 """The command line: exit codes, one-line errors, and a start that imports nothing heavy."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.cli.main import COMMANDS, with_dashes
+from bench.cli.main import COMMANDS, command_module, parse_arguments, with_dashes
 from bench.cli.messages import in_one_line
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +51,16 @@ def test_every_command_has_help(name, bench):
     assert "--debug" in out
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_examples_of_a_command_are_understood(name):
+    for line in getattr(command_module(name), "EPILOG", "").splitlines():
+        if found := re.match(r"  (?:torchrun .* --no-python )?bench (\S.*?)(?:  .*| > .*)?$", line):
+            assert parse_arguments(shlex.split(found[1])).command == name, line
+
+
 WRONG = [
     ([], "the following arguments are required: COMMAND"),
-    (["rnu"], "invalid choice: 'rnu'"),
+    (["rnu"], "no command 'rnu'; did you mean 'run'? `bench --help` lists them all"),
     (["run"], "the following arguments are required: --checkpoint, --suite, --out"),
     (["list", "models"], "nothing is called 'models'; `bench list` or `bench list --protocols` lists them all"),
     (["list", "knn@din"], "nothing is called 'knn@din'; did you mean 'knn@dino'? `bench list` or"),
@@ -59,17 +68,17 @@ WRONG = [
     (["list", "protocols"], "bench list protocols: write bench list --protocols"),
     (["list", "mae", "--recipes"], "--recipes are of methods; for those of mae alone: bench list mae"),
     (["list", "knn", "--protocols"], "--protocols are of tasks or downstream; for those of knn alone: bench list knn"),
-    (["list", "--colour"], "no option --colour (see bench list --help)"),
-    (["run", "--chec", "x"], "no option --chec; did you mean --checkpoint?"),
-    (["run", "--chekpoint=x"], "no option --chekpoint; did you mean --checkpoint? (see bench run --help)"),
-    (["run", "--checkpoint", "x", "--rerum"], "no option --rerum; did you mean --rerun?"),
+    (["list", "--colour"], "no option --colour; there are: --help, --protocols, --recipes"),
+    (["run", "--chec", "x"], "no option --chec; did you mean '--checkpoint'?"),
+    (["run", "--chekpoint=x"], "no option --chekpoint; did you mean '--checkpoint'? `bench run --help` lists them all"),
+    (["run", "--checkpoint", "x", "--rerum"], "no option --rerum; did you mean '--rerun'?"),
     (["list", "tasks", "--recipes"], "tasks have no recipes; use: bench list methods --recipes"),
-    (["list", "--recipes", "--protocols"], "--protocols are of tasks, --recipes of methods: give one of them"),
+    (["list", "--recipes", "--protocols"], "--protocols and --recipes: give one of them; tasks have"),
     (["list", "methods", "--protocols"], "methods have no protocols; use: bench list tasks --protocols"),
     (["verify", "/nowhere"], "/nowhere is not an export folder; make one with: bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere'"),
     (["leaderboard", "--out", "/nowhere"], "/nowhere holds no results"),
-    (["data", "check", "digitz:"], "unknown scheme 'digitz'; did you mean digits:?"),
+    (["data", "check", "digitz:"], "unknown scheme 'digitz'; did you mean 'digits:'?"),
     (["import", "/nowhere", "--out", "x", "--heads", "many"], "argument --heads: expected a whole number from 1 on"),
 ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_compare import DIGITS, left_out, save
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.results.record import MetricRecord, read_arrays, read_result, result_files
 from engine.resampling import MAX_RESAMPLES
 

@@ -31,7 +31,7 @@ def line_of(out: str, name: str) -> str:
 def test_a_good_environment_is_usable(bench):
     code, out, _ = bench("doctor")
     assert code == 0
-    assert "MISSING" not in out and out.rstrip().endswith("usable")
+    assert "MISSING" not in out and "\n\nusable: nothing that bench run needs is missing" in out
     for name in (
         "python",
         "torch",
@@ -55,6 +55,13 @@ def test_json_says_the_same(bench):
     report = json.loads(out)
     assert code == 0 and report["usable"] is True
     assert {"name", "mark", "text", "fix", "needed"} == set(report["checks"][0])
+
+
+def test_what_is_optional_is_a_note_with_its_extra(bench, pretend):
+    pretend(wandb=None, pyarrow="20.0")
+    code, out, _ = bench("doctor")
+    assert code == 0 and line_of(out, "wandb").endswith("not installed; bench pretrain --wandb needs it")
+    assert "fix: pip install 'ssl-vit-bench[wandb]'" in out and line_of(out, "pyarrow").startswith("ok ")
 
 
 def test_neither_faiss_says_which_to_choose(bench, pretend, monkeypatch):

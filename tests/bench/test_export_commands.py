@@ -272,7 +272,7 @@ def test_an_unknown_scheme_names_the_sets_of_scenes_too(bench, exports, tmp_path
     run = ("run", "--checkpoint", exports[0], "--suite", "smoke", "--out", tmp_path, "--data")
     for words in (("data", "check", "ade20:/data"), (*run, "x=ade20:/data")):
         code, _, err = bench(*words)
-        assert code == 2 and err.count("\n") == 1 and "did you mean ade20k:/data?" in err
+        assert code == 2 and err.count("\n") == 1 and "did you mean 'ade20k:/data'?" in err
         for scheme in ("images:PATH", "ade20k:ROOT", "cityscapes:ROOT", "coco:ROOT", "tiny-ade20k:", "tiny-coco:"):
             assert f" {scheme}" in err
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_compare import IMAGES, save
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.results import index
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result

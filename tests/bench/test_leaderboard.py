@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
-from bench.leaderboard.files import leaderboard_csv, rewrite
-from bench.leaderboard.markdown import to_markdown
-from bench.leaderboard.tables import text_table, to_terminal
+from bench.board.files import leaderboard_csv, rewrite
+from bench.board.markdown import to_markdown
+from bench.board.tables import text_table, to_terminal
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.training_cost import TrainingCost
@@ -146,7 +146,7 @@ def test_a_damaged_file_is_reported_and_the_rest_stands(tmp_path):
 
 
 def test_rewriting_sees_a_result_that_came_while_it_was_writing(tmp_path, monkeypatch):
-    from bench.leaderboard import files as module
+    from bench.board import files as module
 
     save_result(tmp_path, result(A))
     read = module.read_measured

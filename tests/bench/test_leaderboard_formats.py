@@ -25,9 +25,9 @@ from made_results import (
 )
 from markdown_it import MarkdownIt
 
+from bench.board.files import FORMATS, Standing
+from bench.board.latex import in_latex
 from bench.commands.leaderboard import NAMES
-from bench.leaderboard.files import FORMATS, Standing
-from bench.leaderboard.latex import in_latex
 from bench.results.record import ProtocolUsed
 from bench.statistics.significance import key_of
 from checkpoints.training_cost import TrainingCost

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.leaderboard.files import leaderboard_csv
-from bench.leaderboard.markdown import to_markdown
-from bench.leaderboard.tables import to_terminal
+from bench.board.files import leaderboard_csv
+from bench.board.markdown import to_markdown
+from bench.board.tables import to_terminal
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from checkpoints.export import ViTExport

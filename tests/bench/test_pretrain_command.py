@@ -151,7 +151,7 @@ WRONG = [
     (["--knn-every", "1", "--knn-fraction", "1.5"], "argument --knn-fraction: expected a share above 0 and up to 1"),
     (["--knn-every", "1", "--knn-k", "0"], "argument --knn-k: expected a whole number from 1 on"),
     (["--knn-every", "1", "--knn-data", "folder:/nowhere"], "--knn-data folder:/nowhere: no folder /nowhere"),
-    (["--resum"], "no option --resum; did you mean --resume?"),
+    (["--resum"], "no option --resum; did you mean '--resume'?"),
 ]
 
 

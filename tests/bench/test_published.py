@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.leaderboard.files import rewrite
-from bench.leaderboard.tables import to_terminal
+from bench.board.files import rewrite
+from bench.board.tables import to_terminal
 from bench.published import check, rows
 from bench.published.check import MeasuredNumbers, against_published, tolerance_of
 from bench.published.rows import with_published

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.run.plan import open_data
 from downstream.loop.training import open_both
 from engine.tasks import Workspace

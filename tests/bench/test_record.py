@@ -1,20 +1,26 @@
 """`bench record`: a folder that holds what a board rests on and nothing private, and proves that it still agrees."""
 
 import json
-import shlex
+import re
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from made_results import made_checkpoint, made_metrics, made_result, save_result
+from made_results import any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
 
 from bench.cli.main import parse_arguments
 from bench.results.record import DataUsed, ProtocolUsed, read_result
+from bench.sharing.card import CardSubject
 from bench.sharing.record import SUMS, check_record, derived_files
+from bench.sharing.redaction import without_folders
+from bench.sharing.rerun import rerun_script
+from bench.statistics.significance import key_of
 from checkpoints.export import ViTExport
+from engine.printing import printable
 
 PRIVATE = "/home/alice/secret"
 LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": True}
@@ -114,15 +120,42 @@ def test_nothing_private_is_in_a_record(folder, written):
     assert result.data.url.startswith("folder:path-") and result.data.url.endswith("/digits")
 
 
+def called(script: str, **places: str) -> tuple[list[list[str]], str]:
+    """The words of each `bench` that a script calls, and what it says to standard error."""
+    stub = "bench() { printf '%s\\0' \"$@\"; printf '\\1'; }\n"
+    done = subprocess.run(["bash"], input=stub + script, env=places, capture_output=True, text=True)
+    return [call.split("\0")[:-1] for call in done.stdout.split("\1")[:-1]], done.stderr
+
+
 def test_the_commands_are_understood(written):
-    lines = [shlex.split(line) for line in (written / "commands.sh").read_text().splitlines() if line[:5] == "bench"]
-    found = [parse_arguments(words[1:]) for words in lines]
+    script = (written / "commands.sh").read_text()
+    assert called(script) == ([], "commands.sh: say at its top where CHECKPOINT_1 is\n")
+    asked = re.findall(r"^(CHECKPOINT_\d)=\$\{\1:-''\}$", script, re.MULTILINE)
+    places = {name: f"dino:/it's {name} $HOME.pth" for name in asked}
+    assert len(asked) == 3
+    calls, said = called(script, **places, IMAGES_1='folder:/my "digits"')
+    found = [parse_arguments(words) for words in calls]
+    assert said == "" and {each.checkpoint[0] for each in found} == {*places.values(), "pixels:32"}
+    assert {each.data[0] for each in found} == {'digits=folder:/my "digits"', "digits=digits:"}
+    assert f"# checkpoint second: digest {2:064x} (where it was measured: dino:path-" in script
     assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
-    assert ", trained by mae, recipe 32px\n" in (written / "commands.sh").read_text()
+    assert ", trained by mae, recipe 32px (where it was measured: " in script
     changed = next(each for each in found if each.set)
     assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")
-    assert {each.checkpoint[0].partition(":")[0] for each in found} >= {"dino", "pixels"}
+
+
+def test_no_name_in_a_result_runs_in_the_commands():
+    for seed in range(8):
+        results = [each.result for each in any_board(Random(seed)).measured]
+        subjects = {key_of(result.checkpoint): CardSubject(used=result.checkpoint) for result in results}
+        script = harmless(rerun_script(results, subjects))
+        places = {word: "x" for word in re.findall(r"^(?:CHECKPOINT|IMAGES)_\d+", script, re.MULTILINE)}
+        calls, said = called(script, **places)
+        assert said == "" and len({tuple(words) for words in calls}) == len(calls)
+        assert {words[4] for words in calls} == {
+            printable(without_folders(result.checkpoint.name)) for result in results
+        }
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -8,8 +8,8 @@ import torch
 from made_results import made_checkpoint, save_result
 from shown_results import result
 
-from bench.report.page import report_page
-from bench.report.scenes import FAR_APART, class_colours, label_mask, labelled_things, scene_view
+from bench.report_page.page import report_page
+from bench.report_page.scenes import FAR_APART, class_colours, label_mask, labelled_things, scene_view
 from bench.results.record import DataUsed
 from bench.statistics.matching import Measured
 from downstream.data.scenes import SceneSet, open_scenes

@@ -9,12 +9,12 @@ from made_results import made_checkpoint, save_result
 from PIL import Image
 from shown_results import result
 
-from bench.report import visualized
-from bench.report.figures import calibration_figure, lines_figure
-from bench.report.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
-from bench.report.page import report_page
-from bench.report.views import learning_curve, view_of
-from bench.report.visualized import PictureRecord
+from bench.report_page import visualized
+from bench.report_page.figures import calibration_figure, lines_figure
+from bench.report_page.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
+from bench.report_page.page import report_page
+from bench.report_page.views import learning_curve, view_of
+from bench.report_page.visualized import PictureRecord
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured
 from bench.visualize.pictures import Panel, PanelRow, Picture, encoded

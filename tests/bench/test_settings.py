@@ -6,8 +6,9 @@ from typing import Literal
 
 import pytest
 
-from bench.cli.settings import MAX_LISTED, Change, changed, meant, read_changes, settings_of
+from bench.cli.settings import Change, changed, read_changes, settings_of
 from bench.run.suites import ChosenProtocol, changed_protocols
+from engine.choices import MAX_LISTED, meant
 from engine.tasks import Protocol, Task
 
 

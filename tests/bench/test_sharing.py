@@ -20,7 +20,8 @@ from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.every_eval_ever import every_eval_records
 from bench.sharing.every_eval_schema import SCHEMA_VERSION, checked_record
-from bench.sharing.groups import IMAGENET, Publication, shared_groups
+from bench.sharing.groups import IMAGENET, Publication, publication_from, shared_groups
+from bench.sharing.licences import hub_names, licence_of, spdx_name
 from bench.sharing.redaction import without_folders
 from bench.sharing.schemas import checked_entries, checked_header
 from bench.sharing.writing import subject_of
@@ -76,6 +77,8 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
         "me/alpha",
         "--hub-dataset",
         "digits=me/digits",
+        "--licence",
+        "mit",
     )
     code, said, err = bench(*words)
     assert code == 0 and err == "" and said.count("written: ") == 2
@@ -98,9 +101,10 @@ def test_a_card_says_what_was_measured(bench, export, tmp_path):
         "top1_k10 in %; knn@dino version 1; 95 % interval [75, 85]; mean of 3 seeds, deviation 0.82"
     )
     assert bench(*words)[0] == 0 and (export / "README.md").read_text() == text
-    assert bench("card", "--checkpoint", export, "--out", out)[2].startswith(
-        "digits: not in .eval_results, as it has no"
-    )
+    assert header_of(text)["license"] == "mit" and "as the author of this card says: MIT." in text
+    said = bench("card", "--checkpoint", export, "--out", out)[2].splitlines()
+    assert said[0].startswith("licence: unknown, and the card says so; name it by --licence")
+    assert said[1].startswith("digits: not in .eval_results, as it has no") and len(said) == 2
     assert not list(export.rglob("*.yaml")), "entries of a data set that is no longer named"
     assert ViTExport.load(export).verify() == []
 
@@ -153,6 +157,18 @@ def test_what_is_no_entry_is_refused(change, why):
     assert checked_entries([good])[0].verify_token == "x"
     with pytest.raises(ValueError, match=re.escape(why)):
         checked_entries([good | change])
+
+
+def test_licences():
+    assert hub_names(spdx_name("cc-by-nc-4.0", "--licence")) == {"license": "cc-by-nc-4.0"}
+    assert hub_names("LicenseRef-Mine") == {"license": "other", "license_name": "LicenseRef-Mine"}
+    assert hub_names(licence_of({"licence": "unknown"}, "")) == {"license": "unknown"}
+    assert publication_from([], [], "", licences=["a=b=apache-2.0"]).licences == {"a=b": "Apache-2.0"}
+    for wrong in ("a=apache", "mit"):
+        with pytest.raises(ValueError, match=f"--licence {wrong.removeprefix('a=')}: "):
+            publication_from([], [], "", licences=[wrong])
+    with pytest.raises(ValueError, match=r"--licence MIT: the source of these weights says CC-BY-NC-4.0; leave the"):
+        licence_of({"licence": "CC-BY-NC-4.0"}, "MIT")
 
 
 def test_what_is_no_header_is_refused():

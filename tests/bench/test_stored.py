@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_results import RESULT
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.results.record import ProtocolUsed, Result, failure_beside, result_path, result_stem, write_result
 from engine.tasks import Workspace
 

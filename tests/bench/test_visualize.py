@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.report.visualized import KEY, record_in
+from bench.report_page.visualized import KEY, record_in
 from bench.visualize.components import in_lab, is_foreground, principal_components
 from bench.visualize.deep_image_prior import DeepImagePrior, Level, inverted, visible_tokens
 from bench.visualize.drawing import KINDS, chosen_kind

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from made_results import made_checkpoint, made_result, save_result
 
-from bench.leaderboard.files import rewrite
+from bench.board.files import rewrite
 from bench.results.record import DataUsed, MetricRecord, ProtocolUsed
 from bench.statistics.compare import Wanted, compare
 from engine.files import digest

@@ -205,7 +205,11 @@ class TestArchitecture:
         ("importer", "name", "said"),
         [
             ("timm", "vit_tiny_patch16_224", "width of the tensors is 64, that of vit_tiny_patch16_224 is 192"),
-            ("timm", "test_vit22", "timm has no model 'test_vit22'; did you mean test_vit2?"),
+            (
+                "timm",
+                "test_vit22",
+                "no model 'test_vit22'; did you mean 'test_vit2'? docs/timm.md lists them all",
+            ),
             ("timm", "vit_relpos_small_patch16_224", "is a VisionTransformerRelPos, which has relative positions that"),
             ("dino", "test_vit2", "--architecture is for files of timm's models"),
         ],

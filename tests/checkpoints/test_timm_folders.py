@@ -151,7 +151,7 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
             "is a VisionTransformerSAM, which attends within",
         ),  # said before anything is fetched
         ("timm:vit_base_r50_s16_224.orig_in21k", "its patch embedding is timm's HybridEmbed"),
-        ("timm:vit_base_patch16_none", "timm has no model 'vit_base_patch16_none'; did you mean vit_base_patch16_"),
+        ("timm:vit_base_patch16_none", "timm has no model 'vit_base_patch16_none'; did you mean 'vit_base_patch16_"),
         ("timm:no/such/file.pth", "no/such/file.pth cannot be read: No such file"),
         ("local-dir:/nowhere", "there is no model.safetensors or pytorch_model.bin in /nowhere"),
     ],

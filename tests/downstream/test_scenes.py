@@ -95,7 +95,7 @@ def test_bad_folders(ade, city, tmp_path):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("ade:/data", "did you mean ade20k:"),
+        ("ade:/data", "did you mean 'ade20k:/data'? there are: ade20k:"),
         ("tiny-ade20k:/data", "takes no path"),
         ("cityscapes:", "give the folder"),
         ("digits:", "no set of labelled scenes"),

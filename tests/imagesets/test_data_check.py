@@ -82,6 +82,6 @@ def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
     report = check_image_set(f"folder:{pets}")
     assert len(report.splits) == 1 and len(report.problems) == 1 and "no val or test folder" in report.problems[0]
     assert len(check_image_set(f"folder:{tmp_path}/gone").problems) == 1
-    assert "did you mean folder:" in render(check_image_set("fodler:x"))
+    assert "did you mean 'folder:x'?" in render(check_image_set("fodler:x"))
     root = tree(tmp_path / "other", "train/a/1.jpg", "val/b/1.jpg")
     assert check_image_set(f"folder:{root}").problems[0].endswith("make them the same")

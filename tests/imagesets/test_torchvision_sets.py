@@ -103,7 +103,7 @@ def refused(url: str, split: str = "train") -> str:
 
 
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
-    assert "no set 'cifar10'; did you mean CIFAR10? (sets: CIFAR10, CIFAR100," in refused("torchvision:cifar10:/data")
+    assert "'cifar10'; did you mean 'CIFAR10'? there are: CIFAR10, CIFAR100," in refused("torchvision:cifar10:/data")
     assert "no folder after the name; write torchvision:DTD:/path" in refused("torchvision:DTD")
     assert "no folder /nowhere" in refused("torchvision:DTD:/nowhere")
     said = refused(f"torchvision:Food101:{tmp_path}")

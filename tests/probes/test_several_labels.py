@@ -20,6 +20,7 @@ from checkpoints.export import ViTExport
 from engine import resampling
 from engine.distributed import World
 from engine.tasks import OpenedSets, Outcome, Task, Workspace
+from engine.work import Scale
 from imagesets.sets import ImageSet, open_set
 from probes.average_precision import average_precision, mean_average_precision
 from probes.lowshot.fitting import Fitter
@@ -174,6 +175,17 @@ def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
     assert alone.facts["fits"] == chosen.facts["fits"] and alone.metrics == chosen.metrics
     by_class = ClassByClass(fitter=FITTER, classes=("a", "b"), labels=np.eye(2))
     assert by_class.choose(np.array([[50.0, 60.0, 90.0], [np.nan, 70.0, -1.0]])) == FITTER.lambdas[1]  # 50, 65, none
+
+
+def test_a_plan_counts_a_fit_for_each_class(export):
+    scale = Scale(spec=export.spec, images={"train": 100, "val": 50}, classes=20)
+    one, each = (
+        {part.kind: part for part in TASK.work(replace(scale, several_labels=many)).parts} for many in (False, True)
+    )
+    assert one["fits"].count == 1 + len(TASK.lambdas) and each["fits"].count == 20 * one["fits"].count
+    assert each["fit rows"].count == 20 * one["fit rows"].count
+    assert each["fit rows"].flops == one["fit rows"].flops / 10  # to two classes, not to twenty
+    assert each["features"] == one["features"]
 
 
 @pytest.mark.parametrize(

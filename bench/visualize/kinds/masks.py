@@ -6,13 +6,13 @@ Read off each method's own views and forward pass, with its initial weights.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bench.cli.settings import meant
 from bench.pretraining.recipes import choose_recipe
 from bench.visualize.inputs import GivenView, as_image, given_views, method_views
 from bench.visualize.pictures import Panel, PanelRow, Picture
 from bench.visualize.shown import Shown
 from checkpoints.spec import Preparation
 from engine import checks
+from engine.choices import meant
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import PurePath
 from typing import Literal
 
-from bench.leaderboard.tables import number, row_names, troubles
+from bench.board.tables import number, row_names, troubles
 from bench.results.board import Board, Cell, Row, best, group_of
 from bench.results.record import CheckpointUsed, Result
 from bench.results.units import number_text

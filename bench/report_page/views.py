@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report.contents import ReportContents, ShownTable
-from bench.report.figures import in_unit, lines_figure
-from bench.report.images import ImageView, image_view
-from bench.report.mistakes import Mistakes, mistakes_of
-from bench.report.neighbours import Asked, neighbours_of
-from bench.report.pictures import Opened, on_this_machine
-from bench.report.scenes import SceneView, scene_view
+from bench.report_page.contents import ReportContents, ShownTable
+from bench.report_page.figures import in_unit, lines_figure
+from bench.report_page.images import ImageView, image_view
+from bench.report_page.mistakes import Mistakes, mistakes_of
+from bench.report_page.neighbours import Asked, neighbours_of
+from bench.report_page.pictures import Opened, on_this_machine
+from bench.report_page.scenes import SceneView, scene_view
 from bench.results.board import group_of
 from bench.results.record import Result
 from bench.statistics.matching import Measured

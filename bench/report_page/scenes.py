@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bench.report.pictures import data_url
+from bench.report_page.pictures import data_url
 from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
@@ -72,13 +72,14 @@ def _keeps(measured: Measured) -> bool:
 
 
 def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
-    data, limit = measured.result.data, measured.result.limit
+    data = measured.result.data
     try:
         scenes = open_scenes(data.url, "val", cache)
     except (ValueError, OSError):  # moved, unmounted, or no scenes
         return None
     if scenes.fingerprint != data.fingerprints.get("val"):
         return None
+    limit = measured.result.limit
     return scenes if limit is None else scenes.limited(limit)
 
 

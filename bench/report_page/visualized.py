@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bench.report.contents import ReportContents
+from bench.report_page.contents import ReportContents
 from bench.results.record import Result
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.report.pictures import Opened, small_picture
+from bench.report_page.pictures import Opened, small_picture
 from bench.statistics.matching import Measured
 from imagesets.sets import ImageSet
 

@@ -7,7 +7,7 @@ is: no character of it is a command, and none is outside what pdfLaTeX knows wit
 import re
 from collections.abc import Mapping, Sequence
 
-from bench.leaderboard.tables import Entry, GroupTable, group_tables
+from bench.board.tables import Entry, GroupTable, group_tables
 from bench.results.board import Board
 from bench.results.units import decimals, number_text
 from bench.statistics.significance import Key

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from bench.leaderboard.tables import Entry, cost_rows, fact_rows, group_tables, number, troubles
+from bench.board.tables import Entry, cost_rows, fact_rows, group_tables, number, troubles
 from bench.results.board import Board
 from bench.statistics.significance import Key
 from engine.printing import printable

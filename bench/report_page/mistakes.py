@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.report.figures import calibration_figure
+from bench.report_page.figures import calibration_figure
 from bench.statistics.matching import Measured
 from imagesets.sets import ImageSet
 

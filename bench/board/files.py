@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.leaderboard.latex import to_latex
-from bench.leaderboard.long_form import to_parquet
-from bench.leaderboard.markdown import to_markdown
-from bench.leaderboard.webpage import to_html
+from bench.board.latex import to_latex
+from bench.board.long_form import to_parquet
+from bench.board.markdown import to_markdown
+from bench.board.webpage import to_html
 from bench.published.rows import with_published
 from bench.results.board import Board, Cell, board_of
 from bench.results.index import stamps

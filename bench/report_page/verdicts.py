@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.report.contents import ReportContents, ShownRow, ShownTable
+from bench.report_page.contents import ReportContents, ShownRow, ShownTable
 
 NOT_NETWORKS = {"floor": "raw pixels", "initial": "initial weights"}  # kinds that a trained network should beat
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.leaderboard.files import level_in
+from bench.board.files import level_in
 from bench.published.rows import with_published
-from bench.report.contents import ReportContents, ShownTable, contents
-from bench.report.figures import cost_figure, in_unit, log_of, training_figure
-from bench.report.verdicts import grounds, headline, verdict
-from bench.report.views import TableView, views_of
-from bench.report.visualized import ReportPictures, report_pictures
+from bench.report_page.contents import ReportContents, ShownTable, contents
+from bench.report_page.figures import cost_figure, in_unit, log_of, training_figure
+from bench.report_page.verdicts import grounds, headline, verdict
+from bench.report_page.views import TableView, views_of
+from bench.report_page.visualized import ReportPictures, report_pictures
 from bench.results.board import board_of
 from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.report.mistakes import predictions_of
-from bench.report.pictures import small_picture
+from bench.report_page.mistakes import predictions_of
+from bench.report_page.pictures import small_picture
 from bench.statistics.matching import Measured, array_of
 from imagesets.sets import ImageSet
 
