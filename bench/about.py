@@ -41,7 +41,7 @@ def about(name: str) -> Iterator[str]:
         yield from _suite(name, found)
     if name in found.protocols:
         yield from _protocol(found.protocols[name], found)
-    if of_task := [chosen for chosen in found.protocols.values() if chosen.key == name]:
+    if of_task := [chosen for chosen in found.protocols.values() if name in (chosen.key, chosen.family)]:
         yield from _task(name, of_task, found)
     for kind, tell in OTHERS.items():
         if name in others[kind]:
@@ -72,15 +72,15 @@ def _protocol(chosen: ChosenProtocol, found: Catalogue) -> Iterator[str]:
     yield from _table(values, meanings(type(task)), choices_of(task))
 
 
-def _task(key: str, protocols: Sequence[ChosenProtocol], found: Catalogue) -> Iterator[str]:
+def _task(name: str, protocols: Sequence[ChosenProtocol], found: Catalogue) -> Iterator[str]:
     kind = "downstream" if protocols[0].layout else "probes"
-    yield f"task {key}{_needs(protocols[0])}"
-    yield from _docstring(extensions(kind)[key])
+    yield f"task {protocols[0].key}{_needs(protocols[0])}"
+    yield from _docstring(extensions(kind)[protocols[0].key])
     yield from _plugin(protocols[0].plugin)
     yield "  protocols:"
     for chosen in protocols:
         yield _row(f"  {chosen.name}", chosen.protocol.source, width=max(len(each.name) for each in protocols) + 2)
-    yield f"  settings, changed by --set {key}.NAME=VALUE; the most frequent value, and how many protocols have it:"
+    yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     task = protocols[0].task
     values = {
         field.name: _most_frequent([setting_text(getattr(chosen.task, field.name, "")) for chosen in protocols])

@@ -21,6 +21,9 @@ from engine.pickles import MAX_DEPTH, MAX_VALUES
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 FLAT_PARAMETER = re.compile(r"_?flat_param(_\d+)?")  # torch's FSDP; the numbered ones are fairscale's
 LIGHTNING = "pytorch-lightning_version"
+SEQUENCES = (list, tuple)
+SCALARS = (str, int, float, type(None), torch.dtype, torch.device)
+KEYS = (str, int, float, type(None))
 LONGEST_LIST = 64
 LONGEST_TEXT = 1000
 GATHER = (
@@ -129,13 +132,13 @@ def _children(path: str, value: Any) -> list[tuple[Any, Any]] | None:
         return list(value.values.items())
     if isinstance(value, dict):
         return list(dict.items(value))  # not value.items(): a file can give an OrderedDict an attribute of that name
-    if isinstance(value, list | tuple) and any(not _is_scalar(item) for item in value):
+    if isinstance(value, SEQUENCES) and any(not isinstance(item, SCALARS) or not _is_scalar(item) for item in value):
         return list(enumerate(value))
     return None
 
 
 def _join(path: str, key: Any) -> str:
-    if not isinstance(key, str | int | float | None):
+    if not isinstance(key, KEYS):
         raise ValueError(f"has a key of type {type(key).__name__} in {path or 'its root'!a}, where a name is expected")
     return f"{path}.{key}" if path else str(key)
 

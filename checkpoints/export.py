@@ -63,11 +63,13 @@ class ViTExport(PreparesImages):
         facts: Mapping[str, Any] | None = None,
     ) -> "ViTExport":
         """Check every tensor against the network that `spec` describes, then fingerprint it."""
-        plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
-        more = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
         for name, tensor in {**tensors, **(extra or {})}.items():
+            if tensor.is_complex():
+                raise ValueError(f"tensor {name} holds complex numbers, which no ViT has: the checkpoint is broken")
             if not tensor.is_floating_point():
                 raise ValueError(f"tensor {name} holds {tensor.dtype}: quantised weights cannot be read without scales")
+        plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+        more = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
         for name, tensor in (plain | more).items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"tensor {name} holds NaN or infinite values: the checkpoint is broken")

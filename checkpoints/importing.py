@@ -214,7 +214,8 @@ def shown_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[st
 def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     if name not in tensors:
         raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
-    if tensors[name].ndim != axes or not tensors[name].numel():
+    one = name != "pos_embed" or len(tensors[name]) == 1
+    if tensors[name].ndim != axes or not tensors[name].numel() or not one:
         raise ValueError(f"{branch.file.path}: {name} is {tuple(tensors[name].shape)}, which is no ViT's")
     return tensors[name]
 
@@ -286,13 +287,26 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
 
 
 def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors) -> Conversion:
-    """What the importer makes of the branch. ValueError for whatever a plugin fails with."""
+    """What the importer makes of the branch. ValueError for whatever a plugin fails with, and for tensors of shapes for
+    which an importer's arithmetic fails."""
     try:
         return importer.convert(branch)
     except Exception as error:
-        if not extension.plugin or isinstance(error, ValueError):
+        if isinstance(error, ValueError):
             raise
-        raise ValueError(f"{branch.file.path}: {extension.title} fails: {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {first_line(error)}"
+        if extension.plugin:
+            raise ValueError(f"{branch.file.path}: {extension.title} fails: {said}") from error
+        if not isinstance(error, (RuntimeError, IndexError)):
+            raise
+        raise ValueError(
+            f"its tensors do not fit each other as those of {extension.key} do ({said}); the file is broken or of "
+            "another method"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:

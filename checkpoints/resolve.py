@@ -25,7 +25,7 @@ from checkpoints.own_networks import SCHEME, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
-from engine.choices import meant
+from engine.choices import closest, meant
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
@@ -68,9 +68,19 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
             raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
         raise ValueError(
             f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
+            f"{_beside(path)}"
         )
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def _beside(path: Path) -> str:
+    """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
+    if str(path) == "pixels":
+        return "; raw pixels are pixels:SIDE, such as pixels:32"
+    there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = closest(path.name, there)
+    return f"; did you mean {path.parent / near}?" if near else ""
 
 
 def _foreign(path: Path) -> ForeignFile:

@@ -126,6 +126,8 @@ def _about_folder(path: Path) -> str:
         return f"the folder of a training; `bench export {path} --out FOLDER` writes its encoder"
     kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
     inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
+    if not inside and (folders := sorted(path.glob("*/config.json")) + sorted(path.glob("*/run.json"))):
+        return f"a folder of checkpoints; name one of them: {', '.join(str(each.parent) for each in folders[:3])}"
     return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")
 
 

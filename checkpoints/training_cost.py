@@ -38,6 +38,14 @@ class TrainingCost:
     @property
     def text(self) -> str:
         """`60.2 hours, 722 s an epoch, ... on 8 x V100`; what is known of it, empty where nothing is."""
-        known = {unit: value for name, unit in COST_UNITS.items() if (value := getattr(self, name)) is not None}
-        numbers = ", ".join(f"{value:.4g} {unit}" for unit, value in known.items())
-        return numbers + (f" on {self.devices}" if self.devices else "")
+        known = {unit: getattr(self, name) for name, unit in COST_UNITS.items() if name != "hours"}
+        numbers = [f"{value:.4g} {unit}" for unit, value in known.items() if value is not None]
+        spent = [] if self.hours is None else [_span(3600 * self.hours)]
+        return ", ".join([*spent, *numbers]) + (f" on {self.devices}" if self.devices else "")
+
+
+def _span(seconds: float) -> str:
+    """`60.2 hours`; less than one in minutes or seconds, as 0.0002 hours say little."""
+    if seconds < 60:
+        return f"{seconds:.4g} s"
+    return f"{seconds / 3600:.4g} hours" if seconds >= 3600 else f"{seconds / 60:.4g} min"

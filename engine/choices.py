@@ -13,14 +13,14 @@ def meant(word: str, choices: Mapping[str, str] | Iterable[str], listed_by: str 
     rest: what follows the word, such as the path of a URL. Capitals do not matter.
     """
     shown = choices if isinstance(choices, Mapping) else {choice: choice for choice in choices}
-    close = _close(word, list(shown))
+    close = closest(word, list(shown))
     likely = f"; did you mean {close + rest!r}?" if close else ";"
     if listed_by and len(shown) > MAX_LISTED:
         return f"{likely} {listed_by} lists them all"
     return f"{likely} there are: {', '.join(shown.values()) or 'none'}"
 
 
-def _close(word: str, choices: list[str]) -> str:
+def closest(word: str, choices: list[str]) -> str:
     """The choice that begins with the word, else the most similar one; "" where none is."""
     by_lower = {choice.lower(): choice for choice in reversed(choices)}
     longer = [choice for choice in by_lower if word and choice.startswith(word.lower())]

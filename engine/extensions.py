@@ -90,14 +90,14 @@ def refused(kind: str) -> dict[Extension, str]:
 def _ours(kind: str) -> dict[str, Extension]:
     package = importlib.util.find_spec(FOLDERS[kind])
     folders = filter(os.path.isdir, (package and package.submodule_search_locations) or ())
-    return _files(kind, tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders))
+    return _described(kind, tuple((folder, *sorted(os.listdir(folder))) for folder in folders))
 
 
 @cache
-def _files(kind: str, folders: tuple[tuple[str, int], ...]) -> dict[str, Extension]:
-    """Those of a kind in folders that were changed at these times: listed again when a file comes or goes."""
-    paths = [path for folder, _ in folders for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"]
-    found = {path.stem.rstrip("_"): path for path in paths}
+def _described(kind: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
+    """Those of a kind in folders with these names in them: asked for many times, and made once."""
+    paths = [Path(folder, name) for folder, *names in listings for name in names if name.endswith(".py")]
+    found = {path.stem.rstrip("_"): path for path in paths if path.stem != "__init__"}
     return {
         key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
         for key, path in found.items()

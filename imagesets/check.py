@@ -5,6 +5,7 @@ N images of a split. Reading is the only thing done to a folder.
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
+from imagesets.walk import EXTENSIONS
 
 BATCH = 256  # images between two reports of progress
 DARK = 64  # of 255; 16-bit images that all stay below it hold at most 14 bits
@@ -186,8 +188,20 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),
         fingerprint=image_set.fingerprint,
-        notes=image_set.notes + _depth_note(contents),
+        notes=image_set.notes + _depth_note(contents) + (_passed_over(images) if contents else ()),
     )
+
+
+def _passed_over(images: object) -> tuple[str, ...]:
+    """The files below the folder of a set that no run reads, by the endings of their names."""
+    if not isinstance(images, FileImages):
+        return ()
+    names = [name.lower() for _, _, files in os.walk(images.root) for name in files if not name.startswith(".")]
+    endings = Counter(Path(name).suffix or "no ending" for name in names if not name.endswith(EXTENSIONS))
+    if not endings:
+        return ()
+    shown = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
+    return (f"{endings.total()} files are not read, as their names do not end in {', '.join(EXTENSIONS)}: {shown}",)
 
 
 def _depth_note(contents: Contents | None) -> tuple[str, ...]:

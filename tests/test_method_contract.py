@@ -103,12 +103,11 @@ def test_views_are_the_same_however_many_processes_make_them(name):
     views = updates(name, recipe).method.views()
     assert len(pickle.dumps(views)) < 10_000, "views hold the network"
     found = []
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         torch.manual_seed(workers)
         parts = MicroBatches(image_set=digits(), views=views, plan=plan(), rank=0, steps=range(2, 5))
         found.append([part.views for part in load_micro_batches(parts, workers, "cpu", skip_bad=False)])
-    for others in found[1:]:
-        assert all(same(first, second) for first, second in zip(found[0], others, strict=True))
+    assert all(same(first, second) for first, second in zip(*found, strict=True))
     assert not same(found[0][0], found[0][1])
 
 

@@ -39,7 +39,23 @@ def export() -> ViTExport:
     return ViTExport.from_vit(vit, Preparation(crop=1.0))
 
 
-def coloured(folder: Path, shuffled: bool) -> str:
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory) -> str:
+    return written(tmp_path_factory.mktemp("coloured"), shuffled=False)
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory) -> str:
+    return written(tmp_path_factory.mktemp("shuffled"), shuffled=True)
+
+
+@pytest.fixture(scope="module", params=SMOKE)
+def solved(request, export, coloured, tmp_path_factory) -> tuple[str, Outcome]:
+    """The name of a protocol, and its outcome on the true colours."""
+    return request.param, run(request.param, export, coloured, tmp_path_factory.mktemp("cache"))
+
+
+def written(folder: Path, shuffled: bool) -> str:
     """240 training and 120 validation images of four colours with noise; class names true or drawn at random."""
     generator = np.random.default_rng(0)
     for split, count in (("train", 60), ("val", 30)):
@@ -101,25 +117,22 @@ def test_settings_go_through_text_and_back(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMOKE)
-def test_the_same_export_and_seed_give_the_same_numbers(name, export, tmp_path):
-    data = coloured(tmp_path / "images", shuffled=False)
+def test_the_same_export_and_seed_give_the_same_numbers(solved, export, coloured, tmp_path):
+    name, first = solved
     before = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
-    first, second = (run(name, export, data, tmp_path / cache) for cache in ("a", "b"))
+    second = run(name, export, coloured, tmp_path)
     assert dict(first.metrics) == dict(second.metrics)
     again = ViTExport(spec=export.spec, preparation=export.preparation, tensors=export.tensors).digest
     assert again == before, "the task changed the export's tensors"
 
 
-@pytest.mark.parametrize("name", SMOKE)
-def test_a_task_does_what_its_sizes_say(name, export, tmp_path):
+def test_a_task_does_what_its_sizes_say(solved, export):
     """Image sets of equal classes, where shares are exact: forward passes, or the training's steps and images."""
-    images = {"train": 240, "val": 120}
+    (name, outcome), images = solved, {"train": 240, "val": 120}
     sizes = PROTOCOLS[name].task.sizes(export.spec, images)
     counts: dict[str, float] = {}
     for part in PROTOCOLS[name].task.work(Scale(spec=export.spec, images=images, classes=len(COLOURS))).parts:
         counts[part.kind] = counts.get(part.kind, 0) + part.count
-    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
     assert sizes["image size"] == export.spec.image_size
     if "forwards" in outcome.cost:
         assert sizes["forward passes"] == outcome.cost["forwards"] == counts["features"] + counts.get("crops", 0)
@@ -131,23 +144,22 @@ def test_a_task_does_what_its_sizes_say(name, export, tmp_path):
         assert counts["evaluation"] == sizes["evaluations"] * 120
 
 
-@pytest.mark.parametrize("name", SMOKE)
-def test_separable_images_are_solved(name, export, tmp_path):
-    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+def test_separable_images_are_solved(solved):
+    _, outcome = solved
     assert max(accuracies(outcome).values()) > 98
 
 
 @pytest.mark.parametrize("name", SMOKE)
-def test_raw_pixels_are_evaluated_like_a_network(name, tmp_path):
+def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
     """The floor of a leaderboard: an export without class token, blocks and weights, under every protocol."""
-    outcome = run(name, load("pixels:8"), coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    outcome = run(name, load("pixels:8"), coloured, tmp_path)
     assert max(accuracies(outcome).values()) > 70  # a row that is centred tells white from no other class
     reads_class = "cls" in str(settings_of(PROTOCOLS[name].task))
     assert ("read_instead" in outcome.facts) == reads_class
 
 
 @pytest.mark.parametrize("name", SMOKE)
-def test_a_network_of_the_users_own_is_evaluated_or_refused(name, tmp_path, monkeypatch):
+def test_a_network_of_the_users_own_is_evaluated_or_refused(name, coloured, tmp_path, monkeypatch):
     """Frozen features are those of any network; what trains one says so at once."""
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
@@ -165,13 +177,13 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, tmp_path, monk
                 ask()
         return
     protocol.task.check_network(export.spec)
-    outcome = run(name, export, coloured(tmp_path / "images", shuffled=False), tmp_path / "cache")
+    outcome = run(name, export, coloured, tmp_path / "cache")
     assert max(accuracies(outcome).values()) > 70
     assert outcome.facts["val"]["transform"].endswith("_crop16x24_exact")
 
 
 @pytest.mark.parametrize("name", SMOKE)
-def test_shuffled_labels_give_chance(name, export, tmp_path):
+def test_shuffled_labels_give_chance(name, export, shuffled, tmp_path):
     """25 % of 120: three standard deviations of a binomial are 12 points."""
-    outcome = run(name, export, coloured(tmp_path / "images", shuffled=True), tmp_path / "cache")
+    outcome = run(name, export, shuffled, tmp_path)
     assert all(13 < value < 37 for value in accuracies(outcome).values())

@@ -25,6 +25,7 @@ from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
 PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
+PURPOSE = "Says how good a self-supervised Vision Transformer is."
 EPILOG = """examples:
   bench demo                                                       no data, no network
   bench run --checkpoint X --suite smoke --out results             X: export folder, file, timm:NAME, hf-hub:ID
@@ -107,10 +108,12 @@ def with_dashes(argv: Sequence[str]) -> list[str]:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse, importing only the command that `argv` names."""
+    """Parse, importing only the command that `argv` names, and reading the files of the others where it names none."""
+    begins_with_one = bool(argv) and argv[0] in COMMANDS
+    names = {argv[0]: COMMANDS[argv[0]]} if begins_with_one else COMMANDS
     parser = Parser(
         prog="bench",
-        description=f"Says how good a self-supervised Vision Transformer is.\n\ncommands:\n{command_lines()}",
+        description="" if begins_with_one else f"{PURPOSE}\n\ncommands:\n{command_lines()}",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -120,7 +123,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     asked = next((word for word in argv if not word.startswith("-")), None)
     if asked is not None and asked not in COMMANDS:
         raise ValueError(f"no command {asked!r}{meant(asked, list(COMMANDS), '`bench --help`')}")
-    for name, path in COMMANDS.items():
+    for name, path in names.items():
         command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
         if name == asked:
             command_module(name).add_arguments(command)

@@ -6,6 +6,7 @@ import io
 import textwrap
 import tokenize
 from dataclasses import is_dataclass
+from functools import cache
 from typing import NamedTuple
 
 
@@ -28,6 +29,7 @@ def meanings(kind: type) -> dict[str, str]:
     return found
 
 
+@cache  # a recipe is told field by field
 def _own(kind: type) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(kind))

@@ -72,7 +72,7 @@ def _submitted(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) 
 
 def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
     count = len(tasks)
-    say(f"{count} jobs, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
+    say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
 
     begun = now()
 
@@ -84,4 +84,6 @@ def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int
     failed = sum(code not in (0, STOPPED) for code in codes)
     stopped = codes.count(STOPPED)
     say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; the same command goes on")
+    if (out / "results").is_dir():  # of evaluations
+        say(f"the numbers: bench leaderboard --out {shlex.quote(str(out))}")
     return STOPPED if stopped else 1 if failed else 0

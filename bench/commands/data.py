@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from engine.printing import say
 
+MOST = 20  # problems of scenes that are listed; a wrong classes.txt is one in each of them
 EPILOG = """examples:
   bench data check folder:/data/cifar10
   bench data check imagenet:/data/ILSVRC --list-only
@@ -64,5 +65,7 @@ def check_scenes(url: str, read_all: bool) -> int:
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
                     problems += problems_of(scenes, progress.advance)
-    say(*(f"  FIX: {problem}" for problem in problems), *([] if problems else ["  no problems found"]))
+    say(*(f"  FIX: {problem}" for problem in problems[:MOST]), *([] if problems else ["  no problems found"]))
+    if len(problems) > MOST:
+        say(f"  and {len(problems) - MOST} more scenes with problems")
     return 1 if problems else 0

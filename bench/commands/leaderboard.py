@@ -30,16 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.board.files import ALWAYS, FORMATS, rewrite
+    from bench.board.files import ALWAYS, FORMATS, rewrite, standing
     from bench.board.tables import to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
 
     check_folder(arguments.out)
-    shown = rewrite(arguments.out, arguments.published, arguments.format).shown
+    kept_out: OSError | None = None
+    try:
+        shown = rewrite(arguments.out, arguments.published, arguments.format).shown
+    except OSError as error:  # another's folder, or a full disk: the tables can be read all the same
+        shown, kept_out = standing(arguments.out, arguments.published).shown, error
     say(*to_terminal(shown, width=shutil.get_terminal_size().columns).split("\n"))
     if arguments.published and not any(row.published for row in shown.rows):
         say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)
+    if kept_out:
+        raise kept_out
     written = [str(arguments.out / FORMATS[key][0]) for key in dict.fromkeys((*ALWAYS, *arguments.format))]
     say("", f"written: {', '.join(written)}", errors=True)
     return 0

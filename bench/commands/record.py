@@ -1,6 +1,7 @@
 """Collect results, logs and commands of a board in a folder to publish, or check that such a folder still agrees."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from bench.cli.arguments import add_publication
@@ -55,5 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization, arguments.licence
     )
     write_record(arguments.out, arguments.to, publication)
-    say(f"written: {arguments.to}; bench record --check {arguments.to} proves that it agrees")
+    say(f"written: {arguments.to}; bench record --check {shlex.quote(str(arguments.to))} proves that it agrees")
     return 0

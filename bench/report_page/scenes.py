@@ -72,14 +72,13 @@ def _keeps(measured: Measured) -> bool:
 
 
 def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
-    data = measured.result.data
+    data, limit = measured.result.data, measured.result.limit
     try:
         scenes = open_scenes(data.url, "val", cache)
     except (ValueError, OSError):  # moved, unmounted, or no scenes
         return None
     if scenes.fingerprint != data.fingerprints.get("val"):
         return None
-    limit = measured.result.limit
     return scenes if limit is None else scenes.limited(limit)
 
 

@@ -30,7 +30,8 @@ def left_out_lines(
         yield f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}"
     for checkpoint in checkpoints:
         reasons = refused_networks(checkpoint, [chosen for chosen in selected if chosen not in lacking])
-        yield from (f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items())
+        name = checkpoint.used.name
+        yield from (f"{name} is evaluated without {', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:

@@ -1,6 +1,7 @@
 """The plan of a run: a job for every image set and protocol, and which results exist already."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,7 +61,7 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     for text in texts:
         name, equals, url = text.partition("=")
         if not (equals and name and url):
-            raise ValueError(f"--data {text}: write NAME=URL, for example {example(text)}")
+            raise ValueError(f"--data {text}: write NAME=URL, for example {shlex.quote(example(text))}")
         if name in found:
             raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
         found[checked_name(name, "--data")] = url
@@ -138,11 +139,12 @@ def _job(
         changes=chosen.changes,
     )
     path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, space))
-    state: State = "new" if rerun else _state(path, data, space.skip_bad)
+    state: State = "new" if rerun else job_state(path, data, space.skip_bad)
     return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
 
 
-def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+    """Whether a job has a result by now. ValueError where that is of other images."""
     try:
         result = read_result(path)
     except FileNotFoundError:
@@ -161,7 +163,11 @@ def _state(path: Path, data: DataUsed, skip_bad: bool) -> State:
 
 def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
     if result.data.fingerprints != data.fingerprints:
+        before, now = result.data, data
+        splits = [split for split in now.fingerprints if before.fingerprints.get(split) != now.fingerprints[split]]
+        counts = ", ".join(f"{split} {before.images.get(split)} then, {now.images.get(split)} now" for split in splits)
         raise ValueError(
             f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
-            f"({result.data.url}); use another name, or --rerun to replace it"
+            f"({before.url}; images of {counts}; names, sizes or labels differ); use another name, or --rerun to "
+            "replace it"
         )

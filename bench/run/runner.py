@@ -7,6 +7,7 @@ soon as it is known. Under torchrun every process runs every task on its share o
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
@@ -27,7 +28,7 @@ from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.fitting import left_out_lines, without_data
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, named_urls, open_data, plan
+from bench.run.plan import Job, job_state, named_urls, open_data, plan
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
@@ -210,6 +211,10 @@ def _run_one(
             say_once(*(f"  {number[job.path]} {job.title}: exists, skipped" for job in together))
             tally.skipped += len(together)
             continue
+        if not request.rerun and world.on_rank0(partial(_made_meanwhile, together, request.space.skip_bad)):
+            say_once(*(f"  {number[job.path]} {job.title}: made by another run meanwhile, skipped" for job in together))
+            tally.skipped += len(together)
+            continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
         space = replace(request.space, data=together[0].data.url, wanted=wanted)
         for job, attempt in attempts(together, export, space):
@@ -225,6 +230,10 @@ def _run_one(
             if ending.error:
                 tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
                 tally.errors.append(ending.error)
+
+
+def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:
+    return all(job_state(job.path, job.data, skip_bad) == "done" for job in jobs)
 
 
 def _loaded(candidate: LoadedCheckpoint) -> FrozenExport:

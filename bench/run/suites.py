@@ -35,6 +35,11 @@ class ChosenProtocol:
         return self.protocol.task
 
     @property
+    def family(self) -> str:
+        """`upernet` of `upernet@mae`: one task file may hold several."""
+        return self.name.partition("@")[0]
+
+    @property
     def layout(self) -> str:
         """Of the labelled scenes that a dense task evaluates on; "" for tasks on image sets."""
         return self.task.LAYOUT
@@ -50,7 +55,7 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """All words that `--suite` knows."""
-        keys = dict.fromkeys(chosen.key for chosen in self.protocols.values())
+        keys = dict.fromkeys(word for chosen in self.protocols.values() for word in (chosen.key, chosen.family))
         return [*self.suites, *keys, *self.protocols]
 
 
@@ -105,12 +110,14 @@ def _check_names(
 
 
 def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
-    """The protocols meant by `smoke`, `knn`, `knn@dino` or a comma-separated list of such words, cheap ones first."""
+    """The protocols meant by `smoke`, `knn`, `knn@dino` or a comma-separated list of such words, cheap ones first.
+
+    A word for several protocols is a suite, a task or what stands before the @ of their names.
+    """
     wanted: set[str] = set()
     for word in filter(None, (word.strip() for word in text.split(","))):
-        keyed = {
-            name for name, chosen in found.protocols.items() if chosen.key == word and not name.endswith(AS_REPORTED)
-        }
+        plain = [chosen for name, chosen in found.protocols.items() if not name.endswith(AS_REPORTED)]
+        keyed = {chosen.name for chosen in plain if word in (chosen.key, chosen.family)}
         if word in found.suites:
             wanted |= set(found.suites[word])
         elif word in found.protocols:
@@ -129,22 +136,26 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
 def changed_protocols(
     selected: Sequence[ChosenProtocol], texts: Sequence[str], select: SelectOn | None = None
 ) -> list[ChosenProtocol]:
-    """Apply `select`, where it is given, to all protocols, and every TASK.FIELD=VALUE to those whose name or task file
-    is TASK.
+    """Apply `select`, where it is given, to all protocols, and every TASK.FIELD=VALUE to those whose name, what stands
+    before its @, or task file is TASK.
 
-    All changes of a protocol apply together. A change of the protocol overrides one of the task file.
+    All changes of a protocol apply together. A change of the protocol overrides one of several.
     """
     changes = read_changes(texts, "TASK.FIELD=VALUE", "knn.k=10,20")
-    known = list(dict.fromkeys(word for chosen in selected for word in (chosen.key, chosen.name)))
+    known = list(dict.fromkeys(word for chosen in selected for word in _words(chosen)))
     fields = {change: _target_and_field(change, known) for change in changes}
     found = []
     for chosen in selected:
         given = {}
-        for named in (chosen.key, chosen.name):
+        for named in _words(chosen):
             given |= {field: change for change, (target, field) in fields.items() if target == named}
         task = changed(chosen.task.selecting(select) if select else chosen.task, given, f"{chosen.name}: ")
         found.append(_with_task(chosen, task))
     return found
+
+
+def _words(chosen: ChosenProtocol) -> tuple[str, str, str]:
+    return chosen.key, chosen.family, chosen.name
 
 
 def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:

@@ -5,7 +5,7 @@ whose place its reader gives.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bench.cli.settings import setting_text
 from bench.results.record import DataUsed, Result
@@ -20,6 +20,7 @@ HEADER = """#!/usr/bin/env bash
 # First say where your checkpoints and images are: between the quotes, or by variables of the environment, as in
 # `CHECKPOINT_1=dino:/data/a.pth bash commands.sh`. `bench inspect X` shows the digest of a checkpoint.
 """
+Place = tuple[str, str, tuple[tuple[str, str], ...]]  # name, URL and fingerprints of an image set
 PUBLIC = ("timm", "hf-hub", "pixels")  # schemes of checkpoints that every reader has
 CHECK = """
 for place in {names}; do
@@ -32,34 +33,31 @@ set -e
 def rerun_script(results: Iterable[Result], subjects: Mapping[Key, CardSubject]) -> str:
     """A shell script. subjects: checkpoint -> what is known of it."""
     results = list(results)
-    checkpoints = {key: f"CHECKPOINT_{number}" for number, key in enumerate(_keys(results), 1)}
-    images = {each: f"IMAGES_{number}" for number, each in enumerate(_sets(results), 1)}
-    lines = [HEADER + "#"]
-    for key, variable in checkpoints.items():
-        place = _reference(subjects[key])
-        lines += _asked(variable, _described(subjects[key]), place, place.partition(":")[0] in PUBLIC)
-    for (name, url, prints), variable in images.items():
-        known = "".join(f", {split} {digest[:12]}" for split, digest in prints)
-        what = f"images {name}{', fingerprints' if known else ''}{known}"
-        lines += _asked(variable, what, url, url.endswith(":"))  # generated, or of a library
-    lines.append(CHECK.format(names=" ".join([*checkpoints.values(), *images.values()])))
+    keys = dict.fromkeys(key_of(result.checkpoint) for result in results)
+    checkpoints = {key: f"CHECKPOINT_{number}" for number, key in enumerate(keys, 1)}
+    sets = dict.fromkeys(_place_of(result.data) for result in results)
+    images = {each: f"IMAGES_{number}" for number, each in enumerate(sets, 1)}
     by_call: dict[str, dict[str, None]] = {}
     for result in results:
         words = _words(result, checkpoints[key_of(result.checkpoint)], images[_place_of(result.data)])
         by_call.setdefault(words, {})[result.protocol.name] = None
+    lines = [HEADER + "#", *_places(checkpoints, images, subjects)]
+    lines.append(CHECK.format(names=" ".join([*checkpoints.values(), *images.values()])))
     lines += [f"{words} {_quoted(['--suite', ','.join(names)])} --out results" for words, names in by_call.items()]
     return "\n".join(lines) + "\n"
 
 
-def _keys(results: Iterable[Result]) -> dict[Key, None]:
-    return dict.fromkeys(key_of(result.checkpoint) for result in results)
-
-
-Place = tuple[str, str, tuple[tuple[str, str], ...]]  # name, URL and fingerprints of an image set
-
-
-def _sets(results: Iterable[Result]) -> dict[Place, None]:
-    return dict.fromkeys(_place_of(result.data) for result in results)
+def _places(
+    checkpoints: Mapping[Key, str], images: Mapping[Place, str], subjects: Mapping[Key, CardSubject]
+) -> Iterator[str]:
+    """Every variable with what it is the place of."""
+    for key, variable in checkpoints.items():
+        place = _reference(subjects[key])
+        yield from _asked(variable, _described(subjects[key]), place, place.partition(":")[0] in PUBLIC)
+    for (name, url, prints), variable in images.items():
+        known = ", ".join(f"{split} {digest[:12]}" for split, digest in prints)
+        what = f"images {name}{': fingerprints ' if known else ''}{known}"
+        yield from _asked(variable, what, url, url.endswith(":"))  # generated, or of a library
 
 
 def _place_of(data: DataUsed) -> Place:
@@ -68,7 +66,7 @@ def _place_of(data: DataUsed) -> Place:
 
 def _asked(variable: str, what: str, place: str, is_public: bool) -> list[str]:
     """A comment and a variable, which is empty where the place is one of the machine that measured."""
-    measured = "" if is_public else f" (where it was measured: {place})"
+    measured = "" if is_public else f" (measured from {place})"
     value = shlex.quote(printable(place)) if is_public else "''"
     return [f"# {printable(without_folders(what + measured))}", f"{variable}=${{{variable}:-{value}}}"]
 

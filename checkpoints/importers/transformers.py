@@ -1,5 +1,6 @@
-"""Hugging Face transformers: ViT, ViTMAE, DINOv2 (with registers), DINOv3, I-JEPA, AIMv2, BEiT, data2vec-vision, and
-the vision towers of CLIP and SigLIP, from a folder as save_pretrained writes it.
+"""Hugging Face transformers: ViT, ViTMAE, DINOv2, DINOv3, I-JEPA, AIMv2, BEiT, data2vec, CLIP, SigLIP: a folder.
+
+It is as save_pretrained writes it. Of CLIP and SigLIP the vision towers are taken; DINOv2 may have registers.
 
 Sizes, head count, activation and LayerNorm eps come from config.json, image statistics from preprocessor_config.json.
 Positions go to another grid as the library's own interpolate_pos_encoding does. Heads and text towers are dropped.

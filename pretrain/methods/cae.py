@@ -24,7 +24,7 @@ from pretrain.parts.masking import take
 from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.token_prediction import TokenPrediction
-from pretrain.parts.weights import cae_vit, cut_truncated_, xavier_
+from pretrain.parts.weights import cae_vit, xavier_
 from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
@@ -143,11 +143,12 @@ class ContextAutoencoder(TokenPrediction):
 
 
 def embedding(inside: int, outside: int, rescaled: bool) -> nn.Module:
-    """From the encoder's width to the regressor's, with a norm; nothing where they are the same."""
+    """From the encoder's width to the regressor's, with a norm; nothing where they are the same. With `rescaled` its
+    initial weights are torch's, as the others are then drawn within the parts (modeling_cae.py:53-61)."""
     if inside == outside:
         return nn.Identity()
     layer = nn.Sequential(nn.Linear(inside, outside), nn.LayerNorm(outside, eps=NORM_EPS))
-    return cut_truncated_(layer) if rescaled else xavier_(layer)
+    return layer if rescaled else xavier_(layer)
 
 
 METHOD = ContextAutoencoder

@@ -1,12 +1,12 @@
 """data2vec (Baevski et al. 2022): at hidden patches, say what an EMA teacher's top blocks make of the whole image.
 
 Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
-beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), batch and instance norms
-of targets, the variance penalty and masks that are thinned out are not here.
+beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), masks that are thinned out
+and a factor of the loss are not here.
 B images, L patches, M hidden patches of the batch, D width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,9 @@ from pretrain.recipe import Recipe
 from pretrain.schedules import TableCosine
 
 JITTER = 0.4  # strength (beit/datasets.py:66-74)
+NORM_EPS, VARIANCE_EPS = 1e-5, 1e-6  # torch's norms'; engine_for_cyclical.py's
+Over = tuple[int, ...]  # dimensions of (B, L, D) that a norm is over
+BATCH, INSTANCE, LAYER = (0, 1), (1,), (-1,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,16 @@ class Settings:
     """The defaults are those of ViT-B (beit/README.md)."""
 
     target_layers: tuple[int, ...] = (6, 7, 8, 9, 10, 11)  # blocks, from 0, whose outputs are averaged
-    post_target_layer_norm: bool = True  # a LayerNorm of the average, beside those of the blocks' outputs
+    # Norms of these outputs, in this order.
+    target_batch_norm: bool = False  # of each channel, over all patches of the batch
+    target_instance_norm: bool = False  # of each channel, over an image's patches
+    target_layer_norm_last: bool = True  # of each patch, over the channels
+    post_target_instance_norm: bool = False  # of the average
+    post_target_layer_norm: bool = True  # of the average
     l1_beta: float = 2.0  # below this difference the loss is quadratic
+    l2_loss: bool = False  # quadratic at any difference
+    var_w0: float = 0.0  # weight of the penalty of channels that vary too little over the hidden patches
+    var_margin0: float = 0.5  # standard deviation that is enough
     ema_decay: float = 0.9998  # of the teacher, after the ramp
     ema_decay_init: float = 0.999  # where the ramp begins
     ema_start_at: int = 0  # updates that the ramp takes, 0 for none
@@ -52,6 +63,7 @@ class Settings:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.positive(self, "l1_beta", "layer_scale_start")
+        checks.amounts(self, "var_w0", "var_margin0")
         checks.shares(self, "ema_decay", "ema_decay_init")
         checks.counts(self, "ema_start_at", "target_layers", least=0)
         checks.counts(self, "max_mask_patches_per_block")
@@ -70,8 +82,10 @@ class Data2Vec(Method):
 
     def __init__(self, spec: ViTSpec, settings: Settings) -> None:
         super().__init__(spec, settings)
-        if spec.relative_position != "shared" or not spec.layer_scale:
-            raise ValueError("data2vec's encoder is BEiT's: it needs relative_position='shared' and layer_scale=True")
+        if spec.relative_position != "shared":
+            raise ValueError(
+                f"relative_position={spec.relative_position!r}: data2vec's encoder is BEiT's, with a shared one"
+            )
         if not settings.target_layers or max(settings.target_layers) >= spec.depth:
             raise ValueError(
                 f"target_layers={settings.target_layers}: must be some of the blocks 0 to {spec.depth - 1}"
@@ -91,16 +105,27 @@ class Data2Vec(Method):
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         mask = views["mask"].bool()
         targets = self.targets(views["image"], mask)
-        prediction = self.predict(views["image"], mask)
-        return Step(F.smooth_l1_loss(prediction, targets, beta=self.settings.l1_beta), {})
+        prediction, s = self.predict(views["image"], mask), self.settings
+        loss = F.mse_loss(prediction, targets) if s.l2_loss else F.smooth_l1_loss(prediction, targets, beta=s.l1_beta)
+        if not s.var_w0:
+            return Step(loss, {})
+        deviations = (prediction.var(dim=0) + VARIANCE_EPS).sqrt()
+        penalty = F.relu(s.var_margin0 - deviations).mean()
+        return Step(loss + s.var_w0 * penalty, {"variance": penalty.detach()})
 
     @torch.no_grad()
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
-        outputs = self.teacher(images, layers=self.settings.target_layers, norm=False)
-        patches = [layer_normalised(tokens[:, self.spec.prefix :][mask]) for tokens in outputs]
-        mean = sum(patches) / len(patches)
-        return layer_normalised(mean) if self.settings.post_target_layer_norm else mean
+        s = self.settings
+        norms = [over for over, asked in ((BATCH, s.target_batch_norm), (INSTANCE, s.target_instance_norm),
+                                          (LAYER, s.target_layer_norm_last)) if asked]  # fmt: skip
+        last = [over for over, asked in ((INSTANCE, s.post_target_instance_norm),
+                                         (LAYER, s.post_target_layer_norm)) if asked]  # fmt: skip
+        outputs = self.teacher(images, layers=s.target_layers, norm=False)
+        patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
+        if {*norms, *last} <= {LAYER}:  # hidden patches need no others
+            return mean_of_layers([tokens[mask] for tokens in patches], norms, last)
+        return mean_of_layers(patches, norms, last)[mask]
 
     def predict(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images, mask tokens for the hidden patches -> (M, D)."""
@@ -108,7 +133,8 @@ class Data2Vec(Method):
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         targets = self.targets(views["image"], views["mask"].bool())
-        return {"loss": trivial.of_patches(targets.unsqueeze(0), "smooth_l1", self.settings.l1_beta)}
+        kind = "l2" if self.settings.l2_loss else "smooth_l1"
+        return {"loss": trivial.of_patches(targets.unsqueeze(0), kind, self.settings.l1_beta)}
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), ["student.trunk.cls_token"])  # modeling_cyclical.py, as BEiT
@@ -133,10 +159,23 @@ class Data2Vec(Method):
         return {"student": Encoder(vit=self.student), "teacher": Encoder(vit=self.teacher)}
 
 
-def layer_normalised(features: Tensor) -> Tensor:
-    """Each row (..., D) less its mean, over its standard deviation: torch's layer_norm without gain and bias, in
-    float32 at least."""
-    return F.layer_norm(to_float32(features), features.shape[-1:])
+def mean_of_layers(features: Sequence[Tensor], norms: Sequence[Over], last: Sequence[Over]) -> Tensor:
+    """The mean of features (..., D), each with `norms` before it, with the norms `last` after it."""
+    mean = sum(standardised(each, norms) for each in features) / len(features)
+    return standardised(mean, last)
+
+
+def standardised(features: Tensor, norms: Sequence[Over]) -> Tensor:
+    """Features (..., D) less their mean, over their standard deviation, for one norm after the other: torch's batch,
+    instance and layer norm without gain and bias, in float32 at least."""
+    features = to_float32(features)
+    for over in norms:
+        if over == LAYER:
+            features = F.layer_norm(features, features.shape[-1:])
+        else:
+            variance, mean = torch.var_mean(features, dim=over, correction=0, keepdim=True)
+            features = (features - mean) / (variance + NORM_EPS).sqrt()
+    return features
 
 
 METHOD = Data2Vec

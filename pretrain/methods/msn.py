@@ -1,7 +1,8 @@
 """MSN (Assran et al. 2022): views that lack patches, and small ones, predict which prototypes a whole view is near.
 
 Figure 3 and Eq. 1; facebookresearch/msn 4388dc1, src/msn_train.py, src/losses.py, src/deit.py. There the prototypes'
-gradient is summed over processes, here it is the mean, as all others: AdamW divides it by its own size anyhow.
+gradient is summed over processes, here it is the mean, as all others: AdamW divides it by its own size anyhow. Of its
+options smoothed labels, frozen prototypes, a prediction head and convolutional stems are not here.
 B images, R random and F focal anchor views, V = R + F, L patches, l kept ones, d projected width, K prototypes.
 """
 

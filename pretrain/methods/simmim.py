@@ -71,8 +71,8 @@ class MaskedPredictor(nn.Module):
 
     def __init__(self, spec: ViTSpec, settings: Settings, seen: Seen = "visible") -> None:
         super().__init__()
-        if spec.relative_position == "none" or not spec.layer_scale:
-            raise ValueError("SimMIM's encoder is BEiT's: it needs relative_position='shared' and layer_scale=True")
+        if spec.relative_position == "none":
+            raise ValueError("SimMIM's encoder is BEiT's: it needs relative_position='shared'")
         self.settings, self.grid, self.seen = settings, spec.grid, seen
         self.patches, self.patch = spec.grid[0] * spec.grid[1], spec.patch_size
         self.register_buffer("blocks", blocks_of(spec, settings.mask_patch), persistent=False)

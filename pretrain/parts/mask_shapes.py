@@ -61,10 +61,10 @@ class BlockMask:
         rows, columns = self.grid
         if not 0 < self.hidden < rows * columns:
             raise ValueError(f"num_mask_patches={self.hidden}: must be above 0 and below {rows} x {columns} patches")
-        if not 0 < self.least <= (rows - 1) * (columns - 1) // 2:
+        if not 0 <= self.least <= (rows - 1) * (columns - 1):
             raise ValueError(
-                f"min_mask_patches_per_block={self.least}: must be above 0 and at most half of {rows - 1} x "
-                f"{columns - 1} patches, which a rectangle lies within"
+                f"min_mask_patches_per_block={self.least}: must be 0 to {(rows - 1) * (columns - 1)}, the patches of "
+                f"the largest rectangle, {rows - 1} x {columns - 1}"
             )
         if self.least > self.hidden:
             raise ValueError(

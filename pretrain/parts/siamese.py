@@ -60,7 +60,8 @@ class SiameseSettings:
 
     projector_hidden: int = 4096  # width of the hidden layers of projector and predictor
     projector_width: int = 256  # of what they give
-    teacher_momentum: float = 0.99  # of the moving average, at the start; 1 at the end
+    teacher_momentum: float = 0.99  # of the moving average, at the start
+    teacher_momentum_end: float = 1.0  # to which a cosine leads it; the start's for none (without --moco-m-cos)
     freeze_patches: bool = True  # whether the patch embedding keeps its random initial weights
     crop_scale: tuple[float, float] = (0.08, 1.0)  # area of a view, as a share of the image's
     blur: tuple[float, float] = (1.0, 0.1)  # chance for the first and the second view
@@ -69,7 +70,7 @@ class SiameseSettings:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.counts(self, "projector_hidden", "projector_width")
-        checks.shares(self, "teacher_momentum", "blur", "solarise")
+        checks.shares(self, "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
         checks.scales(self, "crop_scale")
 
 
@@ -122,4 +123,6 @@ class Siamese(Method):
 
     def follow(self, progress: TrainProgress) -> None:
         """The moving average takes in the base network's parameters, never its batch norms' statistics."""
-        move(self.momentum, self.base, cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps))
+        s = self.settings
+        momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
+        move(self.momentum, self.base, momentum)

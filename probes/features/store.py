@@ -112,8 +112,8 @@ class Store:
         free = shutil.disk_usage(self.folder).free
         if lacking > free:
             raise ValueError(
-                f"features of {self.count} images need {lacking / 2**30:.2f} GiB in {self.folder}, where "
-                f"{free / 2**30:.2f} GiB are free; make room, or give --out a folder on a larger disk"
+                f"features of {self.count} images need {lacking / 2**20:,.1f} MiB in {self.folder}, where "
+                f"{free / 2**20:,.1f} MiB are free; make room, or give --out a folder on a larger disk"
             )
         for kind in kinds:
             if not self._is_whole(kind):

@@ -5,14 +5,13 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from elsewhere import program
 
 from bench.cli.main import parse_arguments
 from bench.cluster.options import YEAR, cluster_of, minutes_of
@@ -276,12 +275,9 @@ def processes_with(variable: str, words: str) -> list[int]:
 def test_a_killed_process_of_a_job_is_named(toy_packages, exports, tmp_path):
     out = tmp_path / "out"
     words = ["--suite", "toy@one", "--set", "toy.mode=wait", "--data", "tiny=tiny:", "--out", str(out)]
-    command = [sys.executable, "-m", "bench", "run", "--checkpoint", str(exports[0]), *words]
     path = os.pathsep.join([str(toy_packages), os.environ.get("PYTHONPATH", os.getcwd())])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(
-        [*command, "--cluster", "local", "--processes", "2"], env=os.environ | {"PYTHONPATH": path}, **pipes
-    )
+    command = ("-m", "bench", "run", "--checkpoint", exports[0], *words, "--cluster", "local", "--processes", "2")
+    process = program(*command, environment={"PYTHONPATH": path}, merged=True)
     end = time.monotonic() + 120
     while not (out / "cache" / "waiting").exists():
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0]

@@ -296,6 +296,13 @@ def test_a_folder_with_a_strange_config_is_one_line_that_names_it(content, comma
     assert code == 2 and err.count("\n") == 1 and str(folder) in err
 
 
+def test_not_all_bad_scenes_are_listed(bench, monkeypatch):
+    """A classes.txt that lacks a line is a problem of every mask."""
+    monkeypatch.setattr("downstream.data.scenes.problems_of", lambda scenes, advance: ["wrong"] * 15)
+    code, out, _ = bench("data", "check", "tiny-masks:")
+    assert code == 1 and out.count("  FIX: wrong\n") == 20 and out.endswith("  and 10 more scenes with problems\n")
+
+
 def test_statistics_of_a_file_that_names_none(bench, toys, exports, tmp_path):
     """As `bench import` and `bench inspect` take them; whatever names its own is not asked."""
     import timm

@@ -137,9 +137,9 @@ def test_the_commands_are_understood(written):
     found = [parse_arguments(words) for words in calls]
     assert said == "" and {each.checkpoint[0] for each in found} == {*places.values(), "pixels:32"}
     assert {each.data[0] for each in found} == {'digits=folder:/my "digits"', "digits=digits:"}
-    assert f"# checkpoint second: digest {2:064x} (where it was measured: dino:path-" in script
+    assert f"# checkpoint second: digest {2:064x} (measured from dino:path-" in script
     assert [each.command for each in found] == ["run"] * 10 and {each.suite for each in found} == {"knn@dino", "b@c"}
-    assert ", trained by mae, recipe 32px (where it was measured: " in script
+    assert ", trained by mae, recipe 32px (measured from " in script
     changed = next(each for each in found if each.set)
     assert changed.set == ["knn@dino.k=5,10"] and changed.skip_bad
     assert (changed.limit, changed.decode, changed.precision) == (8, "fast", "bfloat16")

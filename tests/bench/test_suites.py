@@ -2,8 +2,9 @@
 
 import pytest
 
+from bench.about import about
 from bench.published.values import LOG, published_values
-from bench.run.suites import catalogue, choose_protocols
+from bench.run.suites import catalogue, changed_protocols, choose_protocols
 
 # Paper -> its method, the size of network and the images that most of its tables are about.
 PAPERS = {
@@ -44,3 +45,11 @@ def test_everything_holds_what_full_holds_but_for_the_head_without_a_projector()
     assert set(suites["full"]) - set(suites["everything"]) == {"semi@extrema_cls_1percent"}
     with pytest.raises(ValueError, match="paper:moca"):
         choose_protocols("paper:mocca", catalogue())
+
+
+def test_what_stands_before_the_at_names_protocols_of_one_kind():
+    """README says `for upernet and ade_linear`; the task file of both is called upernet_ade20k."""
+    chosen = changed_protocols(choose_protocols("ade_linear", catalogue()), ["ade_linear.batch=3"])
+    assert chosen and {each.family for each in chosen} == {"ade_linear"} and {each.task.batch for each in chosen} == {3}
+    assert not any(each.name.endswith("_paper") for each in choose_protocols("linear_sgd", catalogue()))
+    assert next(about("ade_linear")).startswith("task upernet_ade20k, on scenes")

@@ -105,6 +105,28 @@ def test_a_bias_of_values_that_does_not_fit_is_refused(change):
         imported("cae", tree)
 
 
+def longer(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor[:1]])
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "change", "message"),
+    [
+        ("cae_finetuned", "model.pos_embed", longer, "its position table is learned"),
+        ("aimv2", "image_encoder.preprocessor.pos_embed", lambda table: table[:0], "pos_embed"),
+        ("franca", "teacher.blocks.0.mlp.w12.bias", longer, "timm cannot build .*: sizes that do not fit each other"),
+        ("dinov3", "blocks.0.attn.qkv.bias", longer, "do not fit each other as those of dinov3 do .RuntimeError"),
+        ("dinov3", "storage_tokens", torch.Tensor.flatten, "do not fit each other as those of dinov3 do .IndexError"),
+        ("beit", "model.norm.weight", lambda weight: weight + 1j, "tensor norm.weight holds complex numbers"),
+    ],
+)
+def test_tensors_of_impossible_shapes_and_kinds(key, name, change, message):
+    tree = EXAMPLES[key]().tree
+    with pytest.raises(ValueError, match=message) as error:
+        imported(key, tree | {name: change(tree[name])})
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("key", ["cae", "cae_finetuned", "maskfeat", "can"])
 def test_import_at_another_size(key):
     """Both of the tables of a fine-tuned CAE."""

@@ -4,7 +4,7 @@ from math import isqrt
 
 import pytest
 import torch
-from recordings import matches, tensors
+from recordings import absent, matches, tensors
 
 from checkpoints.positions import resize_positions, resize_relative, sincos_positions
 
@@ -31,7 +31,7 @@ def test_absolute_tables(rule, source, target):
     """steps: those after which MSN's table was recorded."""
     path, name = source.split(":")
     other, _, wanted = target.rpartition(":")
-    (found,) = matches(wanted, tensors(other or path))
+    (found,) = matches(wanted, tensors(other or path)) or absent(f"{wanted} of {other or path}")
     table = tensors(path)[name.format(steps=found[1] if found.groups() else "")].double()
     expected = tensors(other or path)[found[0]]
     ours = resize_positions(table, square(table), square(expected), rule, prefix=1)

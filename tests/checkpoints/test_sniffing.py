@@ -70,6 +70,11 @@ def write_folder(path: Path) -> None:
     (path / "last.pth").write_bytes(b"x")
 
 
+def write_exports(path: Path) -> None:
+    (path / "mae").mkdir(parents=True)
+    (path / "mae/config.json").write_text("{}")
+
+
 def write_training(path: Path) -> None:
     (path / "export").mkdir(parents=True)
     (path / "export/config.json").write_text("{}")
@@ -124,6 +129,7 @@ REFUSED = {
     "index": (partial(write, b'{"metadata": {}, "weight_map": {"w": "model-1.safetensors"}}'), "several files"),
     "json": (partial(write, b'{"lr": 1}'), "JSON"),
     "folder": (write_folder, "name a file inside it: last.pth"),
+    "folder_of_exports": (write_exports, "a folder of checkpoints; name one of them: "),
     "training": (write_training, "name its export: "),
     "unfinished_training": (write_unfinished, "the folder of a training; `bench export "),
     "distributed_folder": (write_distributed, "dcp_to_torch"),

@@ -1,7 +1,7 @@
 """Run as a program, by torchrun: a linear layer on a frozen toy export; every process prints what it came to.
 
-segmentation_program.py FOLDER [URL]
-segmentation_program.py FOLDER stop     undisturbed, and stopped by a signal to one process and continued
+segmentation_program.py FOLDER URL     undisturbed; stopped by a signal to one process and continued; and the error on
+                                       the scenes of URL, of which one cannot be used
 """
 
 import json
@@ -26,16 +26,15 @@ def metrics(folder: Path, url: str = "tiny-ade20k:", world: World | None = None)
     return TASK.run(export_of(), workspace(folder, url, world=world or World())).numbers
 
 
-def said(folder: Path, *url: str) -> dict[str, object]:
-    """Metrics, or the error and the process that it comes from."""
+def refused(folder: Path, url: str, world: World) -> dict[str, object]:
+    """The error, and the process that it comes from."""
     try:
-        with start_world("cpu") as world:
-            return metrics(folder, *url, world=world)
+        return {"numbers": metrics(folder, url, world)}
     except ValueError as error:
-        return {"error": str(error), "told_by": error.told_by}
+        return {"said": str(error), "told_by": error.told_by}
 
 
-def stopped_and_continued(folder: Path, mode: str) -> dict[str, object]:
+def all_runs(folder: Path, url: str) -> dict[str, object]:
     """The last process is sent SIGUSR1 within its third step."""
     from downstream.loop.hooks import SetRates
 
@@ -54,10 +53,11 @@ def stopped_and_continued(folder: Path, mode: str) -> dict[str, object]:
         except Stopped as error:
             stopped = str(error)
         SetRates.before_train_iter = original
-        return {"undisturbed": undisturbed, "stopped": stopped, "continued": metrics(folder, world=world)}
+        continued = metrics(folder, world=world)
+        error = refused(folder / "error", url, world)
+    return {"undisturbed": undisturbed, "stopped": stopped, "continued": continued, "error": error}
 
 
 if __name__ == "__main__":
-    found = stopped_and_continued if sys.argv[2:] == ["stop"] else said
-    line = json.dumps(found(Path(sys.argv[1]), *sys.argv[2:])) + "\n"
+    line = json.dumps(all_runs(Path(sys.argv[1]), sys.argv[2])) + "\n"
     os.write(1, line.encode())  # whole, beside the other process's

@@ -218,7 +218,10 @@ def test_own_masks_are_learnt(name, own, tmp_path):
         image = Image.open(path)
         image.resize((120, 80), Image.Resampling.NEAREST).save(path)
     task = (UPERNET | SEGMENTER)[name].task
-    still = replace(task, lr=(1e-12,), floor=1e-13) if hasattr(task, "floor") else replace(task, lr=1e-12)
+    if name == "upernet@smoke":  # one step is as many where nothing moves
+        still = replace(task, lr=1e-12, steps=1, warmup=0)
+    else:
+        still = replace(task, lr=(1e-12,), floor=1e-13, epochs=1, judge_every=1)
     space = workspace(tmp_path, f"masks:{own}", limit=None)
     before, after = (each.run(export_of(), space) for each in (still, task))
     assert next(iter(after.arrays.values())).shape == (24, 2, 3)

@@ -19,7 +19,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -35,6 +34,24 @@ JOINED = {ATEN.cat.default, ATEN.stack.default}  # which want all on one device,
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
 BY_INDEX = {ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default,
             ATEN._unsafe_index.Tensor}  # fmt: skip
+
+
+def tree_leaves(value: Any) -> Iterator[Any]:
+    """What stands in lists, tuples and dictionaries, as operators nest their arguments."""
+    if type(value) in (list, tuple, dict):
+        for each in value.values() if type(value) is dict else value:
+            yield from tree_leaves(each)
+    else:
+        yield value
+
+
+def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same nest with every leaf changed. torch's own takes half of the time of an emulated training."""
+    if type(value) is dict:
+        return {key: tree_map(change, each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(tree_map(change, each) for each in value)
+    return change(value)
 
 
 class OnGpu(Tensor):

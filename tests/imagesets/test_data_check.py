@@ -42,6 +42,17 @@ def test_every_unreadable_file_is_listed(pets):
     assert "FIX: 3 unreadable images" in text and "empty file" in text and "truncated" in text
 
 
+def test_files_that_no_run_reads_are_counted(pets):
+    """A set of GIF or HEIC beside JPEG would lose them without a word."""
+    assert "not read" not in render(check_image_set(f"folder:{pets}"))
+    for name in ("ant/a.GIF", "ant/b.gif", "bee/README", "bee/.DS_Store"):
+        (pets / "train" / name).write_bytes(b"GIF89a")
+    report = check_image_set(f"folder:{pets}")
+    (note,) = [note for note in report.splits[0].notes if "not read" in note]
+    assert report.ok and note.startswith("3 files are not read, as their names do not end in .jpg, ")
+    assert note.endswith(": 2 .gif, 1 no ending") and not any("not read" in note for note in report.splits[1].notes)
+
+
 def test_a_val_image_that_is_also_in_train_is_named(pets):
     shutil.copy(pets / "train/bee/5.jpg", pets / "val/bee/copy.jpg")
     report = check_image_set(f"folder:{pets}")

@@ -154,9 +154,9 @@ def test_a_check_of_all_images_lists_them_anew(pets, listings, monkeypatch):
 
 
 def damage(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] + bytes(200) + content[half + 200 :])  # longer than what no checksum covers
 
 
 def cut(path) -> None:

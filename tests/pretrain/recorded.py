@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from recordings import facts, tensors, under
+from recordings import absent, facts, tensors, under
 from torch import Tensor, nn
 
 from pretrain.loop.updates import EACH_EPS, Updates
@@ -59,10 +59,11 @@ def close(ours: Tensor | float, theirs: Tensor | float, limit: float, what: str 
 
 
 def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, rounding: float = ROUNDING) -> None:
-    """The same of a gradient's norm, unless both are below `rounding`; where the recorded one is 0, so is ours."""
+    """The same of a gradient's norm, unless both are below `rounding`; where the recorded one is 0, ours is as good as
+    that: of attention among one token, say, one side may compute rounding."""
     ours, what = gradient.norm().item(), f"gradient norm of {what}"
     if norm == 0:
-        assert ours == 0, f"{what}: {ours:.2e}, recorded 0"
+        assert ours < EXACT, f"{what}: {ours:.2e}, recorded 0"
     elif norm < rounding:
         assert ours < rounding, f"{what}: {ours:.2e}, recorded {float(norm):.2e}"
     else:
@@ -72,7 +73,7 @@ def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, 
 def close_gradients(method: nn.Module, recorded: Mapping[str, Tensor], limit: float) -> None:
     """The gradients of all trained parameters; recorded: of these and no others, by our names."""
     trained = {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
-    assert trained.keys() == recorded.keys()
+    assert trained.keys() == (recorded or absent("gradients")).keys()
     for name, parameter in trained.items():
         close(parameter.grad, recorded[name], limit, f"gradient of {name}")
 

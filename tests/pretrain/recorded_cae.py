@@ -63,7 +63,8 @@ def state(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def cases() -> dict[str, tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor]]]:
-    """Name -> the start and data, the configuration and what was recorded. `alias` has those of the main case."""
+    """Name -> the start and data, the configuration and what was recorded. One without a start of its own has those of
+    the main case."""
     main, config = recording("cae/cae_step.safetensors")
     more, configs = recording("cae/cae_variants.safetensors")
     names = ("betas", "eps")  # the variants have the main case's
@@ -73,6 +74,12 @@ def cases() -> dict[str, tuple[dict[str, Tensor], dict[str, Any], dict[str, Tens
         own = {key: config[key] for key in names} | own
         found[name] = (tensors if "table" in tensors else main, own, tensors)
     return found
+
+
+def is_newer(config: Mapping[str, Any]) -> bool:
+    """Whether the case is of Atten4Vis/CAE, whose target encoder is the encoder itself, without a momentum: it says how
+    names change."""
+    return "keys" in config
 
 
 def recipe(config: dict[str, Any], start: dict[str, Tensor], **changes: Any) -> Recipe:
@@ -85,7 +92,7 @@ def recipe(config: dict[str, Any], start: dict[str, Tensor], **changes: Any) -> 
         codes=config["vocab"], num_mask_patches=config["n_mask"], min_mask_patches_per_block=config["min_blk"],
         decoder_width=config["ddim"], decoder_heads=config["dheads"], regressor_depth=config["rdepth"],
         decoder_depth=config["ddepth"], decoder_layer_scale_start=config["dinit"], align_weight=config["align"],
-        target_momentum=config["momentum"], drop_path=0.0, **changes,
+        target_momentum=0.0 if is_newer(config) else config["momentum"], drop_path=0.0, **changes,
     )  # fmt: skip
     return Recipe(
         source="recorded", spec=spec, settings=settings, epochs=config["epochs"], batch=config["batch"],

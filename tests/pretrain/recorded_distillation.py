@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from recorded import close, close_norm, close_states, count, doubled, fill, progress
-from recordings import facts, tensors, under
+from recordings import facts, matches, tensors, under
 from torch import Tensor
 
 from pretrain.loop.updates import Updates
@@ -167,9 +167,9 @@ class DistillationRecording:
         """Constants in front of a batch norm, whose gradients are rounding of which Adam makes steps, and the running
         means that follow."""
         found = by_our_names(under(self.data, f"step{self.steps - 1}/gradnorm/"))
-        layers = [name.removesuffix(".bias") for name, norm in found.items() if ".mlp." in name and 0 < norm < ROUNDING]
-        after = [f"head.mlp.{int(layer.rpartition('.')[2]) + 1}.running_mean" for layer in layers]
-        return {f"{layer}.bias" for layer in layers} | {*after}
+        constants = {name for name, norm in found.items() if 0 < norm < ROUNDING}
+        layers = [int(at[1]) for at in matches(r"head\.mlp\.(\d+)\.bias", constants)]
+        return constants | {f"head.mlp.{layer + 1}.running_mean" for layer in layers}
 
     def close_gradients(self, updates: Watched, step: int, limit: float) -> None:
         """Every parameter's gradient norm, before and after clipping; in the first step the gradients themselves."""
@@ -180,8 +180,10 @@ class DistillationRecording:
             assert recorded.keys() == ours.keys()
             for name, norm in recorded.items():
                 close_norm(ours[name], norm, limit, f"{name}, {kind}", ROUNDING)
+        noise = self.noise()
         for name, gradient in by_our_names(under(self.data, f"step{step}/grad/")).items():
-            close(updates.raw_gradients[name].view_as(gradient), gradient, limit, f"gradient of {name}")
+            if name not in noise:
+                close(updates.raw_gradients[name].view_as(gradient), gradient, limit, f"gradient of {name}")
 
 
 class DinoRecording(DistillationRecording):

@@ -87,7 +87,7 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
         ({"codes": 1}, "codes=1"),
         ({"tokenizer": "nowhere.pkl"}, "nowhere.pkl"),
         ({"num_mask_patches": 16}, "num_mask_patches=16"),
-        ({"min_mask_patches_per_block": 0}, "min_mask_patches_per_block=0"),
+        ({"min_mask_patches_per_block": -1}, "min_mask_patches_per_block=-1"),
         ({"max_mask_patches_per_block": 0}, "max_mask_patches_per_block=0"),
         ({"layer_scale_start": 0.0}, "layer_scale_start=0.0"),
         ({"drop_path": 1.0}, "drop_path=1.0"),

@@ -48,7 +48,8 @@ def recipe() -> Recipe:
                    depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN,
                    **RELATIVE | {"layer_scale": CONFIG["init_values"] > 0})  # fmt: skip
     settings = Settings(codes=CONFIG["vocab"], num_mask_patches=CONFIG["n_mask"], drop_path=0.0,
-                        min_mask_patches_per_block=CONFIG["min_blk"])  # fmt: skip
+                        min_mask_patches_per_block=CONFIG["min_blk"],
+                        max_mask_patches_per_block=CONFIG["max_blk"] or CONFIG["n_mask"])  # fmt: skip
     return Recipe(
         source="recorded", spec=spec, settings=settings, epochs=CONFIG["epochs"], batch=CONFIG["batch"],
         lr=CONFIG["lr"], lr_batch=0, weight_decay=CONFIG["wd"], betas=tuple(CONFIG["betas"]),

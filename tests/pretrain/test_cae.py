@@ -94,6 +94,8 @@ def test_initial_weights():
             for weight in (block.attn.proj.weight, block.mlp.fc2.weight):
                 assert weight.abs().max().item() == pytest.approx(0.02 / (2 * number) ** 0.5, rel=0.02)
     assert 0.01 < rescaled.decoder.head.weight.abs().max() <= 0.02
+    for made, bound in ((method, (6 / (64 + 16)) ** 0.5), (rescaled, 1 / 64**0.5)):  # Xavier's, torch's own
+        assert 0.9 * bound < made.embed[0].weight.abs().max() <= bound
     assert same_tensors(method.vit.state_dict(), method.teacher.state_dict())
 
 
@@ -134,7 +136,7 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
     [
         ({"codes": 1}, "codes=1"),
         ({"num_mask_patches": 16}, "num_mask_patches=16"),
-        ({"min_mask_patches_per_block": 0}, "min_mask_patches_per_block=0"),
+        ({"min_mask_patches_per_block": -1}, "min_mask_patches_per_block=-1"),
         ({"decoder_width": 18}, "decoder_width=18 with decoder_heads=2: must be a multiple of 4"),
         ({"decoder_heads": 3}, "decoder_width=16 with decoder_heads=3"),
         ({"regressor_depth": 0}, "regressor_depth=0"),

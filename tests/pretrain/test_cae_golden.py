@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 from recorded import EXACT, close, close_norm, progress
-from recorded_cae import cases, first_state, our_name, ours, views
-from recordings import matches, under
+from recorded_cae import cases, first_state, is_newer, our_name, ours, views
+from recordings import absent, matches, under
 
 from checkpoints.positions import sincos_positions
 from pretrain.method import TrainProgress
@@ -20,9 +20,9 @@ ZERO = 1e-12  # norm of a gradient that is zero in exact arithmetic, as that of 
 
 
 def case(name: str):
-    """Updates from the first state, data, configuration, recording. Its other repository has no lag."""
+    """Updates from the first state, data, configuration, recording. The newer repository has no lag."""
     start, config, recorded = CASES[name]
-    changes = {"target": "current"} if name == "alias" else {}
+    changes = {"target": "current"} if is_newer(config) else {}
     return first_state(config, start, **changes), start, config, recorded
 
 
@@ -60,7 +60,7 @@ def test_full_gradients():
     updates, start, _, recorded = case("step")
     updates.method(views(start, 0)).loss.backward()
     gradients = {name: parameter.grad for name, parameter in updates.method.named_parameters()}
-    official = under(recorded, "grad0.")
+    official = under(recorded, "grad0.") or absent("gradients")
     for name, gradient in official.items():
         close_or_tiny(ours(gradients, name), gradient, name)
     trained = {name for name, gradient in gradients.items() if gradient is not None}
@@ -79,7 +79,7 @@ def close_or_tiny(gradient: torch.Tensor, recorded: torch.Tensor, name: str) -> 
 def test_recorded_updates(name):
     updates, start, config, recorded = case(name)
     for step in range(config["steps"]):
-        now = progress(step, config, CONFIG["steps"] if name == "alias" else config["steps"])
+        now = progress(step, config, config["steps"])
         rate = recorded.get(f"lr{step}", start[f"lr{step}"])
         close(updates.rates(now)[0], rate, EXACT, f"learning rate {step}")
         hidden = updates.method.split(views(start, step)["mask"])[1]
@@ -98,7 +98,7 @@ def test_recorded_updates(name):
                 gradients = {our_name(official): updates.method.get_parameter(our_name(official)).grad * clipped}
                 close_norm(ours(gradients, official), each, LIMIT, f"{official}, step {step}", ZERO)
     ends = under(recorded, "model_end.")
-    assert ends or name == "alias"
+    assert ends or is_newer(config)
     for official, tensor in ends.items():
         close(ours(updates.method.state_dict(), official), tensor, LIMIT, official)
 

@@ -53,12 +53,14 @@ def teacher(prefix: str) -> dict[str, torch.Tensor]:
 
 def recipe() -> Recipe:
     spec = replace(VIT_SMOKE, image_size=CONFIG["img"], patch_size=CONFIG["patch"], width=CONFIG["dim"],
-                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN, **RELATIVE)  # fmt: skip
+                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN,
+                   **RELATIVE | {"layer_scale": CONFIG["init_values"] > 0})  # fmt: skip
     settings = Settings(
         target_layers=tuple(CONFIG["layers"]), post_target_layer_norm=CONFIG["post_ln"], l1_beta=CONFIG["beta"],
         ema_decay=CONFIG["ema"], ema_decay_init=CONFIG["ema_init"], ema_start_at=CONFIG["ema_start_at"],
         num_mask_patches=CONFIG["n_mask"], min_mask_patches_per_block=CONFIG["min_blk"],
-        max_mask_patches_per_block=CONFIG["max_blk"] or CONFIG["n_mask"], layer_scale_start=CONFIG["init_values"],
+        max_mask_patches_per_block=CONFIG["max_blk"] or CONFIG["n_mask"],
+        layer_scale_start=CONFIG["init_values"] or Settings.layer_scale_start,
         drop_path=0.0, attn_drop=0.0,
     )  # fmt: skip
     return Recipe(

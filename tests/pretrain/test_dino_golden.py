@@ -18,7 +18,8 @@ from pretrain.parts.teachers import Temperature
 from pretrain.schedules import TableCosine, cosine
 
 DATA, CONFIG = DINO.data, DINO.config
-FLOAT32 = 5e-5  # at other sizes float32 is 3e-5 off after four updates
+FLOAT32 = 1e-5
+ENDS = 2e-4  # of weights in float32: Adam makes steps of rounding; at other sizes they are 8e-5 off after four
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_float32():
         logs = updates.run([DINO.views(step, torch.float32)], DINO.now(step))
         close(logs["loss"], DATA[f"step{step}/loss"], FLOAT32, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], FLOAT32, f"centre {step}")
-    DINO.close_weights(updates.method, FLOAT32)
+    DINO.close_weights(updates.method, ENDS)
 
 
 def test_frozen_prototypes_do_not_count_in_the_optimiser(updates):

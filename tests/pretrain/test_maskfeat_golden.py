@@ -93,11 +93,17 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     ],
 )
 def test_hog(image, recorded, options):
-    """In every cell of the 8-bit picture, those among them in which rounding decides, and flat ones."""
+    """Of the normalised 8-bit picture without the cells in which rounding decides, as its README says: there processors
+    differ. Of whole numbers, whose sums are exact, in every cell."""
     images = HOG[image].float()
     images = images if images.ndim == 4 else images.unsqueeze(0)
     theirs = HOG[recorded].reshape(len(images), *HOG[recorded].shape[-4:])
-    assert_near(hog(images, **{"bins": OPTIONS["bins"], "cell": OPTIONS["pool"], **options}), theirs)
+    ours = hog(images, **{"bins": OPTIONS["bins"], "cell": OPTIONS["pool"], **options})
+    if recorded == "u8.hog":
+        clear = HOG["u8.ambiguous_cell"].unsqueeze(1).expand_as(ours) == 0
+        assert clear.any()
+        ours, theirs = ours[clear], theirs[clear]
+    assert_near(ours, theirs)
 
 
 def test_hog_of_ramps():

@@ -58,6 +58,16 @@ def test_views():
         assert [step.p for step in view.transforms if isinstance(step, transforms.RandomSolarize)] == solarise
 
 
+def test_a_constant_momentum():
+    """main_moco.py without --moco-m-cos."""
+    method = small(teacher_momentum=0.75, teacher_momentum_end=0.75)
+    with torch.no_grad():
+        before = method.momentum.projector[0].weight.clone()
+        method.base.projector[0].weight.add_(1.0)
+    method.follow(progress(plan(2), 1))
+    torch.testing.assert_close(method.momentum.projector[0].weight, before + 0.25)
+
+
 def test_the_average_moves_once_an_update_before_its_pass():
     training = updates("mocov3", small_recipe("mocov3"))
     method, parts = training.method, plan(2)

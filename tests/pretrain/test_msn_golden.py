@@ -150,8 +150,8 @@ def close_gradients(updates: Watched, step: int) -> None:
     assert norms.keys() == anchor.keys()
     for name, norm in norms.items():
         close_norm(anchor[name], norm, FLOAT64, f"{name}, step {step}", ROUNDING)
-    recorded = network("step0/grad/").items() if step == 0 else ()
-    for name, gradient in recorded:
+    recorded = {our_name(name): gradient for name, gradient in under(DATA, f"step{step}/grad/").items()}
+    for name, gradient in recorded.items():
         if norms[name] > ROUNDING:
             close(anchor[name], gradient, FLOAT64, f"gradient of {name}")
     close(updates.before["prototypes"], DATA[f"step{step}/prototypes_grad"], FLOAT64, f"of prototypes, step {step}")

@@ -57,9 +57,11 @@ def state(prefix: str) -> dict[str, torch.Tensor]:
 
 def recipe() -> Recipe:
     spec = replace(VIT_SMOKE, image_size=CONFIG["img"], patch_size=CONFIG["patch"], width=CONFIG["dim"],
-                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN, **RELATIVE)  # fmt: skip
+                   depth=CONFIG["depth"], heads=CONFIG["heads"], mlp_hidden=HIDDEN,
+                   **RELATIVE | {"layer_scale": CONFIG["init_values"] > 0})  # fmt: skip
     settings = Settings(mask_ratio=CONFIG["mask_ratio"], mask_patch=CONFIG["mask_patch"],
-                        layer_scale_start=CONFIG["init_values"], drop_path=0.0)  # fmt: skip
+                        layer_scale_start=CONFIG["init_values"] or Settings.layer_scale_start,
+                        drop_path=0.0)  # fmt: skip
     schedule = Multistep(warmup=CONFIG["warmup"], start=CONFIG["warm_lr"] / CONFIG["lr"],
                          milestones=(CONFIG["milestone"],))  # fmt: skip
     return Recipe(

@@ -17,8 +17,8 @@ from engine.training.states import WRITING, states
 
 pytestmark = pytest.mark.slow
 
-KILLS = {"mae": 20, "moca": 4}  # MOCA has a codebook, its mu and a teacher beside the weights
-EPOCHS = {"mae": 45, "moca": 12}
+KILLS = {"mae": 12, "moca": 3}  # MOCA has a codebook, its mu and a teacher beside the weights
+EPOCHS = {"mae": 27, "moca": 9}
 
 
 def training(name: str, out: Path):

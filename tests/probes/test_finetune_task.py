@@ -170,19 +170,19 @@ def test_a_finished_training_is_not_repeated(export, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "holdout", "val"])
 def test_the_reported_epoch_is_the_one_that_was_chosen(export, tmp_path, select):
-    task = replace(PROTOCOLS["finetune@smoke"].task, epochs=4, select=select, holdout=0.2)
-    outcome = task.run(export, workspace(tmp_path, "digits:", limit=400))
+    task = replace(PROTOCOLS["finetune@smoke"].task, epochs=3, select=select, holdout=0.2)
+    outcome = task.run(export, workspace(tmp_path, "digits:", limit=200))
     facts, selection = outcome.facts, "holdout" if select == "holdout" else "val"
     scores = [entry[selection] for entry in facts["history"]]
-    assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 4
-    assert facts["epoch"] == (4 if select == "last" else facts["best_epoch"])
+    assert facts["best_epoch"] == 1 + int(np.argmax(scores)) and facts["last_epoch"] == 3
+    assert facts["epoch"] == (3 if select == "last" else facts["best_epoch"])
     assert outcome.numbers["top1"] == pytest.approx(100 * outcome.metrics["top1"].per_image.mean())
-    labels = open_set("digits:", "val").limited(400).labels
+    labels = open_set("digits:", "val").limited(200).labels
     assert np.array_equal(outcome.arrays["predicted"] == labels, outcome.metrics["top1"].per_image == 1)
     assert set(outcome.metrics) == {"top1", "top5", "top1_last", "top5_last"} and facts["warnings"] == []
     chosen = {name for name, metric in outcome.metrics.items() if metric.chosen_on_val}
     assert chosen == ({"top1", "top5"} if select == "val" else set())
-    assert facts["train"]["images"] == (320 if select == "holdout" else 400)
+    assert facts["train"]["images"] == (160 if select == "holdout" else 200)
     if select != "holdout":
         assert outcome.numbers["top1_last"] == pytest.approx(scores[-1])
         assert outcome.numbers["top1"] == pytest.approx(scores[-1] if select == "last" else max(scores))

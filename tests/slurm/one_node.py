@@ -127,7 +127,7 @@ class OneNode:
 
     def stop(self) -> None:
         """Cancel what runs, and end all daemons."""
-        if self.said("squeue", "--noheader"):
+        if (self.folder / "slurmctld.pid").exists() and self.said("squeue", "--noheader"):
             self.said("scancel", f"--user={os.getuid()}")
             end = time.monotonic() + 30
             while self.said("squeue", "--noheader") and time.monotonic() < end:
