@@ -214,7 +214,7 @@ def shown_sizes(branch: BranchTensors, tensors: Mapping[str, Tensor]) -> dict[st
 def _need(branch: BranchTensors, tensors: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     if name not in tensors:
         raise ValueError(f"{branch.file.path}: no {name} under {branch.prefix!r}; the file is not complete")
-    one = name != "pos_embed" or len(tensors[name]) == 1
+    one = name != "pos_embed" or tensors[name].shape[:1] == (1,)
     if tensors[name].ndim != axes or not tensors[name].numel() or not one:
         raise ValueError(f"{branch.file.path}: {name} is {tuple(tensors[name].shape)}, which is no ViT's")
     return tensors[name]
