@@ -19,7 +19,7 @@ from pretrain.schedules import TableCosine, cosine
 
 DATA, CONFIG = DINO.data, DINO.config
 FLOAT32 = 1e-5
-ENDS = 2e-4  # of weights in float32: Adam makes steps of rounding; at other sizes they are 8e-5 off after four
+ENDS = 2e-4  # of weights in float32 after more than two updates: Adam makes steps of rounding, 8e-5 after four
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_forward_pass(updates):
 
 
 def test_float32():
-    """The README's own float32 run differs by up to 2e-5 of a tensor's largest value; ours was within 3e-6 of it."""
+    """The README's own float32 run differs by up to 2e-5 of a tensor's largest value; ours was within 3e-6."""
     updates = DINO.prepared(METHOD, DINO.recipe(Settings), torch.float32)
     for step in range(DINO.steps):
         logs = updates.run([DINO.views(step, torch.float32)], DINO.now(step))
         close(logs["loss"], DATA[f"step{step}/loss"], FLOAT32, f"loss {step}")
         close(updates.method.centre.center, DATA[f"step{step}/center_after"][0], FLOAT32, f"centre {step}")
-    DINO.close_weights(updates.method, ENDS)
+    DINO.close_weights(updates.method, FLOAT32 if DINO.steps <= 2 else ENDS)
 
 
 def test_frozen_prototypes_do_not_count_in_the_optimiser(updates):
