@@ -93,8 +93,8 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     ],
 )
 def test_hog(image, recorded, options):
-    """In every cell of the 8-bit picture, those among them in which rounding decides, and flat ones. Another recording of
-    it may be of a processor that rounds otherwise: of that all but these cells, as its README says."""
+    """In every cell of the 8-bit picture, those among them in which rounding decides, and flat ones. Another recording
+    may be of a processor that rounds otherwise: of that all but these cells, as its README says."""
     images = HOG[image].float()
     images = images if images.ndim == 4 else images.unsqueeze(0)
     theirs = HOG[recorded].reshape(len(images), *HOG[recorded].shape[-4:])
