@@ -138,6 +138,7 @@ class Outcome:
         return {name: metric.value for name, metric in self.metrics.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """Base of every task: a frozen, keyword-only dataclass of settings that can evaluate one export.
 
