@@ -23,6 +23,11 @@ def protocols_of(kind: type[Task], published: Mapping[str, Published]) -> dict[s
     }
 
 
+def changed_protocol(protocol: Protocol, version: int, source: str, **settings: Any) -> Protocol:
+    """The protocol with other settings, under a source and version of its own."""
+    return Protocol(task=replace(protocol.task, **settings), version=version, source=source)
+
+
 def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings: Any) -> dict[str, Protocol]:
     """`NAME_paper` of each protocol: what its source reports, where ours holds images out or keeps the last epoch.
 
@@ -32,10 +37,8 @@ def as_reported(protocols: Mapping[str, Protocol], version: int = 1, **settings:
     changes = {"select": "val", **settings}
     said = ", ".join(f"{name}={value}" for name, value in changes.items())
     return {
-        f"{name}_paper": Protocol(
-            task=replace(protocol.task, **changes),  # type: ignore[type-var]
-            version=version,
-            source=f"{name} as its source reports it ({said}): {protocol.source}",
+        f"{name}_paper": changed_protocol(
+            protocol, version, f"{name} as its source reports it ({said}): {protocol.source}", **changes
         )
         for name, protocol in protocols.items()
     }

@@ -9,7 +9,7 @@ B images of a batch, H x W pixels, D width.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from engine.core_threads import own_cores, run_on_core_threads
 from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
-from imagesets.transforms import EvalTransform
 from probes.features.kinds import FeatureKind, feature_rows
 
 LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
@@ -46,15 +45,22 @@ class Computed(NamedTuple):
     unreadable: dict[int, str]
 
 
+class Windowed(Protocol):
+    """A transform of images to one size."""
+
+    @property
+    def window(self) -> tuple[int, int]: ...  # height and width
+
+    def __call__(self, image_set: ImageSet, index: int) -> Tensor: ...  # (3, H, W) uint8
+
+
 class Reader(Dataset):
     """Item i is the i-th of `spans` (batch number -> places in the image set), decoded.
 
     skip_bad: leave out unreadable images instead of stopping at the first.
     """
 
-    def __init__(
-        self, image_set: ImageSet, transform: EvalTransform, spans: Mapping[int, range], skip_bad: bool
-    ) -> None:
+    def __init__(self, image_set: ImageSet, transform: Windowed, spans: Mapping[int, range], skip_bad: bool) -> None:
         self.image_set, self.transform, self.spans, self.skip_bad = image_set, transform, list(spans.items()), skip_bad
 
     def __len__(self) -> int:

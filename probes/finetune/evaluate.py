@@ -50,12 +50,14 @@ class Evaluator:
         batches = {number: range(at, min(at + size, count)) for number, at in enumerate(range(0, count, size))}
         world = self.space.world
         mine = {number: batches[number] for number in range(world.rank, len(batches), world.size)}
-        places, unreadable = np.full((4, count), np.nan, np.float32), {}
+        places = np.full((4, count), np.nan, np.float32)
+        unreadable: dict[str, str] = {}
         for found in world.gather_results(lambda: self.share(network, mine)):
             for number, (hits, bad) in found.items():
                 places[:, batches[number]] = hits
                 unreadable |= {self.image_set.path(index): why for index, why in bad.items()}
-        return Correct(*places, unreadable)
+        top1, top5, predicted, confidence = places
+        return Correct(top1, top5, predicted, confidence, unreadable)
 
     def share(self, network: Network, batches: dict[int, range]) -> dict[int, tuple[np.ndarray, dict[int, str]]]:
         """Number of each of these batches -> hits (4, B), the arrays of `Correct`, and the reasons."""

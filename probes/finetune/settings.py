@@ -85,7 +85,7 @@ class FinetuneSettings:
             return WarmupCosine(warmup=self.warmup_epochs, floor=self.floor)
         if self.schedule == "beit":
             return TableCosine(warmup=self.warmup_epochs, floor=self.floor)
-        told = "update" if self.schedule == "simmim" else "epoch"
+        told: Literal["update", "epoch"] = "update" if self.schedule == "simmim" else "epoch"
         return TimmCosine(warmup=self.warmup_epochs, floor=self.floor, start=self.start, told=told)
 
     @property

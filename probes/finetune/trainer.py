@@ -202,7 +202,8 @@ class Training:
     def forward_backward(self, batches: Iterator[MixedGroup], last: list[Tensor]) -> "Share":
         """This process's share of a step. The last micro-batch's loss goes to `last`, without its backward pass."""
         count = len(self.config.groups) * self.config.group // self.config.micro_batch_size
-        total, unreadable = torch.zeros((), device=self.space.device), {}
+        total = torch.zeros((), device=self.space.device)
+        unreadable: dict[str, str] = {}
         for number, (images, targets, place) in enumerate(self.micro_batches(batches, unreadable), start=1):
             is_last = number == count
             with nullcontext() if is_last or self.world.size == 1 else self.network.no_sync():

@@ -20,7 +20,7 @@ from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
-from probes.linear.company import Company, divided, from_cache
+from probes.linear.company import Company, TrainEpoch, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
@@ -219,6 +219,7 @@ def company_of(probes: Sequence[Probe]) -> Company:
     sweeps = [
         probe.sweep(own) for probe, own in zip(probes, divided([each.costs for each in probes], world), strict=True)
     ]
+    epochs: TrainEpoch
     if first.task.augment:
         epochs = first.stream().run
     else:

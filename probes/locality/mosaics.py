@@ -35,8 +35,8 @@ def candidate_boxes(
     For each scale, a share of the largest box of that shape, `locations` places inside the scene, drawn evenly.
     """
     largest = min(size[0] / shape[0], size[1] / shape[1])
-    sides = [[max(1, round(scale * largest * side)) for side in shape] for scale in scales]
-    sides = np.repeat(sides, locations, axis=0)  # (K, 2)
+    at_scales = [[max(1, round(scale * largest * side)) for side in shape] for scale in scales]
+    sides = np.repeat(at_scales, locations, axis=0)  # (K, 2)
     # RandomState's streams are frozen for ever (NumPy NEP 19).
     places = np.random.RandomState(seed).random_sample((scenes, len(sides), 2))
     corners = np.floor(places * (np.array(size) - sides + 1)).astype(np.int64)

@@ -95,7 +95,8 @@ def fit_in_blocks(
 
     def work() -> Fit | None:
         if not features.world.is_rank0:
-            return serve(task)
+            serve(task)
+            return None
         try:
             fit = led(task, moments, tolerance, max_iterations, start)
         except Exception as error:
@@ -105,7 +106,9 @@ def fit_in_blocks(
         features.world.from_rank0(None)
         return fit
 
-    return features.world.gather_results(work)[0]
+    fit = features.world.gather_results(work)[0]
+    assert fit is not None  # rank 0 has it
+    return fit
 
 
 def led(task: "Blocks", moments: Tensor, tolerance: float, max_iterations: int, start: Tensor | None) -> Fit:

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.distributed import World
 from engine.progress import Progress
-from probes.lowshot.fitting import Fitted, Fitter
+from probes.lowshot.fitting import Fitted, Fitter, Tried
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ def fits_of_subsets(
     total = len(units) + (len(rows) if fitter.holdout else 0)
     with Progress("logistic regression", total, "fits", quiet=not world.is_rank0) as progress:
         division = Division(fitter, rows, world, progress.advance)
-        tried = [[] for _ in rows]
+        tried: list[list[Tried]] = [[] for _ in rows]
         if fitter.holdout:
             tried = division.joined(
                 units, lambda unit, team: fitter.try_out(names[unit.part], rows[unit.part], unit.lambdas, team)

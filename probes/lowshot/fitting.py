@@ -8,7 +8,7 @@ n training rows, D width, C classes, V validation images.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,10 @@ Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]
 # What minimises, to which certified relative gap, in how many iterations at most. MSN and MOCA give cyanure 1e-3 and
 # 300 epochs (logistic_eval.py:175-187).
-SOLVERS = {"lbfgs": (logistic.fit_lbfgs, 1e-6, 5000), "cyanure": (cyanure_solver.fit_cyanure, 1e-3, 300)}
+SOLVERS: Mapping[Solver, tuple[Callable[..., logistic.Fit], float, int]] = {
+    "lbfgs": (logistic.fit_lbfgs, 1e-6, 5000),
+    "cyanure": (cyanure_solver.fit_cyanure, 1e-3, 300),
+}
 # Rows times classes, or times D where that is more, up to which a fit holds its rows and logits in memory: at 16 bytes
 # for each of both kinds 0.5 GB. 1 % of ImageNet is below, 10 % above.
 IN_MEMORY = 1 << 24
@@ -139,12 +142,14 @@ class Fitter:
         minimise, _, iterations = SOLVERS[self.solver]
         labels = torch.from_numpy(self.labels[rows]).to(self.train.device)
         penalty = self.effective(raw, len(rows))
-        limits = {"tolerance": self.gap_allowed, "max_iterations": self.max_iterations or iterations}
+        gap, most = self.gap_allowed, self.max_iterations or iterations
         if self.is_large(len(rows)):
             blocks = BlockedRows(source=self.train, rows=rows, labels=labels, world=world)
-            return fit_in_blocks(blocks, self.classes, penalty, start=start, **limits)
+            return fit_in_blocks(blocks, self.classes, penalty, tolerance=gap, max_iterations=most, start=start)
         begin = {"start": start} if self.solver == "lbfgs" else {}
-        return minimise(self.train.read(rows), labels, self.classes, penalty, **limits, **begin)
+        return minimise(
+            self.train.read(rows), labels, self.classes, penalty, tolerance=gap, max_iterations=most, **begin
+        )
 
     def right(self, rows: np.ndarray, weights: Tensor, world: World) -> np.ndarray:
         """Which of some training rows weights (D, C) get right (n,) bool; the processes share them."""
@@ -177,7 +182,7 @@ class Fitter:
         predicted, confidence = sure_guesses(self.val, fit.weights)
         correct = predicted == self.val_labels
         fitted = self.right(rows, fit.weights, world)
-        record = {
+        record: dict[str, Any] = {
             "images": len(rows),
             "lambda": raw,
             "lambda_convention": self.lambda_convention,

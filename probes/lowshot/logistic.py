@@ -245,8 +245,10 @@ class Line(Protocol):
 class Stand(Protocol):
     """Where a descent stands."""
 
-    weights: Tensor  # (R, C)
-    point: Point
+    @property
+    def weights(self) -> Tensor: ...  # (R, C)
+    @property
+    def point(self) -> Point: ...
 
     def line(self, direction: Tensor) -> Line: ...
 
@@ -254,8 +256,10 @@ class Stand(Protocol):
 class Objective(Protocol):
     """f, however its rows are read."""
 
-    penalty: float
-    precision: float  # relative, of its matrix products
+    @property
+    def penalty(self) -> float: ...
+    @property
+    def precision(self) -> float: ...  # relative, of its matrix products
 
     def stand(self, weights: Tensor) -> Stand: ...
 

@@ -135,7 +135,7 @@ class Finetune(FinetuneSettings, Task):
         selection = ModelSelection(
             select=self.select,
             val=Evaluator(image_set=val, transform=transform, space=space),
-            held=held and Evaluator(image_set=held, transform=transform, space=space),
+            held=Evaluator(image_set=held, transform=transform, space=space) if held else None,
             mean=export.mean,
             std=export.std,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine.tasks import Outcome, Protocol, SelectOn, Task, Workspace
+from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
@@ -23,7 +23,7 @@ from probes.linear.planning import rehearsed_heads, work_of_heads
 from probes.linear.probe import Probe, company_of
 from probes.linear.recipes import PUBLISHED, VARIANTS
 from probes.linear.settings import LinearSettings
-from probes.published import as_reported, protocols_of
+from probes.published import as_reported, changed_protocol, protocols_of
 from probes.splits import open_splits
 
 
@@ -96,16 +96,19 @@ def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -
 PAPERS = protocols_of(Linear, PUBLISHED)
 OTHERS = protocols_of(Linear, VARIANTS)
 CACHED = {
-    f"{name}_cached": Protocol(
-        task=replace(paper.task, augment=False),
+    f"{name}_cached": changed_protocol(
+        paper,
         version=paper.version,  # the last change is of both: of the order of augmented images, and of cached ones
         source=f"ours: {name} on un-augmented features, one an image; not to be compared with published numbers",
+        augment=False,
     )
     for name, paper in PAPERS.items()
 }
 
 PROTOCOLS = PAPERS | CACHED | OTHERS
-PROTOCOLS |= as_reported({name: each for name, each in (PAPERS | OTHERS).items() if each.task.select != "val"})
+PROTOCOLS |= as_reported(
+    {name: each for name, each in (PAPERS | OTHERS).items() if each.task != each.task.selecting("val")}
+)
 # Table 12's one rate is the paper's, iBOT's sweep the code's.
 PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.04,))
 

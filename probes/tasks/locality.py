@@ -177,9 +177,10 @@ def queries_of(trained: np.ndarray, evaluated: np.ndarray, seed: int) -> np.ndar
     return found
 
 
+EXTREMA_LOCALITY = Locality()
 PROTOCOLS = {
     "locality@extrema": Protocol(
-        task=Locality(),
+        task=EXTREMA_LOCALITY,
         version=1,
         source="ExtreMA section 4 and figure 3 (25 boxes, 5 scales x 5 random places, another image of the category as "
         "the query, instance representation, nearest box); no code released and no number given: mosaics, which say "

@@ -29,6 +29,7 @@ from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
 from probes.lowshot.shots import OFFICIAL, Subset, indices_of, rows_among, subsets
+from probes.published import changed_protocol
 from probes.scores import cost, prediction_arrays, spread_out, with_class_means
 from probes.splits import open_splits
 
@@ -339,10 +340,12 @@ PROTOCOLS = {
 # What the sources report: on their lists and by cyanure, by which both computed their numbers (the default of MOCA's
 # released code is scikit-learn).
 PROTOCOLS |= {
-    f"{name}_paper": Protocol(
-        task=replace(PROTOCOLS[name].task, lists=OFFICIAL, solver="cyanure"),
+    f"{name}_paper": changed_protocol(
+        PROTOCOLS[name],
         version=1,
         source=f"{name} on MSN's lists, solved by cyanure to 1e-3 in 300 epochs at most: {PROTOCOLS[name].source}",
+        lists=OFFICIAL,
+        solver="cyanure",
     )
     for name in ("lowshot@moca", "lowshot@msn")
 }
