@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from checkpoints.export import ViTExport
-from checkpoints.frozen import FrozenSpec, vit_spec
+from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import DenseTask, Source
@@ -73,7 +73,9 @@ class Detection(DetectionSettings, DenseTask):
 
     def model_flops(self, spec: ViTSpec, classes: int) -> dict[Kind, float]:
         self.check_network(spec)
-        return detection_operations(partial(self.model, untrained(spec), classes, False, 0), self)
+        export = untrained(spec)
+        assert isinstance(export, ViTExport)
+        return detection_operations(partial(self.model, export, classes, False, 0), self)
 
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_ap, drawn_detections(images, self.detections, classes))
@@ -85,8 +87,10 @@ class Detection(DetectionSettings, DenseTask):
         facts = {"epochs": self.epochs, "warnings": self.departures(export, plan.train, trained.batch)}
         return detection_outcome(trained, plan.train, plan.val, facts)
 
-    def plan(self, export: ViTExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
+    def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """On the training images that have objects."""
+        self.check_network(export.spec)
+        assert isinstance(export, ViTExport)
         train = learnable(train, val)
         steps = -(-len(train) // self.batch)  # of an epoch
         return Plan(
@@ -116,7 +120,7 @@ class Detection(DetectionSettings, DenseTask):
             from downstream.data.detection_data import detection_training_images, detection_validation_images
             from downstream.metrics.detection_metric import DetectionMetric
 
-            metric = DetectionMetric(val.listing, self.detections)
+            metric = DetectionMetric(val.outlined, self.detections)
             return detection_training_images(train, self), detection_validation_images(val, self), metric
 
     def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
@@ -136,14 +140,16 @@ class Detection(DetectionSettings, DenseTask):
 
 def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
     """The training images that have objects. ValueError if there are none, on either side, or other classes."""
-    if dict(train.listing.categories) != dict(val.listing.categories):
+    if dict(train.outlined.categories) != dict(val.outlined.categories):
         raise ValueError(
-            f"{train.url}: {train.listing.annotations} and {val.listing.annotations} name other categories"
+            f"{train.url}: {train.outlined.annotations} and {val.outlined.annotations} name other categories"
         )
-    for scenes, found in ((train, len(train.listing.learnable)), (val, any(val.listing.objects))):
+    for scenes, found in ((train, len(train.outlined.learnable)), (val, any(val.outlined.objects))):
         if not found:
-            raise ValueError(f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.listing.annotations}")
-    return train.subset(train.listing.learnable, "with-objects")
+            raise ValueError(
+                f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.outlined.annotations}"
+            )
+    return train.subset(train.outlined.learnable, "with-objects")
 
 
 def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:

@@ -21,7 +21,7 @@ class AsListed:
     """ValueError unless an image's pixels are as many as its annotation says."""
 
     def __init__(self, scenes: SceneSet) -> None:
-        self.listing = scenes.listing
+        self.listing = scenes.outlined
         self.places = {entry["id"]: place for place, entry in enumerate(self.listing.entries)}
 
     def __call__(self, results: Results) -> Results:
@@ -37,7 +37,7 @@ class CocoScenes(CocoDataset):
         super().__init__(metainfo={"classes": scenes.classes}, data_prefix={"img": str(scenes.root)}, **settings)
 
     def load_data_list(self) -> list[Results]:
-        listing = self.scenes.listing
+        listing = self.scenes.outlined
         self.cat_ids = list(listing.categories)
         self.cat2label = {number: label for label, number in enumerate(self.cat_ids)}
         return [

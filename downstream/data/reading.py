@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from imagesets.decoding import FILE_ERRORS, bits_of, open_image, reason_of
 
@@ -49,7 +49,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def check_pixels(image: Image.Image) -> None:
     """ValueError for an image, open_image but not loaded, that OpenCV would not read as Pillow does here."""
     bits_of(image)
-    if image.format == "PPM" and image.tile[0][0] != "raw":  # Pillow's decoders that scale, or read text
+    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
+    if image.format == "PPM" and tiles[0][0] != "raw":  # Pillow's decoders that scale, or read text
         raise ValueError("a PNM file in text, or whose white is not 255 or 65535; save it as PNG")
 
 

@@ -49,11 +49,27 @@ class SceneSet:
     def notes(self) -> tuple[str, ...]:
         return self.listing.notes
 
+    @property
+    def masked(self) -> Listing:
+        """The listing of a set of masks. ValueError of a set of outlines."""
+        if not isinstance(self.listing, Listing):
+            raise ValueError(
+                f"{self.url}: it holds outlines of objects, no masks; give a set of masks, such as ade20k:"
+            )
+        return self.listing
+
+    @property
+    def outlined(self) -> Instances:
+        """The listing of a set of outlines. ValueError of a set of masks."""
+        if not isinstance(self.listing, Instances):
+            raise ValueError(f"{self.url}: it holds masks, no outlines of objects; give a set of these, such as coco:")
+        return self.listing
+
     def image(self, index: int) -> Path:
         return self.root / self.listing.images[index]
 
     def mask(self, index: int) -> Path:
-        return self.root / self.listing.masks[index]
+        return self.root / self.masked.masks[index]
 
     @cached_property
     def fingerprint(self) -> str:

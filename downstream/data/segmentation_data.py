@@ -31,7 +31,7 @@ class AsClasses:
     """Values of a mask's file -> classes of the set, after mmseg has read it; ValueError if they do not fit."""
 
     def __init__(self, scenes: SceneSet) -> None:
-        self.listing = scenes.listing
+        self.listing = scenes.masked
 
     def __call__(self, results: Results) -> Results:
         size, path = results["ori_shape"][:2], results["seg_map_path"]
@@ -80,7 +80,7 @@ def segmentation_validation_images(scenes: SceneSet, sizes: SegmentationSizes) -
 
 def read_mask(scenes: SceneSet) -> Reading:
     """Values or colours of a mask as its file holds them."""
-    if scenes.listing.colours:
+    if scenes.masked.colours:
         return Reading(read_colours, "seg_map_path", partial(check_values, coloured=True))
     return Reading(LoadAnnotations(), "seg_map_path", check_values)
 

@@ -43,13 +43,16 @@ def drawn_with_classes(digits: ImageSet, random: np.random.RandomState) -> tuple
         digit = digits.image(index).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
         top, left = np.array(CELLS[cell]) + random.randint(1, CELL - SIDE, size=2)
         place = (slice(top, top + SIDE), slice(left, left + SIDE))
-        grey[place] = np.maximum(grey[place], digit)
+        grey[place] = np.maximum(grey[place], np.asarray(digit))
         classes[top - 1 : top + SIDE + 1, left - 1 : left + SIDE + 1] = IGNORED
         classes[place] = SHOWN.index(digits.labels[index]) + 1
     return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2), classes
 
 
-def save_image(path: Path, pixels: np.ndarray, **options: int) -> None:
-    """Write pixels (H, W[, 3]) uint8, with the folders above the file; its suffix is the format."""
+def save_image(path: Path, pixels: np.ndarray, quality: int = 75) -> None:
+    """Write pixels (H, W[, 3]) uint8, with the folders above the file; its suffix is the format.
+
+    quality: of a JPEG file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, **options)
+    Image.fromarray(pixels).save(path, quality=quality)  # 75 is Pillow's own

@@ -63,7 +63,8 @@ def classes_in(text: str) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
     if not lines:
         raise ValueError(f"{CLASSES} names no class; {HOW}")
     form = _numbers(next(iter(lines.values())))
-    names, keys = [], []
+    names: list[str] = []
+    keys: list[tuple[int, ...]] = []
     for number, words in lines.items():
         if _numbers(words) != form or form not in FORMS or len(words) == form:
             raise ValueError(f"{CLASSES}, line {number}: {' '.join(words)!r}; {HOW}")

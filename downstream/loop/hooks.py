@@ -66,6 +66,7 @@ class StopAtDivergence(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
+        assert outputs is not None
         mean = outputs["loss"].detach().clone()
         all_reduce(mean, "mean")  # so that all processes stop together
         loss = mean.item()
@@ -123,8 +124,8 @@ class KeepState(Hook):
         return any(self.world.gather_objects(self.request.asked))
 
     def stopped(self, iteration: int, iterations: int) -> Stopped:
-        steps = (count // self.accumulation for count in (iteration, iterations))
-        return Stopped.after(*steps, self.label, self.folder)
+        step, steps = iteration // self.accumulation, iterations // self.accumulation
+        return Stopped.after(step, steps, self.label, self.folder)
 
     def save(self, runner: Runner) -> None:
         if all(bool(parameter.isfinite().all()) for parameter in runner.model.parameters()):
@@ -139,6 +140,7 @@ class KeepState(Hook):
 class LibraryMetric(Protocol):
     """A metric of mmseg or mmdet that keeps the arrays from which its numbers can be recomputed."""
 
+    dataset_meta: Mapping[str, Any]  # the library's own words on the images, such as their classes
     arrays: dict[str, np.ndarray]  # over the validation images, on rank 0 alone
 
 
@@ -163,10 +165,11 @@ class KeepEvaluations(Hook):
     def after_val_epoch(self, runner: Runner, metrics: Mapping[str, float] | None = None) -> None:
         if runner.rank:
             return
+        assert metrics is not None
         found = self.read() | {str(runner.iter): {name: float(value) for name, value in metrics.items()}}
         if self.counts(found) == str(runner.iter):
             arrays = io.BytesIO()
-            np.savez_compressed(arrays, **self.metric.arrays)
+            np.savez_compressed(arrays, **self.metric.arrays)  # type: ignore[arg-type]  # NumPy's: one might be a flag
             write_atomic(self.folder / "arrays.npz", arrays.getvalue())
         write_atomic(self.folder / "judgements.json", json.dumps(found))
 

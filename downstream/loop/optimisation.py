@@ -39,10 +39,14 @@ def optimizer_groups(
 class LayerSettings(Protocol):
     """Settings of a task whose layers have rates of their own."""
 
-    lr: float
-    layer_decay: float
-    weight_decay: float
-    decay_tokens: bool
+    @property
+    def lr(self) -> float: ...
+    @property
+    def layer_decay(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def decay_tokens(self) -> bool: ...
 
 
 def adamw_by_layer(model: nn.Module, depth: int, task: LayerSettings) -> torch.optim.AdamW:

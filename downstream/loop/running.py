@@ -148,7 +148,7 @@ class Precise(OptimWrapper):
         self.device, self.precision = device, precision
 
     @contextlib.contextmanager
-    def optim_context(self, model: nn.Module):
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
         with super().optim_context(model), autocast(self.device, self.precision):
             yield
 
@@ -274,7 +274,7 @@ def _explaining(config: RunnerConfig) -> Iterator[None]:
     except (RuntimeError, MemoryError, ValueError) as error:
         explained = _explained(error, config)
         if hasattr(error, "told_by"):
-            explained.told_by = error.told_by
+            vars(explained)["told_by"] = error.told_by
         raise explained from error
 
 

@@ -103,14 +103,16 @@ def install() -> Which:
             if error.name != NAME:
                 raise
             _put_in_place()
-    return which()
+    return _whose(sys.modules[NAME])
 
 
 def which() -> Which | None:
     """Whose operators this process uses; None before `install`."""
     module = sys.modules.get(NAME)
-    if module is None:
-        return None
+    return _whose(module) if module else None
+
+
+def _whose(module: ModuleType) -> Which:
     return "torchvision" if isinstance(module, StandIn) else "compiled"
 
 
@@ -120,7 +122,8 @@ def _put_in_place() -> None:
     for operator in (nms, roi_align_forward, roi_align_backward):
         setattr(module, operator.__name__, operator)
     sys.modules[NAME] = module
-    sys.modules["mmcv"]._ext = module
+    package, _, name = NAME.rpartition(".")
+    setattr(sys.modules[package], name, module)
 
 
 def _only_averages(pool_mode: int) -> None:

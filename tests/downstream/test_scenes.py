@@ -10,9 +10,10 @@ from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 from recordings import facts
 
-from downstream.data.listing import IGNORED
+from downstream.data.instances import Instances
+from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import Reading, check_pixels
-from downstream.data.scenes import check_mask, open_scenes, problems_of, tiny_folder
+from downstream.data.scenes import SceneSet, check_mask, open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
@@ -182,3 +183,14 @@ def test_limits_and_subsets(tmp_path):
     assert some.limited(20) is some
     with pytest.raises(ValueError, match="a limit of 0 images"):
         scenes.limited(0)
+
+
+def test_a_set_of_the_wrong_kind_is_refused(tmp_path):
+    outlined = Instances(images=("1.jpg",), entries=({},), objects=((),), categories={1: "cat"}, annotations="val.json")
+    masked = Listing(images=("1.jpg",), masks=("1.png",), classes=("wall",), classes_of=(0,) * 256)
+    scenes = [SceneSet(url="mine:", split="val", root=tmp_path, listing=listing) for listing in (outlined, masked)]
+    assert scenes[0].outlined is outlined and scenes[1].masked is masked
+    with pytest.raises(ValueError, match="mine:: it holds outlines of objects, no masks; give"):
+        scenes[0].mask(0)
+    with pytest.raises(ValueError, match="mine:: it holds masks, no outlines of objects; give"):
+        assert scenes[1].outlined
