@@ -106,8 +106,10 @@ class Trainer:
             seed=run.seed,
             world=world,
         )
-        self.step, self.unreadable, self.asked_to_stop = 0, {}, False
-        self.learning, self.last_views = Learning(), {}
+        self.step, self.asked_to_stop = 0, False
+        self.unreadable: dict[str, str] = {}
+        self.learning = Learning()
+        self.last_views: Mapping[str, Tensor] = {}
         self.counted = False  # whether the work of an update is in the log
 
     @property
