@@ -209,17 +209,17 @@ def _mmcv() -> Iterator[Check]:
     version = f"{package} {installed(package)}"
     try:
         with quiet_libraries():
-            whose = operators.which()
+            whose = operators.install()
     except Exception as error:  # binary packages fail with anything from ImportError to SystemError
         text = f"{version}: its compiled operators cannot be loaded, built for another torch? {_reason(error)}"
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
         return
-    text = {
+    said = {
         "compiled": "its compiled nms and roi_align run",
         "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
     }
-    yield Check(name="mmcv", mark="ok", text=f"{version}: {text[whose]}")
+    yield Check(name="mmcv", mark="ok", text=f"{version}: {said[whose]}")
 
 
 def _dense() -> Iterator[Check]:

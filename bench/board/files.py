@@ -79,12 +79,15 @@ class Standing:
     results: Path
 
 
-# Name of a format -> its file, and what is written there.
-FORMATS: dict[str, tuple[str, Callable[[Standing], str | bytes]]] = {
+# Name of a format -> its file, and what is written there. The bytes of these depend on this tool alone.
+TEXT_FORMATS: dict[str, tuple[str, Callable[[Standing], str]]] = {
     "csv": ("leaderboard.csv", lambda found: leaderboard_csv(found.board)),
     "markdown": ("leaderboard.md", lambda found: to_markdown(found.shown, found.level)),
     "latex": ("leaderboard.tex", lambda found: to_latex(found.shown, found.level)),
     "html": ("leaderboard.html", lambda found: to_html(found.shown, found.level)),
+}
+FORMATS: dict[str, tuple[str, Callable[[Standing], str | bytes]]] = {
+    **TEXT_FORMATS,
     "parquet": ("results.parquet", lambda found: to_parquet(found.measured, found.results)),
 }
 ALWAYS = ("csv", "markdown")

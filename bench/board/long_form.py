@@ -137,8 +137,8 @@ def _facts(result: Result) -> dict[str, Any]:
         "changes": _json(protocol.changes),
         "group": group_of(result),
     }
-    same = ("task", "interval_method", "seed", "random", "limit", "precision", "decode", "skipped", "status", "message")
-    same += ("device", "compiled", "processes", "seconds", "images_per_second", "date")
+    same = ["task", "interval_method", "seed", "random", "limit", "precision", "decode", "skipped", "status", "message"]
+    same += ["device", "compiled", "processes", "seconds", "images_per_second", "date"]
     found |= {name: getattr(result, name) for name in same}
     found |= {name: _json(getattr(result, name)) for name in ("settings", "facts", "versions", "hardware")}
     return {name: _kept(value) for name, value in found.items()}

@@ -166,5 +166,6 @@ def _in_group(board: Board, group: str) -> list[Row]:
 def _entry(row: Row, column: Key, first: float | None, shared: Collection[Key]) -> Entry:
     # first: the best number of the column; shared: the checkpoints that cannot be told from it.
     cell = row.cells.get(column)
-    competes = cell is not None and not row.published
-    return Entry(cell=cell, bold=competes and (key_of(row.checkpoint) in shared or cell.mean == first))
+    if cell is None or row.published:
+        return Entry(cell=cell)
+    return Entry(cell=cell, bold=key_of(row.checkpoint) in shared or cell.mean == first)

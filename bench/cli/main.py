@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from bench.cli.messages import in_one_line, traceback_of
@@ -138,7 +139,7 @@ def command_lines() -> str:
     return "\n".join(f"  {name:12} {one_line(path)}" for name, path in COMMANDS.items())
 
 
-def command_module(name: str):
+def command_module(name: str) -> ModuleType:
     """The file of bench/commands/ that holds a command."""
     return importlib.import_module(f"bench.commands.{COMMANDS[name].stem}")
 

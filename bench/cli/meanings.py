@@ -37,6 +37,7 @@ def _own(kind: type) -> dict[str, str]:
         return {}
     comments = _comments(source)
     (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
     fields = [entry for entry in definition.body if isinstance(entry, ast.AnnAssign)]
     texts = {entry.target.id: _beside(entry, comments) for entry in fields if isinstance(entry.target, ast.Name)}
     return {name: text for name, text in texts.items() if text}
@@ -55,7 +56,7 @@ def _comments(source: str) -> dict[int, Comment]:
 def _beside(entry: ast.AnnAssign, comments: dict[int, Comment]) -> str:
     if entry.end_lineno in comments:
         return comments[entry.end_lineno].text
-    above = []
+    above: list[str] = []
     line = entry.lineno - 1
     while line in comments and comments[line].alone:
         above.insert(0, comments[line].text)

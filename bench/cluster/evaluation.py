@@ -31,7 +31,8 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     """
     survey = surveyed(request)
     say(*survey.left_out)
-    found, expected = [], {}
+    found: list[tuple[LoadedCheckpoint, list[Job]]] = []
+    expected: dict[Path, float] = {}
     left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, export, jobs in survey.plans:
         todo = [job for job in jobs if job.state != "done"]

@@ -24,6 +24,7 @@ from engine.printing import printable
 from engine.progress import span
 
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
+Reached = Literal["waiting", "running", "over"]
 WAITING_OR_RUNNING = ("waiting", "running")
 # Of squeue (man squeue, JOB STATE CODES). What is in neither list has ended.
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -96,27 +97,30 @@ def _row(out: Path, folder: Path, submission: Submission, task: TaskRecord, queu
     going = going_of(folder, task.number)
     good = _good(out, submission.date, task)
     slurm = submission.cluster == "slurm"
-    state, reason = _in_slurm(task, going, queue) if slurm else _here(folder, task, going)
-    if state not in WAITING_OR_RUNNING:
+    reached, reason = _in_slurm(task, going, queue) if slurm else _here(folder, task, going)
+    state: State
+    if reached == "over":
         state, reason = _over(out, task, going, reason, all_there=len(good) == len(task.results))
+    else:
+        state = reached
     return TaskRow(
         folder=folder, task=task, submission=submission, state=state, going=going, reason=reason, results=good
     )
 
 
-def _in_slurm(task: TaskRecord, going: Going | None, queue: Queue | None) -> tuple[str, str]:
-    """State, or "over", and its reason."""
+def _in_slurm(task: TaskRecord, going: Going | None, queue: Queue | None) -> tuple[Reached, str]:
+    """How far the task is, and why."""
     if queue is None:  # as far as the job itself has said
-        stage = going.stage if going else ""
-        said = {"": "waiting", "running": "running", "queued again": "waiting"}.get(stage, "over")
-        return said, "SLURM cannot be asked here" if said != "over" else ""
+        if going is None or going.stage == "queued again":
+            return "waiting", "SLURM cannot be asked here"
+        return ("running", "SLURM cannot be asked here") if going.stage == "running" else ("over", "")
     state, reason = queue.get(task.job, ("", ""))
     if state in WAITS:
         return "waiting", reason
     return ("running", "") if state in RUNS else ("over", ENDINGS.get(state, ""))
 
 
-def _here(folder: Path, task: TaskRecord, going: Going | None) -> tuple[str, str]:
+def _here(folder: Path, task: TaskRecord, going: Going | None) -> tuple[Reached, str]:
     if is_locked(lock_of(folder, task.number)):
         return "running", ""
     queued = is_locked(lock_of(folder)) and (going is None or going.stage == "queued again")

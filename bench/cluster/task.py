@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bench.cluster.records import Going, going_of, lock_of, now, write_going
+from bench.cluster.records import Going, Stage, going_of, lock_of, now, write_going
 from engine.files import locked
 from engine.printing import say
 from engine.training.interruptions import STOPPED
@@ -86,7 +86,9 @@ class Running:
             write_going(self.folder, self.task.number, self.going)
             code = self.wait()
             again = self.asked is not None and code != 0 and self.may_go_on()
-            stage = "queued again" if again else "stopped" if code == STOPPED or self.asked is not None else "ended"
+            stage: Stage = (
+                "queued again" if again else "stopped" if code == STOPPED or self.asked is not None else "ended"
+            )
             write_going(self.folder, self.task.number, replace(self.going, stage=stage, code=code, ended=now()))
         if again and callable(queue_again):
             queue_again(self.limit, None)  # leaves

@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli.arguments import add_import_options, import_options
+
+if TYPE_CHECKING:
+    from checkpoints.export import ViTExport
 
 EPILOG = """examples:
   bench import dino:dino_deitsmall16_pretrain.pth --out exports/dino
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _is_there(out: Path, export) -> bool:
+def _is_there(out: Path, export: "ViTExport") -> bool:
     """Whether `out` holds this very export. ValueError, naming what differs, where it holds another one."""
     from checkpoints.export import ViTExport, is_export
 

@@ -1,6 +1,12 @@
 """Say what a run takes on this machine before it runs: time, images, work, disk and memory of each job."""
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.run.checkpoints import LoadedCheckpoint
+    from bench.run.plan import Job
+    from bench.run.suites import ChosenProtocol
 
 EPILOG = """examples:
   bench plan --checkpoint a.pth --suite full --data cifar10=folder:/data/cifar10 --out results
@@ -52,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = evaluation_request(arguments, device)
     found, lines = foreseen(request, assumed, arguments.fresh)
 
-    def command(checkpoint, job) -> list[str]:
+    def command(checkpoint: "LoadedCheckpoint", job: "Job") -> list[str]:
         replaced = {
             "checkpoint": [checkpoint.reference],
             "name": [checkpoint.used.name],
@@ -73,5 +79,5 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(entry["problem"] for entry in made) else 0
 
 
-def _is_of(text: str, chosen) -> bool:
+def _is_of(text: str, chosen: "ChosenProtocol") -> bool:
     return text.partition("=")[0].rpartition(".")[0] in (chosen.key, chosen.name)

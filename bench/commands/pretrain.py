@@ -2,9 +2,15 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli.arguments import above_zero, add_compile, positive_integer, share, whole_number
 from bench.cluster.options import add_cluster
+
+if TYPE_CHECKING:
+    from bench.pretraining.online_knn import OnlineKnn
+    from bench.pretraining.run import PretrainRequest
+    from pretrain.loop.updates import Precision
 
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
@@ -63,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_pretraining
 
-        there = "bfloat16" if options.gpus else "float32"
-        precision = there if arguments.precision == "auto" else arguments.precision
+        there: Precision = "bfloat16" if options.gpus else "float32"
+        precision: Precision = there if arguments.precision == "auto" else arguments.precision
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
     from bench.cli.devices import ready_device
     from bench.pretraining.run import run_pretraining, training_precision
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     return run_pretraining(pretraining_request(arguments, device, training_precision(arguments.precision, device)))
 
 
-def pretraining_request(arguments: argparse.Namespace, device: str, precision: str):
+def pretraining_request(arguments: argparse.Namespace, device: str, precision: "Precision") -> "PretrainRequest":
     """The request that the options make, on a device."""
     from bench.pretraining.run import PretrainRequest
     from pretrain.loop.trainer import Run
@@ -104,7 +110,7 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: s
     )
 
 
-def _monitor(arguments: argparse.Namespace, device: str, precision: str):
+def _monitor(arguments: argparse.Namespace, device: str, precision: "Precision") -> "OnlineKnn | None":
     """The online k-NN, where it was asked for."""
     from bench.pretraining.online_knn import K, OnlineKnn, knn_space
 

@@ -1,6 +1,7 @@
 """Say how the numbers of four papers are measured here, and how far the measured ones are from them."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from bench.cli.arguments import positive_integer
@@ -17,13 +18,13 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench reproduce`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    several = {"nargs": "+", "action": "extend", "default": []}
+    add_several = partial(parser.add_argument, nargs="+", action="extend", default=[])
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as extrema:table7")
     parser.add_argument("--plan", metavar="TABLE", help="print a shell script that measures a table")
     parser.add_argument("--summary", action="store_true", help="count what is within reach, table by table")
-    parser.add_argument("--checkpoints", **several, metavar="NAME=PATH",
+    add_several("--checkpoints", metavar="NAME=PATH",
         help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes")  # fmt: skip
-    parser.add_argument("--data", **several, metavar="NAME=URL",
+    add_several("--data", metavar="NAME=URL",
         help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR",
         help="folder of results and trainings, read and named in the commands (results)")  # fmt: skip

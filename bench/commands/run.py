@@ -1,10 +1,15 @@
 """Evaluate checkpoints on image sets."""
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli.arguments import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
+
+if TYPE_CHECKING:
+    from bench.run.runner import RunRequest
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results
@@ -28,22 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run` and `bench plan`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    several = {"nargs": "+", "action": "extend"}
-    parser.add_argument("--checkpoint", **several, required=True, metavar="X",
+    add_several = partial(parser.add_argument, nargs="+", action="extend")
+    add_several("--checkpoint", required=True, metavar="X",
         help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
-    parser.add_argument("--name", **several, default=[], metavar="NAME", help="label in results, one per checkpoint")
+    add_several("--name", default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
     parser.add_argument("--suite", required=True, metavar="SUITE",
         help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
         "(knn@dino)")  # fmt: skip
-    parser.add_argument("--data", **several, default=[], metavar="NAME=URL",
+    add_several("--data", default=[], metavar="NAME=URL",
         help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
     parser.add_argument("--select", choices=("holdout", "val"),
         help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "
         "gives too much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other "
         "fine-tuning its last epoch)")  # fmt: skip
-    parser.add_argument("--set", **several, default=[], metavar="TASK.FIELD=VALUE",
+    add_several("--set", default=[], metavar="TASK.FIELD=VALUE",
         help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
     parser.add_argument(
@@ -78,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     return run_suite(evaluation_request(arguments, device))
 
 
-def evaluation_request(arguments: argparse.Namespace, device: str):
+def evaluation_request(arguments: argparse.Namespace, device: str) -> "RunRequest":
     """The request that the options make, on a device."""
     from bench.run.runner import RunRequest
     from checkpoints.import_options import ImportOptions

@@ -105,7 +105,7 @@ def settings_table(kind: type, choices: Mapping[str, str]) -> Iterator[str]:
             texts.get(field.name, ""),
             choices.get(field.name, ""),
         )
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        for field in dataclasses.fields(kind)
     )
     yield from markdown_rows(("setting", "default", "meaning", "choices"), rows)
 
@@ -142,6 +142,6 @@ def docstring_in(module: ModuleType) -> str:
 
 def literal(text: str) -> str:
     """Text in which signs of Markdown and HTML stand for themselves; what is between backticks stays code."""
-    signs = {"*": "&#42;", "<": "&lt;", "|": "&#124;"}
+    signs: dict[str, str | int | None] = {"*": "&#42;", "<": "&lt;", "|": "&#124;"}
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else part.translate(str.maketrans(signs)) for part in parts)

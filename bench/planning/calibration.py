@@ -94,7 +94,7 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
         yield replace(space, cache=Path(folder), wanted={}, limit=None)
 
 
-def rehearsal(name: str, task: Task, export: FrozenExport, space: Workspace) -> dict[str, float]:
+def rehearsal(name: str, task: Task, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
     """What a task rehearses; nothing where it cannot, which is said."""
     try:
         return dict(task.rehearse(export, space))

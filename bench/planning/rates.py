@@ -35,13 +35,13 @@ class Calibration:
     device: str
     precision: str
     architecture: str
-    units: Mapping[str, float] = field(default_factory=dict)  # kind of work -> seconds of a unit, for all tasks
+    units: Mapping[Kind, float] = field(default_factory=dict)  # kind of work -> seconds of a unit, for all tasks
     # protocol -> kind of work -> seconds of a unit, as its task rehearsed it
-    of_task: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    of_task: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
     # forward, training, product -> floating-point operations a second
     flops: Mapping[str, float] = field(default_factory=dict)
     # protocol -> kind of work -> operations of a unit, of models that a task builds
-    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
     reading: float = 0.0  # seconds that a core takes to read, decode and crop an image
     memory_free: float = 0.0  # bytes
 

@@ -41,7 +41,7 @@ def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> Chosen
     if method not in (methods := source_files("methods")):
         raise ValueError(f"no method {method!r}{meant(method, list(methods))}")
     module = load_extension("methods", method)
-    if name not in module.RECIPES:
+    if name is None or name not in module.RECIPES:
         given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
         raise ValueError(f"{given}{meant(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -41,7 +42,7 @@ class PretrainRequest:
     dry_run: bool = False  # print recipe and sizes, and do nothing
 
 
-def training_precision(text: str, device: str) -> Precision:
+def training_precision(text: Precision | Literal["auto"], device: str) -> Precision:
     """`auto` -> bfloat16 on a GPU, float32 on a CPU; otherwise `text` itself. ValueError for float16 on a CPU."""
     on_cpu = torch.device(device).type == "cpu"
     if text == "auto":

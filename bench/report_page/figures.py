@@ -12,8 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.printing import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette for colour-blind readers, without yellow, which is too light on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -76,9 +81,13 @@ def points_of(lines: Sequence[Mapping[str, float]], value: str) -> list[tuple[fl
 
 def lines_figure(curves: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, title: str) -> str:
     """One line for each name. x, y: what the axes mean; x counts something."""
+    from matplotlib.ticker import AutoLocator
+
     figure, (axes,) = _axes(1)
     _draw_lines(axes, curves)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole = AutoLocator()
+    whole.set_params(integer=True)
+    axes.xaxis.set_major_locator(whole)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     _legend(figure, axes, curves)
@@ -97,7 +106,7 @@ def calibration_figure(bins: Mapping[str, Sequence[tuple[float, float]]]) -> str
     return _svg(figure, "accuracy against confidence")
 
 
-def _draw_lines(axes, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+def _draw_lines(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     for number, points in enumerate(curves.values()):
         axes.plot(
             [x for x, _ in points],
@@ -110,17 +119,24 @@ def _draw_lines(axes, curves: Mapping[str, Sequence[tuple[float, float]]]) -> No
         )
 
 
-def _legend(figure, axes, names: Iterable[str]) -> None:
+def _legend(figure: "Figure", axes: "Axes", names: Iterable[str]) -> None:
     """The lines of one panel by name, below all panels, where they hide nothing."""
     lines, texts = [line for line in axes.get_lines() if line.get_color() != INK], [printable(name) for name in names]
     columns = int(72 * figure.get_figwidth() / (LETTER * max(map(len, texts)) + 40))
-    place = {"loc": "outside lower center", "ncols": min(max(columns, 1), len(texts))}
-    legend = figure.legend(lines, texts, fontsize=8, labelcolor=INK, frameon=False, **place)
+    legend = figure.legend(
+        lines,
+        texts,
+        fontsize=8,
+        labelcolor=INK,
+        frameon=False,
+        loc="outside lower center",
+        ncols=min(max(columns, 1), len(texts)),
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name is no formula
 
 
-def _name_points(figure, axes, points: Mapping[str, tuple[float, float]]) -> None:
+def _name_points(figure: "Figure", axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
     """Names beside points, in their order, each right or left, above or below, where it hits no point and no name."""
     from matplotlib.transforms import Bbox
 
@@ -152,7 +168,7 @@ def log_of(path: Path) -> list[dict[str, float]]:
     return found
 
 
-def _axes(count: int):
+def _axes(count: int) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure
 
     columns = 2 if count == 4 else min(count, 3)
@@ -172,7 +188,7 @@ def _axes(count: int):
     return figure, panels
 
 
-def _svg(figure, title: str) -> str:
+def _svg(figure: "Figure", title: str) -> str:
     import matplotlib
 
     buffer = io.StringIO()

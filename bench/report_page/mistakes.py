@@ -63,7 +63,9 @@ def mistakes_of(measured: Mapping[str, Measured], images: ImageSet) -> Mistakes 
         classes=images.classes if whole else (),
         matrix=tuple(tuple(row) for row in matrix.tolist()) if whole else (),
         confused=tuple(most_confused(matrix, images.classes)),
-        calibration=calibration_figure({each: found[:, :2] for each, found in bins.items()}),
+        calibration=calibration_figure(
+            {each: [(sure, right) for sure, right, _ in found.tolist()] for each, found in bins.items()}
+        ),
         errors={each: calibration_error(found) for each, found in bins.items()},
     )
 

@@ -96,11 +96,11 @@ def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
 
 def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
     places = shown_places(len(scenes)).tolist()
-    labels = [labelled_things(scenes.listing, index) for index in places]
+    labels = [labelled_things(scenes.outlined, index) for index in places]
     seen = Counter(number for each in labels for _, number in each.boxes)
     colours, rows = class_colours(seen, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
-        image, entry = scene_picture(scenes, index), scenes.listing.entries[index]
+        image, entry = scene_picture(scenes, index), scenes.outlined.entries[index]
         found = [label, *(found_things(each, row, index, max(1, len(label.boxes))) for each in measured.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
         drawn = (with_things(image, each, scale, colours) for each in found)
@@ -145,7 +145,7 @@ def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
 def label_mask(scenes: SceneSet, index: int) -> np.ndarray:
     """Classes (H, W) uint8 of a scene, IGNORED where there is none."""
     mask = open_image(scenes.mask(index).read_bytes())
-    return scenes.listing.coded(np.asarray(mask.convert("RGB") if scenes.listing.colours else mask, np.uint8))
+    return scenes.masked.coded(np.asarray(mask.convert("RGB") if scenes.masked.colours else mask, np.uint8))
 
 
 def _kept_mask(measured: Measured, row: int) -> np.ndarray:

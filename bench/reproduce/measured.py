@@ -1,6 +1,6 @@
 """What was measured here of a published value: from the result files of a folder, or from the log of a training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _counts(images: dict) -> str:
+def _counts(images: Mapping[str, int]) -> str:
     return " + ".join(f"{count} {split}" for split, count in images.items())
 
 

@@ -54,6 +54,7 @@ def known() -> Known:
 def reach(value: PublishedValue, there: Known) -> Reach:
     """By what `value` can be measured with what is `there`."""
     training, untrained = _training(value, there)
+    evaluation: Way
     if value.protocol == LOG:
         evaluation, unmeasured = ("none", untrained) if training == "none" else ("named", "")
     else:

@@ -41,16 +41,22 @@ def _said(counts: Sequence[int]) -> str:
 
 def summary(there: Known) -> Iterator[str]:
     """The counts of every table and of all, and why the others are out of reach."""
-    rows = [[table, *count_of(table, there)] for table in TABLES]
-    rows.append(["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
-    width = max(len(str(row[0])) for row in rows)
+    counted = {table: count_of(table, there) for table in TABLES}
+    counted["all"] = [sum(column) for column in zip(*counted.values(), strict=True)]
+    width = max(map(len, counted))
     yield f"{'':{width}}{''.join(f'{group:>{COLUMN * len(names)}}' for group, names in GROUPS.items())}"
-    for table, *counts in [["table", *(name for names in GROUPS.values() for name in names)], *rows]:
-        yield f"{table:{width}}{''.join(f'{each:>{COLUMN}}' for each in counts)}"
+    heads = [name for names in GROUPS.values() for name in names]
+    yield _columns("table", heads, width)
+    for table, counts in counted.items():
+        yield _columns(table, counts, width)
     yield from ("", *LEGEND)
     within = [(value.table, reach(value, there)) for value in published_values()]
     yield from reasons("not measured here", [(table, each.unmeasured) for table, each in within])
     yield from reasons("weights not trained here", [(table, each.untrained) for table, each in within])
+
+
+def _columns(first: str, others: Sequence[str] | Sequence[int], width: int) -> str:
+    return f"{first:{width}}{''.join(f'{each:>{COLUMN}}' for each in others)}"
 
 
 def count_of(table: str, there: Known) -> list[int]:

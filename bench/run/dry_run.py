@@ -17,7 +17,6 @@ from engine.printing import say
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
 INDENT = " " * 6
 MAX_SHOWN = 8  # protocols whose settings are shown
-WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,5 +88,12 @@ def settings_lines(selected: Sequence[ChosenProtocol], width: int) -> Iterator[s
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    lines = wrap(text, max(width, 60), initial_indent=INDENT, subsequent_indent=INDENT, **WHOLE_WORDS)
+    lines = wrap(
+        text,
+        max(width, 60),
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

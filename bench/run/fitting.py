@@ -47,7 +47,7 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
 def left_out(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace) -> dict[str, list[str]]:
     """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
     all of them."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for images in data:
         there = [chosen for chosen in selected if fits(chosen, images)]
         opened = space.opened.known(images.url, "val")

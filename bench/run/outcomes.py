@@ -92,6 +92,7 @@ def _arrays(outcome: Outcome) -> dict[str, np.ndarray]:
         array = _array_name(name, metric)
         if array in found:
             raise ValueError(f"two arrays named {array}: that of the metric {name} and another one")
-        if array:
-            found[array] = metric.per_image if metric.resampled is None else metric.resampled
+        values = metric.per_image if metric.resampled is None else metric.resampled
+        if array and values is not None:
+            found[array] = values
     return {name: np.asarray(values) for name, values in found.items()}

@@ -146,7 +146,7 @@ def changed_protocols(
     fields = {change: _target_and_field(change, known) for change in changes}
     found = []
     for chosen in selected:
-        given = {}
+        given: dict[str, Change] = {}
         for named in _words(chosen):
             given |= {field: change for change, (target, field) in fields.items() if target == named}
         task = changed(chosen.task.selecting(select) if select else chosen.task, given, f"{chosen.name}: ")

@@ -78,7 +78,12 @@ def _relationship(organization: str, model: str, is_named: bool) -> str:
 
 
 def _model_info(used: CheckpointUsed, publication: Publication) -> dict[str, Any]:
-    facts = {"digest": used.digest, "method": used.method, "recipe": used.recipe, "network": used.branch}
+    facts: dict[str, str | int | None] = {
+        "digest": used.digest,
+        "method": used.method,
+        "recipe": used.recipe,
+        "network": used.branch,
+    }
     facts |= {"architecture": used.architecture, "parameters": used.parameters, "source": used.source}
     named = publication.models.get(used.name)
     return {
@@ -95,7 +100,10 @@ def _model_info(used: CheckpointUsed, publication: Publication) -> dict[str, Any
 
 def _evaluation(group: SharedGroup, metric: str, cell: Cell, publication: Publication) -> dict[str, Any]:
     protocol = group.first.protocol
-    found = {
+    score: dict[str, Any] = {"score": cell.mean, "details": _texts(_seeds(group, cell))}
+    if cell.interval:
+        score["uncertainty"] = _uncertainty(group, cell.interval)
+    return {
         "evaluation_result_id": digest([group.name, metric])[:16],
         "evaluation_name": word_of(group.name),
         "source_data": _source_data(group.first.data, publication),
@@ -109,11 +117,8 @@ def _evaluation(group: SharedGroup, metric: str, cell: Cell, publication: Public
             **({"score_type": "continuous", "min_score": 0.0, "max_score": 100.0} if cell.unit == "%" else {}),
             "additional_details": _texts({"settings": group.first.settings, "notes": list(group.caveats)}),
         },
-        "score_details": {"score": cell.mean, "details": _texts(_seeds(group, cell))},
+        "score_details": score,
     }
-    if cell.interval:
-        found["score_details"]["uncertainty"] = _uncertainty(group, cell.interval)
-    return found
 
 
 def _uncertainty(group: SharedGroup, interval: tuple[float, float]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Count = Annotated[int, Meta(ge=0)]
 ModelId = Annotated[str, Meta(pattern=r"^[^/]+/[^/]+$")]
 
 
-class RecordOrigin(Strict):
+class RecordOrigin(Strict, frozen=True):
     """Who measured, and what the record is made of."""
 
     source_type: Literal["documentation", "evaluation_run"]
@@ -27,7 +27,7 @@ class RecordOrigin(Strict):
     additional_details: Texts | UnsetType = UNSET
 
 
-class RecordLibrary(Strict):
+class RecordLibrary(Strict, frozen=True):
     """The tool."""
 
     name: Word
@@ -35,13 +35,13 @@ class RecordLibrary(Strict):
     additional_details: Texts | UnsetType = UNSET
 
 
-class RecordEngine(Strict):
+class RecordEngine(Strict, frozen=True):
     """What computed the features."""
 
     name: Word
 
 
-class RecordModel(Strict):
+class RecordModel(Strict, frozen=True):
     """The checkpoint."""
 
     name: Word
@@ -59,7 +59,7 @@ class RecordModel(Strict):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}")
 
 
-class RecordImages(Strict):
+class RecordImages(Strict, frozen=True):
     """The image set: one of the Hub, or another."""
 
     dataset_name: Word
@@ -74,7 +74,7 @@ class RecordImages(Strict):
             raise ValueError("hf_repo belongs to source_type hf_dataset")
 
 
-class RecordMetric(Strict):
+class RecordMetric(Strict, frozen=True):
     """What a number is."""
 
     lower_is_better: bool
@@ -92,7 +92,7 @@ class RecordMetric(Strict):
             raise ValueError("a continuous score needs min_score and max_score")
 
 
-class RecordInterval(Strict):
+class RecordInterval(Strict, frozen=True):
     """Where another draw of the images would put the number."""
 
     lower: float
@@ -101,14 +101,14 @@ class RecordInterval(Strict):
     method: Word | UnsetType = UNSET
 
 
-class RecordUncertainty(Strict):
+class RecordUncertainty(Strict, frozen=True):
     """The interval, and of how many images."""
 
     confidence_interval: RecordInterval
     num_samples: Count | UnsetType = UNSET
 
 
-class RecordScore(Strict):
+class RecordScore(Strict, frozen=True):
     """A number."""
 
     score: float
@@ -116,7 +116,7 @@ class RecordScore(Strict):
     uncertainty: RecordUncertainty | UnsetType = UNSET
 
 
-class RecordResult(Strict):
+class RecordResult(Strict, frozen=True):
     """A number, what it is, and of what images."""
 
     evaluation_result_id: Word
@@ -127,7 +127,7 @@ class RecordResult(Strict):
     score_details: RecordScore
 
 
-class EveryEvalRecord(Strict):
+class EveryEvalRecord(Strict, frozen=True):
     """A file: all numbers of one checkpoint on one image set."""
 
     schema_version: Literal["0.3.0"]

@@ -28,7 +28,7 @@ def model_index(name: str, groups: Sequence[SharedGroup], publication: Publicati
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for group in groups:
         task, dataset = task_type(group), _dataset(group, publication)
-        entry = {"task": {"type": task}, "dataset": dataset, "metrics": []}
+        entry: dict[str, Any] = {"task": {"type": task}, "dataset": dataset, "metrics": []}
         if publication.source:
             entry["source"] = {"url": publication.source, "name": "results, logs and commands"}
         entry = found.setdefault((task, str(sorted(dataset.items(), key=str))), entry)
@@ -84,7 +84,7 @@ def _entry(group: SharedGroup, dataset: str, publication: Publication) -> dict[s
 def _dataset(group: SharedGroup, publication: Publication) -> dict[str, Any]:
     data = group.first.data
     known = publication.dataset(data)
-    args = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
+    args: dict[str, str | int] = {"fingerprint": data.fingerprints["val"]} if "val" in data.fingerprints else {}
     args |= {"images": data.images["val"]} if "val" in data.images else {}
     found = {"name": word_of(data.name), "type": known or word_of(data.url.partition(":")[0] or data.name)}
     return found | {"split": "validation"} | ({"args": args} if args else {})

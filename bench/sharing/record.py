@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from bench.board.files import FORMATS, Standing
+from bench.board.files import TEXT_FORMATS, Standing
 from bench.results.board import board_of
 from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, read_result, result_files
@@ -42,7 +42,6 @@ from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
 ABOUT, SUMS = "record.json", "SHA256SUMS"
-TABLES = ("csv", "markdown", "latex", "html")  # formats whose bytes depend on this tool alone
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`; its text says
@@ -100,7 +99,7 @@ def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> text, of what follows from what was copied there."""
     publication = publication_of(folder)
     measured = [Measured(path=path, result=read_result(path)) for path in result_files(folder)]
-    found = {FORMATS[key][0]: FORMATS[key][1](_standing(folder, measured)) for key in TABLES}
+    found = {name: text_of(_standing(folder, measured)) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for key, results in _by_checkpoint(measured).items():
         place = results[-1].checkpoint.unique_name

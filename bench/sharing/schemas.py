@@ -21,7 +21,7 @@ class Strict(Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True
     """A mapping with these keys alone."""
 
 
-class EvalDataset(Strict):
+class EvalDataset(Strict, frozen=True):
     """A benchmark on the Hub."""
 
     id: HubId
@@ -29,7 +29,7 @@ class EvalDataset(Strict):
     revision: Word | UnsetType = UNSET
 
 
-class EvalSource(Strict):
+class EvalSource(Strict, frozen=True):
     """Where a number comes from."""
 
     url: Link
@@ -38,7 +38,7 @@ class EvalSource(Strict):
     org: Word | UnsetType = UNSET
 
 
-class EvalEntry(Strict, rename={"verify_token": "verifyToken"}):
+class EvalEntry(Strict, frozen=True, rename={"verify_token": "verifyToken"}):
     """One number of a file of `.eval_results/`."""
 
     dataset: EvalDataset
@@ -49,14 +49,14 @@ class EvalEntry(Strict, rename={"verify_token": "verifyToken"}):
     notes: Word | UnsetType = UNSET
 
 
-class IndexedTask(Strict):
+class IndexedTask(Strict, frozen=True):
     """What the model does on the images."""
 
     type: Word
     name: Word | UnsetType = UNSET
 
 
-class IndexedDataset(Strict):
+class IndexedDataset(Strict, frozen=True):
     """The images."""
 
     name: Word
@@ -67,7 +67,7 @@ class IndexedDataset(Strict):
     args: dict[str, Any] | UnsetType = UNSET
 
 
-class IndexedMetric(Strict, rename={"verify_token": "verifyToken"}):
+class IndexedMetric(Strict, frozen=True, rename={"verify_token": "verifyToken"}):
     """One number of a model-index."""
 
     type: Word
@@ -79,14 +79,14 @@ class IndexedMetric(Strict, rename={"verify_token": "verifyToken"}):
     verify_token: Word | UnsetType = UNSET
 
 
-class IndexedSource(Strict):
+class IndexedSource(Strict, frozen=True):
     """Where the numbers come from."""
 
     url: Link
     name: Word | UnsetType = UNSET
 
 
-class IndexedResult(Strict):
+class IndexedResult(Strict, frozen=True):
     """The numbers of one task on one image set."""
 
     task: IndexedTask
@@ -95,14 +95,14 @@ class IndexedResult(Strict):
     source: IndexedSource | UnsetType = UNSET
 
 
-class IndexedModel(Strict):
+class IndexedModel(Strict, frozen=True):
     """A model and all its numbers."""
 
     name: Word
     results: list[IndexedResult]
 
 
-class CardHeader(Strict, rename={"model_index": "model-index"}):
+class CardHeader(Strict, frozen=True, rename={"model_index": "model-index"}):
     """The YAML header of a model card."""
 
     library_name: Word
@@ -115,7 +115,10 @@ class CardHeader(Strict, rename={"model_index": "model-index"}):
 
 def checked_entries(value: Any) -> list[EvalEntry]:
     """The content of a file of `.eval_results/`. ValueError, one line, says where it is not of that form."""
-    return checked_as(value, Annotated[list[EvalEntry], Meta(min_length=1)])
+    found = checked_as(value, list[EvalEntry])
+    if not found:
+        raise ValueError("Expected `array` of length >= 1")
+    return found
 
 
 def checked_header(value: Any) -> CardHeader:

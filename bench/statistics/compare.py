@@ -71,11 +71,19 @@ def compared(
         except ValueError as error:
             reasons.append(f"{match.group}: {error}")
             continue
-        is_better = first.metrics[name].higher_is_better
-        place = dict(first=labels[0], second=labels[1], group=match.group, metric=name)
-        place |= dict(unit=first.metrics[name].unit, higher_is_better=is_better)
-        seeds = tuple(each.result.seed for each in match.first)
-        found.append(Comparison(**place, seeds=seeds, paired=test, p_holm=test.p))
+        found.append(
+            Comparison(
+                first=labels[0],
+                second=labels[1],
+                group=match.group,
+                metric=name,
+                unit=first.metrics[name].unit,
+                higher_is_better=first.metrics[name].higher_is_better,
+                seeds=tuple(each.result.seed for each in match.first),
+                paired=test,
+                p_holm=test.p,
+            )
+        )
     return found, reasons
 
 

@@ -130,13 +130,16 @@ def matched(
 def difference(match: Match, metric: str) -> PairedTest:
     """The paired test of a metric. ValueError says why there is none."""
     if _is_resampled(match, metric):
-        sides = (match.first, match.second)
-        metrics = tuple(float(np.mean([_record(each, metric).value for each in side])) for side in sides)
+        metrics = _mean_value(match.first, metric), _mean_value(match.second, metric)
         return compare_resamples(metrics, *_resampled(match, metric))
     first, second = match.first[0].result, match.second[0].result
     seed = digest([first.checkpoint.digest, second.checkpoint.digest, match.group, metric])
     one, another, scale = _scaled(match, metric)
     return compare_images(one, another, seed=int(seed[:16], 16), scale=scale)
+
+
+def _mean_value(side: Sequence[Measured], metric: str) -> float:
+    return float(np.mean([_record(each, metric).value for each in side]))
 
 
 def p_value(match: Match, metric: str) -> float:
@@ -214,12 +217,13 @@ def _by_conditions(measured: Sequence[Measured]) -> dict[str, dict[int, Measured
 def _difference(left: Mapping[str, Mapping[int, Measured]], right: Mapping[str, Mapping[int, Measured]]) -> str:
     # What differs between the two most similar results.
     sides = [[conditions(next(iter(seeds.values())).result) for seeds in side.values()] for side in (left, right)]
-    candidates = []
+    candidates: list[list[str]] = []
     for one in sides[0]:
         for other in sides[1]:
             keys = [key for key in one | other if one.get(key) != other.get(key)]
             candidates.append([f"{key} {_said(one.get(key))} against {_said(other.get(key))}" for key in keys])
-    return ", ".join(min(candidates, key=len))
+    fewest = min(candidates, key=len)
+    return ", ".join(fewest)
 
 
 def _said(value: Any) -> str:

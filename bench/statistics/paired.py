@@ -62,8 +62,8 @@ def compare_images(
     """
     binary = is_binary(first) and is_binary(second)
     differences = first - second if binary else rounded_differences(first, second)
-    counts = discordant(differences) if binary else (None, None)
-    if binary:
+    counts = discordant(differences) if binary else None
+    if counts:
         (low, high), p = discordant_interval(*counts, len(first)), mcnemar(*counts)
     else:
         (low, high), p = bootstrap(differences, np.random.default_rng(seed), resamples)
@@ -74,13 +74,13 @@ def compare_images(
         difference=scale * float(differences.mean()),
         low=scale * low,
         high=scale * high,
-        first_only=counts[0],
-        second_only=counts[1],
+        first_only=counts[0] if counts else None,
+        second_only=counts[1] if counts else None,
         test="McNemar, exact" if binary else "paired bootstrap",
         p=p,
         effect_name="Cohen's g" if binary else "Cohen's d_z",
-        effect=cohens_g(*counts) if binary else cohens_d(differences),
-        odds_ratio=counts[0] / counts[1] if counts[1] else None,
+        effect=cohens_g(*counts) if counts else cohens_d(differences),
+        odds_ratio=counts[0] / counts[1] if counts and counts[1] else None,
     )
 
 

@@ -29,7 +29,7 @@ def level_with_best(board: Board, measured: Iterable[Measured], kept: KeptTests[
     by_group: dict[str, dict[Key, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in measured:
         by_group[group_of(each.result)][key_of(each.result.checkpoint)].append(each)
-    found = {}
+    found: dict[Key, frozenset[Key]] = {}
     for group, metrics in board.groups.items():
         columns = [(group, metric) for metric in metrics if best(board, group, metric) is not None]
         found |= _level_in_group(_means(board, columns), by_group[group], kept)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -64,6 +64,16 @@ class Panel:
     boxes: tuple[Box, ...] = ()
     frame: int | None = None
     low: float | None = None
+
+
+class PanelMarks(TypedDict, total=False):
+    """What a panel shows beside its image; fields of `Panel`."""
+
+    title: str
+    caption: str
+    points: tuple[Spot, ...]
+    boxes: tuple[Box, ...]
+    frame: int | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from bench.run.checkpoints import checked_name, default_name, opened
-from bench.visualize.pictures import Panel
+from bench.visualize.pictures import Panel, PanelMarks
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec
@@ -40,9 +42,9 @@ class ShownImage:
         """Height and width in pixels."""
         return self.image.height, self.image.width
 
-    def panel(self, image: Image.Image | None = None, **more) -> Panel:
+    def panel(self, image: Image.Image | None = None, **marks: Unpack[PanelMarks]) -> Panel:
         """The image, or another version of it, as a panel."""
-        return image_panel(image or self.image, **more)
+        return image_panel(image or self.image, **marks)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,13 +186,13 @@ class Naming:
             raise ValueError(f"{self.name}: {error}") from error
 
 
-def image_panel(image: Image.Image, **more) -> Panel:
+def image_panel(image: Image.Image, **marks: Unpack[PanelMarks]) -> Panel:
     """An image as a panel; large ones are made smaller."""
     size = image.height, image.width
     if max(size) > DRAWN:
         image = image.copy()
         image.thumbnail((DRAWN, DRAWN))
-    return Panel(values=np.asarray(image), size=size, **more)
+    return Panel(values=np.asarray(image), size=size, **marks)
 
 
 def read_image(path: str) -> Image.Image:
@@ -241,5 +243,5 @@ def checkpoints_of(references: Sequence[str], names: Sequence[str] | None) -> tu
         raise ValueError(f"--name {' '.join(names)}: each checkpoint needs a name of its own")
     return tuple(
         ShownCheckpoint(reference=reference, given=name)
-        for reference, name in zip(references, names or [None] * len(references), strict=True)
+        for reference, name in zip(references, names or repeat(None, len(references)), strict=True)
     )

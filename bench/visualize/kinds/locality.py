@@ -20,9 +20,7 @@ from probes.features.kinds import feature_rows
 from probes.features.stand_ins import suited
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import candidate_boxes
-from probes.tasks.locality import PROTOCOLS
-
-PROBE = PROTOCOLS["locality@extrema"].task
+from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

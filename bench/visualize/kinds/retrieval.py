@@ -92,7 +92,7 @@ class Retrieval:
         )
         row, column = divmod(patch, grid[1])
         down, across = image.size[0] / grid[0], image.size[1] / grid[1]  # pixels of a patch
-        edges = (left * across, top * down, (left + width) * across, (top + height) * down)
+        edges = round(left * across), round(top * down), round((left + width) * across), round((top + height) * down)
         box = Box(
             left=(column - left) / width,
             right=(column + 1 - left) / width,
@@ -100,7 +100,7 @@ class Retrieval:
             bottom=(row + 1 - top) / height,
             style=point.number,
         )
-        part = image.image.crop(tuple(map(round, edges)))
+        part = image.image.crop(edges)
         return image.panel(part, boxes=(box,), frame=point.number, caption=caption)
 
 
