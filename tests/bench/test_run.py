@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.results.record import read_result
+from bench.results.record import DataUsed, read_result
+from bench.run.plan import effective_limit
 
 pytestmark = pytest.mark.usefixtures("toys")
 DATA = ("--data", "tiny=tiny:")
@@ -163,6 +164,17 @@ def test_a_limited_run_does_not_stand_for_the_full_one(run, out):
     assert code == 0 and "1 done" in said
     row = board(out)[0]
     assert "tiny/toy@one[limit=8]:top1_k1" in row and "tiny/toy@one:top1_k1" in row
+
+
+def test_a_limit_that_leaves_nothing_out_is_none(run, out):
+    code, said, _ = run("--suite", "toy@one", "--limit", "64")  # as many as the larger split has
+    (path,) = result_paths(out)
+    assert code == 0 and "1 done" in said and path.name == "toy@one-seed0.json" and read_result(path).limit is None
+    assert (
+        "0 done, 1 skipped" in run("--suite", "toy@one")[1] and list(board(out)[0]).count("tiny/toy@one:top1_k1") == 1
+    )
+    data = DataUsed(name="a", url="a:", images={"train": 60, "val": 20})
+    assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
 
 
 def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
