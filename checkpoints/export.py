@@ -8,7 +8,7 @@ cost.json             of our own pretrainings: what they took. A file of its own
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,25 @@ FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CARD, EVALUATIONS = "README.md", ".eval_results"  # what `bench card` adds, for the Hub
 CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
 CLASS_ATTENTION = ("class_query", "class_attention.")
+
+
+class Misfit(ValueError):
+    """The tensors are not those of the network that a spec describes.
+
+    problems: what is wrong, the tensor's name, and its shapes, such as ("missing ", "norm.weight", "")."""
+
+    def __init__(self, spec: ViTSpec, problems: Sequence[tuple[str, str, str]]) -> None:
+        super().__init__(spec, problems)  # both, as processes send each other their errors
+        self.spec, self.problems = spec, tuple(problems)
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def told(self, named: Callable[[str], str] = str) -> str:
+        """One line. named: our name of a tensor -> what its file calls it."""
+        sizes = f"{self.spec.label}, depth {self.spec.depth} and width {self.spec.width}"
+        problems = [f"{what}{named(name)}{shapes}" for what, name, shapes in self.problems]
+        return f"the tensors do not fit {sizes}: {some(problems, '; ')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +129,15 @@ class ViTExport(PreparesImages):
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()
-        problems = [f"missing {name}" for name in expected if name not in given]
-        problems += [f"unknown {name}" for name in given if name not in expected]
+        problems = [("missing ", name, "") for name in expected if name not in given]
+        problems += [("unknown ", name, "") for name in given if name not in expected]
         problems += [
-            f"{name} is {tuple(given[name].shape)}, not {tuple(expected[name].shape)}"
+            ("", name, f" is {tuple(given[name].shape)}, not {tuple(expected[name].shape)}")
             for name in expected
             if name in given and given[name].shape != expected[name].shape
         ]
         if problems:
-            raise ValueError(f"the tensors do not fit {self.spec.architecture}: {some(problems, '; ')}")
+            raise Misfit(self.spec, [(what, name.removeprefix("trunk."), shapes) for what, name, shapes in problems])
         for module in vit.modules():
             if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
                 module.to_empty(device="cpu", recurse=False)

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from checkpoints.dotted import LIGHTNING, UNFOLD, without_wrappers
-from checkpoints.export import ViTExport, some
+from checkpoints.export import Misfit, ViTExport, some
 from checkpoints.import_options import ImportOptions
 from checkpoints.reading import ForeignFile
 from checkpoints.recognition import TRUNK, beyond, table_kind
@@ -77,6 +77,7 @@ class BranchTensors:
     prefix: str
     options: ImportOptions
     used: set[str] = field(default_factory=set)
+    sources: dict[str, str] = field(default_factory=dict)  # our name of what was taken -> the file's
     assumed: set[str] = field(default_factory=set)  # what neither the file nor the user said
 
     @property
@@ -114,7 +115,19 @@ class BranchTensors:
                 raise ValueError(f"{self.file.path}: two tensors would become {new}, {self.prefix}{old} is one")
             taken[new] = self.file.tensors[self.prefix + old]
             self.used.add(self.prefix + old)
+            self.sources[new] = self.prefix + old
         return taken
+
+    def own_name(self, name: str) -> str:
+        """What the file calls a tensor, or would call it, as far as the same tensor of other blocks tells."""
+        if name in self.sources:
+            return self.sources[name]
+        _, number, rest = [*name.split(".", 2), "", ""][:3]
+        for new, old in self.sources.items():
+            other = re.fullmatch(rf"blocks\.(\d+)\.{re.escape(rest)}", new)
+            if other and name.startswith("blocks.") and old.count(f".{other[1]}.") == 1:
+                return old.replace(f".{other[1]}.", f".{number}.")
+        return self.prefix + name if self.prefix + PATCHES[0] in self.file.tensors else name
 
     def epochs(self, last: bool = False) -> int | None:
         """Finished epochs from the `epoch` of the file: their number or, where `last`, the index of the last one.
@@ -257,7 +270,8 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
     except ValueError as error:
         table = file.tensors.get(f"{branch.prefix}pos_embed")
         known = options.architecture is not None or (not extension.plugin and importer.recognise(file))
-        reason = beyond(branch.names, table, named=known) or str(error).removeprefix(f"{file.path}: ")
+        said = error.told(branch.own_name) if isinstance(error, Misfit) else str(error)
+        reason = beyond(branch.names, table, named=known) or said.removeprefix(f"{file.path}: ")
         raise ValueError(f"{file.path} as {key}: {reason}") from error
     facts = {
         "method": key,

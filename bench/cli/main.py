@@ -26,6 +26,7 @@ from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
 PATIENCE = 1.0  # seconds for another process to show the error: torchrun ends all when the first one ends
+MOST_NAMED = 4  # commands that a message names, as those that have an option
 PURPOSE = "Says how good a self-supervised Vision Transformer is."
 EPILOG = """examples:
   bench demo                                                       no data, no network
@@ -48,7 +49,9 @@ class Parser(argparse.ArgumentParser):
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for option in given[: given.index("--") if "--" in given else None]:
             if option not in known:
-                raise ValueError(f"no option {option}{meant(option, known, f'`{self.prog} --help`')}")
+                others = commands_with(option)
+                where = f"; it is one of {', '.join(others)}" if 0 < len(others) <= MOST_NAMED else ""
+                raise ValueError(f"no option {option}{where or meant(option, known, f'`{self.prog} --help`')}")
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -132,6 +135,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         if name == asked:
             command.refuse_unknown(argv[argv.index(name) + 1 :])
     return parser.parse_args(argv)
+
+
+def commands_with(option: str) -> list[str]:
+    """The commands that have an option, as `bench NAME`."""
+    found = []
+    for name in COMMANDS:
+        parser = Parser(add_help=False)
+        command_module(name).add_arguments(parser)
+        found += [f"bench {name}"] if option in parser._option_string_actions else []
+    return found
 
 
 def command_lines() -> str:

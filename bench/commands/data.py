@@ -47,19 +47,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_scenes(url: str, read_all: bool) -> int:
-    """The same for labelled scenes: every mask or size against its image."""
+    """The same for labelled scenes: every mask or size against its image. A split that cannot be opened, as a mask
+    lacks, is a problem like others."""
     import tempfile
     from pathlib import Path
 
-    from downstream.data.scenes import open_scenes, problems_of
+    from downstream.data.scenes import open_scenes, parse_scene_url, problems_of
     from engine.progress import Progress
     from imagesets.sets import SPLITS
 
     problems: list[str] = []
+    parse_scene_url(url)
     say(url)
     with tempfile.TemporaryDirectory() as folder:
         for split in SPLITS:
-            scenes = open_scenes(url, split, Path(folder))
+            try:
+                scenes = open_scenes(url, split, Path(folder))
+            except ValueError as error:
+                problems += [str(error)] if str(error) not in problems else []  # both splits may lack one folder
+                continue
             say(f"  {split}: {len(scenes):,} scenes, {len(scenes.classes)} classes")
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:

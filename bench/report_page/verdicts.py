@@ -36,32 +36,44 @@ def leaders_of(table: ShownTable) -> list[str]:
 
 def best_checkpoints(report: ReportContents) -> tuple[list[str], int, int]:
     """Who leads, or is level with the leader, in the most tables with two checkpoints or more; in how many, of how
-    many."""
+    many. Raw pixels are no checkpoint."""
     contested = [table for table in report.tables if len(competing(table)) > 1]
-    wins = Counter(name for table in contested for name in leaders_of(table))
+    floors = {row.name for table in contested for row in table.rows if row.kind == "floor"}
+    wins = Counter(name for table in contested for name in leaders_of(table) if name not in floors)
     most = max(wins.values(), default=0)
     return sorted(name for name, count in wins.items() if count == most), most, len(contested)
 
 
+def unbeaten_floor(report: ReportContents) -> int:
+    """In how many of these tables nothing is better than raw pixels, if in as many as the best checkpoints lead."""
+    floors = sum("floor" in _kinds_of_leaders(table) for table in report.tables if len(competing(table)) > 1)
+    return floors if floors >= best_checkpoints(report)[1] else 0
+
+
 def headline(report: ReportContents) -> str:
-    """One sentence on the whole board."""
+    """One sentence or two on the whole board."""
     names, most, contested = best_checkpoints(report)
-    if not names:
+    if not contested:
         return "Nothing was measured under one protocol for two checkpoints yet, so there is nothing to compare."
-    tables = f"{most} of {contested} table{'s' if contested > 1 else ''}"
+    tables = f"of {contested} table{'s' if contested > 1 else ''}"
+    floor = unbeaten_floor(report)
+    found = [f"Nothing is better than raw pixels in {floor} {tables}."] if floor else []
     if len(names) == 1:
-        return f"{names[0]} is the best checkpoint: best, or level with the best, in {tables}."
-    return f"{in_words(names)} are the best checkpoints: each is best, or level with the best, in {tables}."
+        found.append(f"{names[0]} is the best checkpoint: best, or level with the best, in {most} {tables}.")
+    elif names:
+        which = f"{in_words(names)} are the best checkpoints"
+        found.append(f"{which}: each is best, or level with the best, in {most} {tables}.")
+    return " ".join(found)
 
 
 def grounds(report: ReportContents) -> list[str]:
     """Sentences on why the headline can be trusted, and on what it does not cover."""
-    names, _, _ = best_checkpoints(report)
-    if not names:
+    names, _, contested = best_checkpoints(report)
+    if not contested:
         return []
     found = []
-    if any(row.kind == "floor" and row.name in names for table in report.tables for row in table.rows):
-        found.append("Raw pixels are among the best: these protocols do not see what the networks have learnt.")
+    if unbeaten_floor(report):
+        found.append("Where nothing is better than raw pixels, a protocol does not see what the networks have learnt.")
     found += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
     found.append("Level: a paired test on the same validation images does not tell two apart (5 %, Holm's correction).")
     chosen = sum(table.on_val for table in report.tables)
@@ -84,7 +96,7 @@ def _beaten(tables: Sequence[ShownTable], names: Sequence[str], kind: str) -> st
         kinds = {row.name: row.kind for row in competing(table)}
         others = {each for name, each in kinds.items() if name not in names}
         both += [table] if table.tested and set(names) <= set(kinds) and kind in others else []
-    if not both:
+    if not both or not names:
         return ""
     won = sum(set(names) <= set(leaders_of(table)) and kind not in _kinds_of_leaders(table) for table in both)
     who = "It is" if len(names) == 1 else "They are"

@@ -40,9 +40,9 @@ class Planned:
             yield from _wrapped(text_of_forecast(self.forecast), width)
 
 
-def planned(job: Job, spec: FrozenSpec, limit: int | None, forecast: Forecast | None = None) -> Planned:
-    """What a job would do with a network of this architecture, on at most `limit` images of each split."""
-    images = {split: min(count, limit or count) for split, count in job.data.images.items()}
+def planned(job: Job, spec: FrozenSpec, forecast: Forecast | None = None) -> Planned:
+    """What a job would do with a network of this architecture."""
+    images = {split: min(count, job.limit or count) for split, count in job.data.images.items()}
     if job.state == "done":
         return Planned(job=job, images=images)
     try:

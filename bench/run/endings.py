@@ -24,7 +24,7 @@ MAIN_METRICS = 3  # metrics that a line of output shows
 def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
     """Write the result file, or that of a failure; returns its path."""
     outcome = attempt.outcome
-    found = recorded(outcome, images_seen(job.data, space.limit))
+    found = recorded(outcome, images_seen(job.data, job.limit))
     result = Result(
         status="failed" if attempt.error else "ok",
         message=in_one_line(attempt.error) if attempt.error else "",
@@ -36,7 +36,7 @@ def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, att
         data=job.data,
         seed=space.seed,
         random=outcome.random,
-        limit=space.limit,
+        limit=job.limit,
         precision=space.precision,
         decode=space.decode,
         skip_bad=space.skip_bad,
@@ -66,7 +66,7 @@ def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attemp
         protocol=job.protocol,
         data=job.data,
         numbers=attempt.outcome.numbers,
-        limit=space.limit,
+        limit=job.limit,
         branch=branch_of(export),
     )
 

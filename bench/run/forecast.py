@@ -52,7 +52,7 @@ def forecasts(
     found = []
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
         inside = replace(space, data=job.data.url)
-        images = {split: min(count, space.limit or count) for split, count in job.data.images.items()}
+        images = {split: min(count, job.limit or count) for split, count in job.data.images.items()}
         try:
             known = models_of(speeds.get(job.data.name), job, export, classes, count_models)
             work = work_of(job, export, inside, images, classes(job), known)

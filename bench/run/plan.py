@@ -42,6 +42,7 @@ class Job:
     data: DataUsed
     path: Path  # of the result file
     state: State
+    limit: int | None = None  # images of each split that it may use; None: no limit, or one that leaves none out
 
     @property
     def title(self) -> str:
@@ -138,9 +139,15 @@ def _job(
         modified=bool(chosen.changes),
         changes=chosen.changes,
     )
-    path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, space))
+    limit = effective_limit(space.limit, data)
+    path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, replace(space, limit=limit)))
     state: State = "new" if rerun else job_state(path, data, space.skip_bad)
-    return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state)
+    return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
+
+
+def effective_limit(limit: int | None, data: DataUsed) -> int | None:
+    """The limit, or None where it leaves no image of any split out: such a result is the one without a limit."""
+    return None if limit is None or all(count <= limit for count in data.images.values()) else limit
 
 
 def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:

@@ -216,7 +216,7 @@ def _run_one(
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
-        space = replace(request.space, data=together[0].data.url, wanted=wanted)
+        space = replace(request.space, data=together[0].data.url, limit=together[0].limit, wanted=wanted)
         for job, attempt in attempts(together, export, space):
             ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
             if world.is_rank0:
@@ -275,7 +275,7 @@ def _show_plan(
         jobs = plan(request.out, checkpoint, data, selected, request.space, request.rerun)
         foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
         plans[checkpoint_title(checkpoint)] = [
-            planned(job, checkpoint.spec, request.space.limit, each) for job, each in zip(jobs, foretold, strict=True)
+            planned(job, checkpoint.spec, each) for job, each in zip(jobs, foretold, strict=True)
         ]
     shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
     chosen = [each for each in selected if each.name in shown or not plans]  # others are left out

@@ -1,4 +1,4 @@
-"""What `bench compare` found, and its output: tables and a sentence for each comparison, or JSON, or CSV."""
+"""What `bench compare` found, and its output: tables and a sentence for each pair and protocol, or JSON, or CSV."""
 
 import csv
 import io
@@ -50,16 +50,27 @@ class Comparisons:
 
 
 def to_text(comparisons: Comparisons) -> str:
-    """Tables, one for each pair and protocol, then the sentences, then what was not compared; printable."""
+    """Tables, one for each pair and protocol, then a sentence for each, then what was not compared; printable."""
     found, lines = comparisons.found, []
     for title, rows in groupby(found, comparison_title):
         lines += [title, *_table(list(rows)), ""]
-    lines += [conclusion(each, len(found)) for each in found]
+    mains = main_comparisons(found)
+    lines += [conclusion(each, len(found)) for each in mains]
+    if len(mains) < len(found):
+        lines.append("These are the first metrics of their protocols; the tables have all, --metric M says another.")
     if found:
         unit = "points" if all(each.unit == "%" for each in found) else "points or the unit given"
         lines += ["", f"Differences in {unit}. p: two-sided, on the same images. The intervals are not Holm-corrected."]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
+
+
+def main_comparisons(found: Sequence[Comparison]) -> list[Comparison]:
+    """Of each pair and protocol the first, which is of the main metric that can be tested."""
+    first: dict[tuple[str, str, str], Comparison] = {}
+    for each in found:
+        first.setdefault((each.first, each.second, each.group), each)
+    return list(first.values())
 
 
 def conclusion(each: Comparison, over: int) -> str:

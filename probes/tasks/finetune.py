@@ -60,7 +60,7 @@ class Finetune(FinetuneSettings, Task):
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
-        self.check_fills(count)
+        self.check_fills(count, least=", or one of each class if that is more," if self.fraction < 1 else "")
         steps = self.epochs * (count // self.batch)
         found = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
         found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
@@ -86,10 +86,14 @@ class Finetune(FinetuneSettings, Task):
         batches = mixed_groups(ready.groups(range(UPDATES)), space)
         return {"start": start, **rehearsed_training(ready.training, batches, ready.selection)}
 
-    def check_fills(self, images: int, where: str = "") -> None:
-        """ValueError for fewer training images than a batch."""
+    def check_fills(self, images: int, where: str = "", least: str = "") -> None:
+        """ValueError for fewer training images than a batch. least: how many a share has at least, in words."""
         if images < self.batch:
-            raise ValueError(f"{where}{images} images do not fill a batch of {self.batch}; set a smaller batch")
+            key = type(self).__module__.rpartition(".")[2]
+            raise ValueError(
+                f"{where}{images} images{least} do not fill a batch of {self.batch}; set a smaller batch: "
+                f"--set {key}.batch=N"
+            )
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

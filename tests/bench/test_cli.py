@@ -69,6 +69,7 @@ WRONG = [
     (["list", "mae", "--recipes"], "--recipes are of methods; for those of mae alone: bench list mae"),
     (["list", "knn", "--protocols"], "--protocols are of tasks or downstream; for those of knn alone: bench list knn"),
     (["list", "--colour"], "no option --colour; there are: --help, --protocols, --recipes"),
+    (["run", "--heads", "3"], "no option --heads; it is one of bench import, bench inspect\n"),
     (["run", "--chec", "x"], "no option --chec; did you mean '--checkpoint'?"),
     (["run", "--chekpoint=x"], "no option --chekpoint; did you mean '--checkpoint'? `bench run --help` lists them all"),
     (["run", "--checkpoint", "x", "--rerum"], "no option --rerum; did you mean '--rerun'?"),

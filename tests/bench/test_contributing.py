@@ -113,8 +113,9 @@ def test_a_layout_is_checked_and_evaluated_on(contributed, bench, exports, tmp_p
     (result,) = map(read_result, result_files(tmp_path / "out"))
     assert result.metrics["mIoU"].value > 0 and result.data.images == {"train": 64, "val": 24}
     (scenes / "masks/val/7.png").unlink()
-    code, _, err = bench("data", "check", f"pairs:{scenes}")
-    assert code == 2 and "1 images of val have no mask, such as masks/val/7.png" in err
+    code, said, err = bench("data", "check", f"pairs:{scenes}")
+    assert code == 1 and not err and "train: 64 scenes" in said
+    assert f"  FIX: pairs:{scenes}: 1 images of val have no mask, such as masks/val/7.png\n" in said
 
 
 def test_both_are_listed_and_told_about(contributed, bench):

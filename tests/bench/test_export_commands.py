@@ -311,6 +311,12 @@ def test_not_all_bad_scenes_are_listed(bench, monkeypatch):
     assert code == 1 and out.count("  FIX: wrong\n") == 20 and out.endswith("  and 10 more scenes with problems\n")
 
 
+def test_scenes_that_are_not_there_are_one_thing_to_fix(bench, tmp_path):
+    code, out, err = bench("data", "check", f"masks:{tmp_path}")
+    assert code == 1 and not err and out.count("FIX: ") == 1
+    assert f"  FIX: masks:{tmp_path}: no folder images/ there; put images into images/train" in out
+
+
 def test_statistics_of_a_file_that_names_none(bench, toys, exports, tmp_path):
     """As `bench import` and `bench inspect` take them; whatever names its own is not asked."""
     import timm

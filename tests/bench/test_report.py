@@ -96,8 +96,14 @@ def test_grounds_say_what_the_best_was_tested_against_and_what_is_too_good():
     told = " ".join(grounds(found))
     assert "It is significantly better than raw pixels in 1 of 1 tables that have both." in told
     assert "better than initial weights in 1 of 1 tables" in told and "No number was chosen" in told
-    told = " ".join(grounds(report_of(results, level_of(a, floor))))
-    assert "Raw pixels are among the best" in told and "than raw pixels" not in told
+    found = report_of(results, level_of(a, floor))
+    assert headline(found).startswith("Nothing is better than raw pixels in 1 of 1 table. a is the best checkpoint: ")
+    told = " ".join(grounds(found))
+    assert "Where nothing is better than raw pixels, a protocol does not" in told and "pixels in 0 of 1 tables" in told
+    found = report_of([result(floor, 90.0), result(a, 80.0)], level_of(floor))
+    assert headline(found) == "Nothing is better than raw pixels in 1 of 1 table." and "It is" not in str(
+        grounds(found)
+    )
     top1 = replace(results[0].metrics["top1"], chosen_on_val=True)
     found = report_of([replace(results[0], metrics={"top1": top1}), *results[1:]], level_of(a))
     assert "1 of 1 tables report numbers that were chosen on the validation images" in " ".join(grounds(found))

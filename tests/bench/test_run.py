@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.results.record import read_result
+from bench.results.record import DataUsed, read_result
+from bench.run.plan import effective_limit
 
 pytestmark = pytest.mark.usefixtures("toys")
 DATA = ("--data", "tiny=tiny:")
@@ -165,6 +166,16 @@ def test_a_limited_run_does_not_stand_for_the_full_one(run, out):
     assert "tiny/toy@one[limit=8]:top1_k1" in row and "tiny/toy@one:top1_k1" in row
 
 
+def test_a_limit_that_leaves_nothing_out_is_none(run, out):
+    code, said, _ = run("--suite", "toy@one", "--limit", "64")  # as many as the larger split has
+    (path,) = result_paths(out)
+    assert code == 0 and "1 done" in said and path.name == "toy@one-seed0.json" and read_result(path).limit is None
+    assert "0 done, 1 skipped" in run("--suite", "toy@one")[1]
+    assert [name for name in board(out)[0] if name.endswith(":top1_k1")] == ["tiny/toy@one:top1_k1"]
+    data = DataUsed(name="a", url="a:", images={"train": 60, "val": 20})
+    assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
+
+
 def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
     words = ("--suite", "knn@dino,linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
     code, said, _ = bench("run", "--checkpoint", exports[0], *words, *DATA, "--out", out, "--dry-run", "--limit", "40")
@@ -185,7 +196,8 @@ def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(b
     code, said, _ = bench("run", "--checkpoint", *checkpoints, *words, "--dry-run")
     assert code == 1 and not out.exists()
     assert "first: random" in said and "second: random" in said
-    assert said.count("would fail: 64 images do not fill a batch of 1024; set a smaller batch\n") == 2
+    why = "would fail: 64 images do not fill a batch of 1024; set a smaller batch: --set finetune.batch=N "
+    assert " ".join(said.split()).count(why) == 2
     assert "\ncannot be used: --checkpoint /nowhere.pth: no checkpoint '/nowhere.pth'" in said
     assert "6 to do, of which 2 would fail; nothing was run or written (--dry-run)" in said
     code, said, err = bench("run", "--checkpoint", *checkpoints, *words)

@@ -1,6 +1,7 @@
 """The export folder: whole or absent, strict in both directions, and what a change to it does."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -126,7 +127,9 @@ def test_tensors_that_do_not_fit_are_named():
     tensors["head.weight"] = tensors.pop("blocks.1.norm2.bias")
     with pytest.raises(ValueError) as error:
         replace(made, tensors=tensors).build()
-    for text in ("missing trunk.blocks.1.norm2.bias", "unknown trunk.head.weight", "norm.weight is (3,), not (16,)"):
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+    assert "depth 2 and width 16: " in str(error.value) and "trunk." not in str(error.value)
+    for text in ("missing blocks.1.norm2.bias", "unknown head.weight", "norm.weight is (3,), not (16,)"):
         assert text in str(error.value)
 
 

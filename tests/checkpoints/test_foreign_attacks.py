@@ -190,7 +190,7 @@ class TestSizes:
             ({"width": 10**6, "heads": 1}, "pos_embed is .*, not .1, 17, 1000000"),
             ({"depth": 10**9}, "at most 256 blocks"),
             ({"image_size": 8 * 10**6}, "a grid of 1000000 x 1000000 patches: at most 256 x 256"),
-            ({"registers": 10**9}, "missing trunk.reg_token"),
+            ({"registers": 10**9}, "missing .*reg_token"),
             ({"architecture": "hf-hub:nobody/nothing"}, "must be timm's name of a model"),
             ({"architecture": "eva02_tiny_patch14_224"}, "is timm's Eva|timm cannot build"),
             ({"norm_eps": "small"}, "norm_eps='small': must be a number"),
