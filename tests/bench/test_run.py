@@ -176,36 +176,6 @@ def test_a_limit_that_leaves_nothing_out_is_none(run, out):
     assert [effective_limit(limit, data) for limit in (None, 60, 61, 59, 20)] == [None, None, None, 59, 20]
 
 
-def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
-    words = ("--suite", "knn@dino,linear_sgd@mst", "--set", "linear_sgd@mst.epochs=3", "linear_sgd@mst.batch=16")
-    code, said, _ = bench("run", "--checkpoint", exports[0], *words, *DATA, "--out", out, "--dry-run", "--limit", "40")
-    assert code == 0 and not out.exists()
-    assert "  knn@dino, version 1\n      k=10,20,100,200 temperature=0.07 " in said
-    assert "  linear_sgd@mst, version 2 (modified)\n      lrs=0.00024 " in said and " epochs=3 " in said
-    assert "image size 32, forward passes 72, gallery 40, queries 32\n" in said
-    sizes = "image size 32, heads 1, epochs 3, steps 9, batch 16, forward passes 144"
-    assert " ".join(said.split()).count(sizes) == 1  # three epochs of 36, 4 that choose, 32 of validation
-    assert "\ntasks that read the same features share their forward passes\n" in said and "\n2 to do;" in said
-    many = bench("run", "--checkpoint", exports[0], "--suite", "everything", *DATA, "--out", out, "--dry-run")[1]
-    assert "protocols: bench list PROTOCOL\n" in many and "temperature=" not in many
-
-
-def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(bench, exports, out):
-    words = ("--suite", "knn@dino,linear@dino_cached,finetune@mae", *DATA, "--out", out)
-    checkpoints = (exports[0], "/nowhere.pth", exports[1])
-    code, said, _ = bench("run", "--checkpoint", *checkpoints, *words, "--dry-run")
-    assert code == 1 and not out.exists()
-    assert "first: random" in said and "second: random" in said
-    why = "would fail: 64 images do not fill a batch of 1024; set a smaller batch: --set finetune.batch=N "
-    assert " ".join(said.split()).count(why) == 2
-    assert "\ncannot be used: --checkpoint /nowhere.pth: no checkpoint '/nowhere.pth'" in said
-    assert "6 to do, of which 2 would fail; nothing was run or written (--dry-run)" in said
-    code, said, err = bench("run", "--checkpoint", *checkpoints, *words)
-    assert (
-        code == 2 and not said and "--checkpoint /nowhere.pth: no checkpoint" in err and not list(out.rglob("*.json"))
-    )
-
-
 def test_a_dry_run_does_nothing(run, out):
     code, said, _ = run("--suite", "toy", "--dry-run", "--limit", "8")
     assert code == 0
