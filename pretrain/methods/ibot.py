@@ -1,8 +1,8 @@
 """iBOT (Zhou et al. 2022): DINO on masked crops, and each masked patch predicts what the teacher says of it unmasked.
 
 Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py, models/head.py. Of its options Swin, ReLUs in the head,
-batch norms over groups of processes, other numbers of prototypes for patches than for class tokens, more than two global
-crops, and training without masked patches are not here.
+batch norms over groups of processes, other numbers of prototypes for patches than for class tokens, more than two
+global crops, and training without masked patches are not here.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, D width, d bottleneck, K prototypes.
 """
 
