@@ -42,7 +42,7 @@ class Planned:
 
 def planned(job: Job, spec: FrozenSpec, forecast: Forecast | None = None) -> Planned:
     """What a job would do with a network of this architecture."""
-    images = {split: min(count, job.limit or count) for split, count in job.data.images.items()}
+    images = job.images
     if job.state == "done":
         return Planned(job=job, images=images)
     try:

@@ -51,8 +51,7 @@ def forecasts(
     shares = Shares()
     found = []
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
-        inside = replace(space, data=job.data.url)
-        images = {split: min(count, job.limit or count) for split, count in job.data.images.items()}
+        inside, images = job.place(space), job.images
         try:
             known = models_of(speeds.get(job.data.name), job, export, classes, count_models)
             work = work_of(job, export, inside, images, classes(job), known)

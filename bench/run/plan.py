@@ -50,6 +50,15 @@ class Job:
         changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
         return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
 
+    @property
+    def images(self) -> dict[str, int]:
+        """How many images of each split it uses."""
+        return {split: min(count, self.limit or count) for split, count in self.data.images.items()}
+
+    def place(self, space: Workspace) -> Workspace:
+        """The same space with the images that it uses."""
+        return replace(space, data=self.data.url, limit=self.limit)
+
 
 def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
     """`--data NAME=URL ...` as a mapping. Only the smoke suite has a default. ValueError says what to write."""

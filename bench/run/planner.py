@@ -71,7 +71,7 @@ def _calibrated(
     """Name of the image set -> what is measured on it, for its jobs."""
     found = {}
     for name, first in {job.data.name: job for job in reversed(jobs)}.items():
-        space = replace(request.space, data=first.data.url)
+        space = first.place(request.space)
         tasks = [(job.chosen.name, job.chosen.task) for job in jobs if job.data.name == name]
         path = calibration_path(space, export, first.data.fingerprints)
         found[name] = calibrated(path, export, space, tasks, classes(first), fresh)

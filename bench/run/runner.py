@@ -216,7 +216,7 @@ def _run_one(
             tally.skipped += len(together)
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
-        space = replace(request.space, data=together[0].data.url, limit=together[0].limit, wanted=wanted)
+        space = replace(together[0].place(request.space), wanted=wanted)
         for job, attempt in attempts(together, export, space):
             ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
             if world.is_rank0:
