@@ -130,7 +130,8 @@ def class_colours(seen: Counter[int], classes: int) -> np.ndarray:
     found = np.zeros((max(256, classes), 3), np.uint8)
     drawn = [colorsys.hsv_to_rgb(hue, 0.85, value) for hue, value in zip(hues, values, strict=True)]
     found[:classes] = np.rint(255 * np.array(drawn).reshape(-1, 3))
-    for (number, _), colour in zip(seen.most_common(len(FAR_APART)), FAR_APART, strict=False):
+    largest = seen.most_common(len(FAR_APART))
+    for (number, _), colour in zip(largest, FAR_APART[: len(largest)], strict=True):
         found[number] = list(bytes.fromhex(colour[1:]))
     return found
 

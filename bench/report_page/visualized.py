@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from PIL import Image
@@ -99,7 +100,7 @@ def picture_files(out: Path) -> list[Path]:
             if path.is_dir() and not path.is_symlink() and not (folder == out and path.name in OTHERS):
                 yield from below(path, depth - 1)
 
-    return [path for path, _ in zip(below(out, DEPTH), range(FILES), strict=False)]
+    return list(islice(below(out, DEPTH), FILES))
 
 
 def _read(path: Path, out: Path, names: Mapping[str, str]) -> tuple[bytes, ShownPicture] | None:

@@ -200,7 +200,7 @@ def _draw_row(sheet: Sheet, row: PanelRow, places: Sequence[float], top: float) 
     if row.label:
         label = fitted_text(row.label, row.height)[0]
         sheet.text(EDGE + LABEL / 2 - GAP / 2, panel_top + row.height / 2, label, rotation="vertical")
-    for left, panel in zip(places, row.panels, strict=False):
+    for left, panel in zip(places[: len(row.panels)], row.panels, strict=True):
         if panel is not None:
             height = min(row.height, CELL * panel.size[0] / panel.size[1])
             _draw_panel(sheet.axes(left, panel_top, CELL, height), panel)
