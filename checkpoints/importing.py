@@ -308,7 +308,7 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
     except Exception as error:
         if isinstance(error, ValueError):
             raise
-        said = f"{type(error).__name__}: {first_line(error)}"
+        said = f"{type(error).__name__}: " + str(error).partition("\n")[0]
         if extension.plugin:
             raise ValueError(f"{branch.file.path}: {extension.title} fails: {said}") from error
         if not isinstance(error, (RuntimeError, IndexError)):
@@ -317,10 +317,6 @@ def _converted(importer: ModuleType, extension: Extension, branch: BranchTensors
             f"its tensors do not fit each other as those of {extension.key} do ({said}); the file is broken or of "
             "another method"
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOptions) -> BranchTensors:
