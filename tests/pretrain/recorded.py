@@ -59,8 +59,8 @@ def close(ours: Tensor | float, theirs: Tensor | float, limit: float, what: str 
 
 
 def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, rounding: float = ROUNDING) -> None:
-    """The same of a gradient's norm, unless both are below `rounding`; where the recorded one is 0, so is ours. Elsewhere
-    ours may be rounding: that of attention among one token, say."""
+    """The same of a gradient's norm, unless both are below `rounding`; where the recorded one is 0, so is ours. For
+    recordings elsewhere it may be rounding: that of attention among one token, say."""
     ours, what = gradient.norm().item(), f"gradient norm of {what}"
     if norm == 0:
         assert ours <= (EXACT if ELSEWHERE else 0), f"{what}: {ours:.2e}, recorded 0"
