@@ -1,15 +1,12 @@
-"""Guards of docs/architecture.md: who may import whom, how long a file may be, and that the source stays ASCII."""
+"""Rules of docs/architecture.md that no linter checks: who may import whom, and what starts without heavy libraries."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 LEVEL = {"engine": 0, "imagesets": 1, "checkpoints": 1, "probes": 2, "downstream": 2, "pretrain": 2, "bench": 3}
 FILES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
 HEAVY = {"mmseg", "mmdet", "mmengine", "mmcv", "faiss", "cyanure", "matplotlib", "torch", "timm", "sklearn", "scipy"}
 
 
@@ -25,14 +22,13 @@ def imports(path: Path, top_only: bool = False) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_downward(path):
-    package = path.relative_to(ROOT).parts[0]
-    for name, relative in imports(path):
-        assert relative == 0, f"{path}: relative import"
-        target = name.split(".")[0]
-        if target in LEVEL and target != package:
-            assert LEVEL[target] < LEVEL[package], f"{path} imports {name}"
+def test_imports_point_downward():
+    upward = []
+    for path in FILES:
+        package = path.relative_to(ROOT).parts[0]
+        targets = {name.split(".")[0] for name, _ in imports(path)} & LEVEL.keys() - {package}
+        upward += [f"{path.relative_to(ROOT)}: {target}" for target in targets if LEVEL[target] >= LEVEL[package]]
+    assert not upward
 
 
 def imported_files() -> dict[str, set[str]]:
@@ -82,28 +78,10 @@ def test_circles_are_found():
     assert set(circle(files | {"a.y.two": {"a.x.one"}})) == {"a.x.one", "a.y.two"}
 
 
-@pytest.mark.parametrize("path", FILES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short_and_ascii(path):
-    text = path.read_text(encoding="ascii")
-    assert len(text.splitlines()) <= 400
-    assert path.stem not in {"utils", "misc", "helpers", "common", "base"}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_say_what_they_are(path):
-    if path.name != "__init__.py":
-        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+def test_source_is_ascii():
+    assert not [str(path) for path in [*FILES, *(ROOT / "tests").rglob("*.py")] if not path.read_text().isascii()]
 
 
 def test_the_command_line_imports_nothing_heavy():
     for path in [ROOT / "bench/__main__.py", ROOT / "bench/cli/main.py", ROOT / "engine/extensions.py"]:
         assert not HEAVY & {name.split(".")[0] for name, _ in imports(path, top_only=True)}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_printed_raw(path):
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    if path != ROOT / "engine" / "printing.py":
-        assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)], (
-            f"{path}: use engine.printing.say"
-        )
