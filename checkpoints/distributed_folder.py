@@ -7,12 +7,12 @@ Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +72,7 @@ def read_distributed(folder: Path) -> ForeignFile:
             known = read_pickle(stream, STAND_INS, "latin1").values
         stored, places = known["state_dict_metadata"], known["storage_data"]
         pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
+        _check_lengths(folder, pieces.values())
         tensors = {name: _tensor(folder, name, each, pieces) for name, each in stored.items() if _is_tensor(each)}
     except OSError as error:
         raise ValueError(
@@ -86,6 +87,14 @@ def read_distributed(folder: Path) -> ForeignFile:
     return foreign_file(folder, digest([sha256_of_file(folder / name) for name in files]), tensors)
 
 
+def _check_lengths(folder: Path, places: Collection[Mapping[str, Any]]) -> None:
+    """ValueError unless the files are as long as all their pieces together, which bounds the memory that these take."""
+    claimed = sum(place["length"] for place in places)
+    held = sum((folder / name).stat().st_size for name in {_file_of(place) for place in places})
+    if not isinstance(claimed, int) or min((place["length"] for place in places), default=0) < 0 or claimed > held:
+        raise ValueError(f"its pieces are of {claimed} bytes, its files of {held}")
+
+
 def _is_tensor(stored: Any) -> bool:
     return isinstance(stored, Attributes) and "chunks" in stored.values
 
@@ -93,10 +102,10 @@ def _is_tensor(stored: Any) -> bool:
 def _tensor(folder: Path, name: str, stored: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]) -> Tensor:
     size = stored.values["size"]
     boxes: Boxes = [(chunk.values["offsets"], chunk.values["sizes"]) for chunk in stored.values["chunks"]]
-    _check_boxes(name, size, boxes)
-    found = [pieces[name, start] if (name, start) in pieces else pieces[name, None] for start, _ in boxes]
+    found = [pieces[name, start if len(boxes) > 1 or (name, start) in pieces else None] for start, _ in boxes]
     if prod(size) > sum(place["length"] for place in found):
         raise ValueError(f"{name} is larger than its files")
+    _check_boxes(name, size, boxes)
     if OPTIMISER.fullmatch(name):
         return torch.empty(size, device="meta")
     whole: Tensor | None = None
@@ -116,20 +125,25 @@ def _check_boxes(name: str, size: Shape, boxes: Boxes) -> None:
         and all(first + side <= whole for first, side, whole in zip(start, sides, size, strict=True))
         for start, sides in boxes
     )
-    twice = any(_overlap(*pair) for pair in combinations(boxes, 2))
-    if not inside or twice or sum(prod(sides) for _, sides in boxes) != prod(size):
+    covered = inside and sum(prod(sides) for _, sides in boxes) == prod(size)
+    if covered and len(boxes) > 1:  # as many values as it has: each once, unless one is in no piece
+        seen = np.zeros(size, bool)
+        for start, sides in boxes:
+            seen[tuple(slice(first, first + side) for first, side in zip(start, sides, strict=True))] = True
+        covered = bool(seen.all())
+    if not covered:
         raise ValueError(f"the pieces of {name} do not make a tensor of {size}")
 
 
-def _overlap(first: tuple[Shape, Shape], second: tuple[Shape, Shape]) -> bool:
-    spans: Iterator[tuple[int, int, int, int]] = zip(*first, *second, strict=True)
-    return all(start < other + length and other < start + side for start, side, other, length in spans)
-
-
-def _piece(folder: Path, place: Mapping[str, Any]) -> Tensor:
+def _file_of(place: Mapping[str, Any]) -> str:
+    """Name of the file in the folder that holds a piece."""
     path, transforms = place["relative_path"], place.get("transform_descriptors")
     if transforms or not isinstance(path, str) or Path(path).name != path:
         raise ValueError(f"pieces that are transformed ({transforms}) or elsewhere ({path!a})")
-    with open(folder / path, "rb") as stream:
+    return path
+
+
+def _piece(folder: Path, place: Mapping[str, Any]) -> Tensor:
+    with open(folder / _file_of(place), "rb") as stream:
         stream.seek(place["offset"])
         return tensor_in(stream.read(place["length"]))

@@ -14,6 +14,7 @@ from pathlib import Path
 import timm
 import torch
 from huggingface_hub import hf_hub_download, list_repo_files
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 
 from checkpoints.export import ViTExport, digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
@@ -36,6 +37,7 @@ RENAMES = {r"^dist_token$": "reg_token"}  # a distilled DeiT is a plain ViT with
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # timm's order of preference, models/_hub.py:262-303
 LONGEST_REASON = 300  # characters of a library's message
 AGREEMENT = 1e-5  # of the largest value, in float32
+CONFUSED = (TypeError, AttributeError, ValueError)  # what settings of a config.json raise that are no settings
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def open_model(reference: str) -> TimmModel:
                     model = _filled(reference, _from_hub(place))
                 else:
                     model = timm.create_model(reference, pretrained=True)
-    except (RuntimeError, OSError, TypeError, KeyError, AttributeError, ValueError) as error:
+    except (RuntimeError, OSError, ArithmeticError, AssertionError, LookupError, *CONFUSED) as error:
         reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
         if isinstance(error, KeyError):
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
@@ -97,8 +99,17 @@ def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:
 
 def _filled(reference: str, weights: Path) -> torch.nn.Module:
     tensors = read_foreign(weights).tensors
+    source, _, place = reference.partition(":")
+    _, name, settings = (load_model_config_from_hf if source == "hf-hub" else load_model_config_from_path)(place)
+    if timm.is_model(name) and name not in timm.list_models(module=FAMILY):
+        raise ValueError(f"it is a {name}; timm's VisionTransformer, Beit and Eva can be imported")
+    depth = (settings or {}).get("depth", 0)
+    if not isinstance(depth, int) or depth > len(tensors):
+        raise ValueError(f"its config.json says depth={depth!a:.40}, and {weights.name} holds {len(tensors)} tensors")
     with torch.device("meta"), Undrawn():  # shapes must fit before memory is taken for them
-        timm.create_model(reference, pretrained=False).load_state_dict(tensors, strict=True, assign=True)
+        model = timm.create_model(reference, pretrained=False)
+        model.load_state_dict(tensors, strict=True, assign=True)
+    spec_of(model, "it")  # its grid too: rotary tables are in no file
     with Undrawn():
         model = timm.create_model(reference, pretrained=False)
     model.load_state_dict(tensors, strict=True)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint import metadata as official
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from checkpoints.distributed_folder import read_distributed
+from checkpoints.distributed_folder import _check_boxes, read_distributed
 from checkpoints.dotted import WRAPPERS
 from checkpoints.reading import read_foreign
 from checkpoints.resolve import load
@@ -81,6 +82,45 @@ def test_pieces_of_several_processes_are_put_together(tmp_path):
     tensors = read_distributed(in_pieces(tmp_path / "pieces")).tensors
     for name, tensor in TREE.items():
         assert torch.equal(tensors[f"teacher.{name}"].reshape(tensor.shape), tensor), name
+
+
+def many_pieces(folder: Path, count: int, overlap: bool = False, claimed: int = 0) -> Path:
+    """A vector in pieces of one value. overlap: the last piece lies where the first does. claimed: length of each."""
+    folder.mkdir()
+    starts = [*range(count - 1), 0 if overlap else count - 1]
+    chunks = [official.ChunkStorageMetadata(offsets=torch.Size((at,)), sizes=torch.Size((1,))) for at in starts]
+    places = {}
+    with open(folder / "__0_0.distcp", "wb") as file:
+        for at in range(count):
+            begin = file.tell()
+            torch.save(torch.full((1,), float(at)), file)
+            info = _StorageInfo(relative_path="__0_0.distcp", offset=begin, length=claimed or file.tell() - begin)
+            places[official.MetadataIndex("w", torch.Size((at,)))] = info
+    properties = official.TensorProperties(dtype=torch.float32)
+    stored = official.TensorStorageMetadata(properties=properties, size=torch.Size((count,)), chunks=chunks)
+    whole = official.Metadata(state_dict_metadata={"w": stored}, storage_data=places)
+    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+    return folder
+
+
+def test_many_pieces_are_put_together(tmp_path):
+    assert torch.equal(read_distributed(many_pieces(tmp_path / "many", 300)).tensors["w"], torch.arange(300.0))
+    for wrong, message in (
+        (dict(overlap=True), "the pieces of w do not make"),
+        (dict(claimed=10**9), "its pieces are"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_distributed(many_pieces(tmp_path / message, 4, **wrong))
+
+
+def test_checking_pieces_takes_a_time_that_grows_as_they_do():
+    """To compare all pairs of so many takes minutes."""
+    boxes = [((row, column), (1, 1)) for row in range(200) for column in range(100)]
+    began = time.process_time()
+    _check_boxes("w", (200, 100), boxes)
+    with pytest.raises(ValueError, match="the pieces of w do not make"):
+        _check_boxes("w", (200, 100), [*boxes[:-1], boxes[0]])
+    assert time.process_time() - began < 10
 
 
 def test_what_is_wrong_with_a_distributed_checkpoint_is_one_line(tmp_path):

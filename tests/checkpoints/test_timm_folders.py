@@ -180,6 +180,27 @@ def test_a_folder_whose_weights_do_not_fit_says_which(width, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": 200_000}, r"depth=200000, and model\.safetensors holds 29 tensors"),
+        ({"depth": 10**12}, "depth=1000000000000, "),
+        ({"depth": 1e300}, "depth=1e"),
+        ({"img_size": 8 * 10**5, "pos_embed": "none"}, "at most 256 x 256 can be computed"),
+        ({"patch_size": 0}, "timm cannot load"),
+    ],
+)
+def test_a_config_that_asks_for_more_than_the_weights_is_refused_at_once(settings, message, tmp_path):
+    saved(tmp_path, "vit_base_patch16_224", TINY | dict(pos_embed="none"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model_args"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=message) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value) and time.monotonic() - began < 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["", "state_dict.", "state_dict_ema."])
 @pytest.mark.parametrize("key", ["plain", "registers", "beit, fine-tuned head"])
@@ -224,7 +245,7 @@ def test_without_a_connection_it_fails_at_once_in_one_line(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet10t", {}, "is a ResNet; timm's VisionTransformer, Beit and Eva can be imported"),
+        ("resnet10t", {}, "is a resnet10t; timm's VisionTransformer, Beit and Eva can be imported"),
         ("vit_base_patch16_18x2_224", TINY, "its block is timm's ParallelThingsBlock"),
         ("vit_base_patch16_xp_224", TINY, "its block is timm's ParallelScalingBlock"),
         ("vit_dwee_patch16_reg1_gap_256", TINY, "its attention is timm's DiffAttention"),
