@@ -8,11 +8,12 @@ cost.json             of our own pretrainings: what they took. A file of its own
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +36,10 @@ FILES = {"config.json", "model.safetensors", "extra.safetensors", COST}
 CARD, EVALUATIONS = "README.md", ".eval_results"  # what `bench card` adds, for the Hub
 CARD_MARK = "<!-- written by bench card; delete this line to keep your changes -->"
 CLASS_ATTENTION = ("class_query", "class_attention.")
+SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
+# Relative position tables for a training that goes on: one shared by all blocks as it is, a copy of it in every block,
+# or beside that one of zeros in every block of a network that has none.
+Tables = Literal["per_block", "shared", "fresh"]
 
 
 class Misfit(ValueError):
@@ -159,6 +164,43 @@ class ViTExport(PreparesImages):
                 tensors[name] = resize_relative(tensor, self.spec.grid, spec.grid)
         facts = dict(self.facts) | {"resized_from": self.spec.image_size}
         return ViTExport.make(spec, self.preparation, tensors, self.extra, facts)
+
+    def with_tables(self, tables: Tables) -> "ViTExport":
+        """The same function with relative position tables that train otherwise. ValueError where blocks take none."""
+        spec, tensors = self.spec, dict(self.tensors)
+        if fresh := spec.relative_position == "none" and tables == "fresh":
+            offsets = (2 * spec.grid[0] - 1) * (2 * spec.grid[1] - 1) + 3  # three of the class token
+            table, spec, tensors = torch.zeros(offsets, spec.heads), *self._as_beit()
+        elif spec.relative_position == "shared" and tables != "shared":
+            table, spec = tensors.pop(SHARED_TABLE), replace(spec, relative_position="per_block")
+        else:
+            return self
+        for block in range(spec.depth):
+            tensors[f"blocks.{block}.attn.relative_position_bias_table"] = table.clone()
+        export = replace(self, spec=spec, tensors=tensors, fingerprint={})
+        if fresh:
+            before = self.fingerprint or fingerprint(self.build(), self.preparation)
+            before = {name: point for name, point in before.items() if name.startswith("block")}
+            after = fingerprint(export.build(), self.preparation)
+            if fingerprint_differences(before, {name: after[name] for name in before}):
+                raise ValueError(f"{self.spec.architecture}: its blocks are not BEiT's; use tables=per_block")
+        return export
+
+    def _as_beit(self) -> tuple[ViTSpec, dict[str, Tensor]]:
+        """Spec and tensors of BEiT's names, without the keys' bias, which a softmax over keys does not see."""
+        spec = self.spec
+        if spec.family != "vit" or not spec.class_token or spec.registers or spec.class_attention:
+            raise ValueError(
+                f"{spec.label}: relative position tables need a plain ViT with a class token; use tables=per_block"
+            )
+        tensors = {}
+        for name, tensor in self.tensors.items():
+            if name.endswith("attn.qkv.bias"):
+                queries, _, values = tensor.chunk(3)
+                tensors |= {name.replace("qkv.bias", "q_bias"): queries, name.replace("qkv.bias", "v_bias"): values}
+            else:
+                tensors[re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name)] = tensor
+        return replace(spec, architecture="beit_base_patch16_224", relative_position="per_block"), tensors
 
     def save(self, folder: Path | str) -> Path:
         """Write the folder in one step; an older export there is replaced, anything else is not."""

@@ -1,7 +1,7 @@
 """Object detection and instance segmentation on COCO's layout: training and outcome of both tasks."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +17,7 @@ from downstream.metrics.average_precision import weighted_ap
 from downstream.models.libraries import libraries_used, quiet_libraries
 from downstream.planning import detection_operations, drawn_detections, untrained, work_of_training
 from engine.resampling import Score, resampled
-from engine.tasks import Metric, Outcome, Workspace
+from engine.tasks import Metric, Outcome, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, StepDecay
 from engine.work import Kind, Scale, Work
 
@@ -96,7 +96,7 @@ class Detection(DetectionSettings, DenseTask):
         return Plan(
             task=self.KEY,
             export=export,
-            settings=asdict(self),
+            settings=settings_of(self),
             train=train,
             val=val,
             batch=self.batch,

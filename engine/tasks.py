@@ -4,8 +4,9 @@ A task is a frozen, keyword-only dataclass of its settings with `run(export, spa
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 from typing import Protocol as Interface
@@ -207,6 +208,21 @@ class Task:
         """The same task for `--select`: it selects among its heads or epochs by held-out training images, or by the
         validation images. Tasks without such a selection stay as they are."""
         return self
+
+
+# Metadata of a setting that published tasks gained later. `settings_of` leaves it out at its default, so that digests
+# of protocols, names of results and states of trainings from before it existed still hold.
+ADDED = {"added": True}
+
+
+def settings_of(task: Task, complete: bool = False) -> dict[str, Any]:
+    """Settings of a task as JSON values (tuples become lists).
+
+    complete: with settings that were ADDED later and have their defaults.
+    """
+    late = {} if complete else {entry.name: entry.default for entry in fields(task) if entry.metadata.get("added")}
+    settings = {name: value for name, value in asdict(task).items() if name not in late or value != late[name]}
+    return json.loads(json.dumps(settings, default=str))
 
 
 @dataclass(frozen=True, kw_only=True)

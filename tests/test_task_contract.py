@@ -10,7 +10,7 @@ from own_networks import write_networks
 from PIL import Image
 
 from bench.cli.meanings import meanings
-from bench.cli.settings import Change, changed, setting_text, settings_of
+from bench.cli.settings import Change, changed, setting_text
 from bench.development.protocol_page import PAGE, protocol_page
 from bench.development.protocols import ROOT, own_tasks, protocol_versions, read_record
 from checkpoints.export import ViTExport
@@ -18,7 +18,7 @@ from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
-from engine.tasks import Outcome, Workspace
+from engine.tasks import Outcome, Workspace, settings_of
 from engine.work import Scale
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}

@@ -5,14 +5,12 @@ One syntax: TASK.FIELD=VALUE for the tasks of a run (bench/run/suites.py), FIELD
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from engine.choices import meant
-from engine.tasks import Task
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -26,11 +24,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}"
-
-
-def settings_of(task: Task) -> dict[str, Any]:
-    """All settings of a task as JSON values (tuples become lists)."""
-    return json.loads(json.dumps(dataclasses.asdict(task), default=str))
 
 
 def read_changes(texts: Sequence[str], form: str, example: str) -> list[Change]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from bench.cli.settings import settings_of
 from bench.run.suites import KINDS
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
+from engine.tasks import settings_of
 
 ROOT = Path(__file__).parents[2]  # of the checkout
 RECORD = Path("tests/golden/protocols.json")

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cli.settings import settings_of
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
@@ -26,7 +25,7 @@ from bench.run.fitting import fits, left_out, refused_networks, without_data
 from bench.run.suites import ChosenProtocol
 from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, stands_in_for
 from engine.extensions import extensions
-from engine.tasks import Workspace
+from engine.tasks import Workspace, settings_of
 from imagesets.sets import SPLITS, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]

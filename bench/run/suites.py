@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from bench.cli.messages import in_one_line
-from bench.cli.settings import Change, changed, read_changes, settings_of
+from bench.cli.settings import Change, changed, read_changes
 from engine.choices import meant
 from engine.extensions import Extension, extensions, loaded, refused
-from engine.tasks import Protocol, SelectOn, Task
+from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")
 LAYOUT_IS = "dense tasks name that of their scenes, probes none"
@@ -168,6 +168,6 @@ def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
 
 
 def _with_task(chosen: ChosenProtocol, task: Task) -> ChosenProtocol:
-    before, after = settings_of(chosen.task), settings_of(task)
+    before, after = settings_of(chosen.task, complete=True), settings_of(task, complete=True)
     changes = {name: value for name, value in after.items() if value != before[name]}
     return replace(chosen, protocol=replace(chosen.protocol, task=task), changes=changes)

@@ -5,7 +5,7 @@ searched on the first split and kept for the others, the mean over splits of mIo
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ from downstream.loop.training import Plan, open_both, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import Polynomial
 from engine.work import Scale, Work
 
@@ -155,7 +155,7 @@ class Segmenter(Segmentation):
     def plan_at(self, lr: float, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         """One training at one rate."""
         steps = -(-len(train) // self.batch)  # of an epoch; Segmenter's loader keeps the last, smaller batch
-        settings = {name: value for name, value in asdict(self).items() if name not in ("lr", "splits", "images")}
+        settings = {name: value for name, value in settings_of(self).items() if name not in ("lr", "splits", "images")}
         return Plan(
             task=self.KEY,
             export=export,

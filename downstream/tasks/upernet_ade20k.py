@@ -5,7 +5,7 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -18,7 +18,7 @@ from downstream.loop.training import Plan, open_both, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
-from engine.tasks import Outcome, Protocol, Workspace
+from engine.tasks import Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, Polynomial
 from engine.work import Scale, Work
 
@@ -119,7 +119,7 @@ class UperNet(Segmentation):
         return Plan(
             task=self.KEY,
             export=export,
-            settings=asdict(self),
+            settings=settings_of(self),
             train=train,
             val=val,
             batch=self.batch,

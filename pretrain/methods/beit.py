@@ -102,7 +102,13 @@ _VIT_B = Recipe(
 )
 RECIPES = {
     "vit_b": _VIT_B,
-    "vit_l": replace(_VIT_B, spec=replace(VIT_L, **RELATIVE), settings=Settings(layer_scale_start=1e-5)),
+    "vit_l": replace(
+        _VIT_B,
+        source="Bao et al. 2022, table 12 (clipping at 1.0, layer scale 1e-5); else as vit_b",
+        spec=replace(VIT_L, **RELATIVE),
+        settings=Settings(layer_scale_start=1e-5),
+        clip=1.0,
+    ),
     "32px": replace(
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.method import Encoder, Step, TrainProgress
-from pretrain.parts.heads import PrototypeHead, Prototypes, projector_tensors
+from pretrain.method import Step, TrainProgress
+from pretrain.parts.heads import PrototypeHead, Prototypes
 from pretrain.parts.losses import dino_loss, masked_patch_loss
 from pretrain.parts.mask_shapes import MaskShape, VaryingMask
 from pretrain.parts.masking import with_mask_tokens
@@ -26,7 +26,6 @@ from pretrain.parts.self_distillation import (
     POSITIONS,
     SMALL,
     SMOKE,
-    Branch,
     DistillationSettings,
     SelfDistillation,
     small_recipes,
@@ -165,9 +164,6 @@ class Ibot(SelfDistillation):
         found = {"cls": 1.0, "patch": masked if self.is_masking else 0.0}
         return {name: share * log(self.settings.prototypes) for name, share in found.items() if share}
 
-    def encoders(self) -> dict[str, Encoder]:
-        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
-
 
 def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, settings: Settings) -> None:
     """Gives heads `last_layer2`, prototypes of patches, where they do not share those of class tokens. The teacher's
@@ -180,12 +176,6 @@ def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, setting
 
 def patch_prototypes(head: PrototypeHead) -> Prototypes:
     return getattr(head, "last_layer2", head.last_layer)
-
-
-def encoder_of(branch: Branch) -> Encoder:
-    """For the export; the head's layers under the importer's names, as the semi-supervised recipe reads the first of
-    them (evaluation/semi_supervised/eval_cls.py:207-256)."""
-    return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.heads import Norm, PrototypeHead, class_token
+from pretrain.parts.heads import Norm, PrototypeHead, class_token, projector_tensors
 from pretrain.parts.sizes import VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
@@ -186,7 +186,13 @@ class SelfDistillation(Method):
         return [(self.teacher, self.student)]
 
     def encoders(self) -> dict[str, Encoder]:
-        return {"teacher": Encoder(vit=self.teacher.vit), "student": Encoder(vit=self.student.vit)}
+        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
+
+
+def encoder_of(branch: Branch) -> Encoder:
+    """For the export; the head's layers under the importers' names, as semi-supervised recipes read the first of them
+    (iBOT evaluation/semi_supervised/eval_cls.py:207-256)."""
+    return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
 def check(spec: ViTSpec, settings: DistillationSettings) -> None:

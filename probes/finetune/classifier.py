@@ -1,26 +1,26 @@
 """An export with a classifier on top for end-to-end training: which tokens the head reads, behind which norm.
 
     avg   mean of the patches -> a fresh LayerNorm -> head; the pretrained final norm is thrown away
-          (MAE models_vit.py:23-53, MOCA --use_fc_norm, LUT; BEiT, SimMIM and ExtreMA modeling_finetune.py:204-276)
+          (MAE models_vit.py:23-53, MOCA --use_fc_norm, LUT; BEiT, SimMIM and ExtreMA modeling_finetune.py:204-276),
+          unless `pooled_norm` keeps its weights for the new one (CAE tools/run_class_finetuning.py:371-377)
     cls   class token behind the pretrained final norm -> head (iBOT --use_cls)
 
 Class-attention blocks (ExtreMA) are left out under "avg" and trained under "cls". Position tables are trained too, even
-sine tables. The first layer of the pretrained projector may precede the head (SimCLR-v2's semi-supervised recipe).
+sine tables, unless `train_positions` is false. The first layer of the pretrained projector may precede the head
+(SimCLR-v2's semi-supervised recipe).
 B images of a batch, D width or the projector layer's, C classes.
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from checkpoints.export import CLASS_ATTENTION, ViTExport
-from probes.finetune.settings import FinetuneSettings
+from probes.finetune.settings import FinetuneSettings, PooledNorm
 
 WITH_RELU = ("mocov3", "byol")  # methods whose projector has ReLU where the others have GELU
-SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 
 
 class Classifier(nn.Module):
@@ -28,9 +28,12 @@ class Classifier(nn.Module):
 
     def __init__(self, export: ViTExport, classes: int, settings: FinetuneSettings, seed: int) -> None:
         super().__init__()
-        export = with_tables(export, settings.tables)
+        export = export.with_tables(settings.tables)
         self.pool = settings.pool
-        self.vit = (averaged(export) if settings.pool == "avg" else with_class(export)).build(settings.drop_path)
+        export = averaged(export, settings.pooled_norm) if settings.pool == "avg" else with_class(export)
+        self.vit = export.build(settings.drop_path)
+        if self.vit.trunk.pos_embed is not None:
+            self.vit.trunk.pos_embed.requires_grad_(settings.train_positions)
         self.entry = projector_layer(export) if settings.projector else nn.Identity()
         self.head = nn.Linear(self.entry[0].out_features if settings.projector else export.spec.width, classes)
         generator = torch.Generator().manual_seed(seed)
@@ -50,15 +53,22 @@ class Classifier(nn.Module):
         return self.head(self.features(images))
 
     def timm_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters under timm's names."""
-        return [(name.removeprefix("vit.").removeprefix("trunk."), p) for name, p in self.named_parameters()]
+        """All parameters that train, under timm's names."""
+        trained = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
+        return [(name.removeprefix("vit.").removeprefix("trunk."), parameter) for name, parameter in trained]
 
 
-def averaged(export: ViTExport) -> ViTExport:
-    """The trunk alone. A fresh norm (weight 1, bias 0) after the mean over patches replaces the final one."""
+def averaged(export: ViTExport, norm: PooledNorm = "fresh") -> ViTExport:
+    """The trunk alone. A norm after the mean over patches replaces the final one: fresh (weight 1, bias 0), or with the
+    pretrained weights. ValueError where there are none."""
     spec = replace(export.spec, pool="avg", final_norm="pooled", class_attention=0)
-    tensors = {name: t for name, t in export.tensors.items() if not name.startswith(("norm.", "fc_norm."))}
-    tensors |= {"fc_norm.weight": torch.ones(spec.width), "fc_norm.bias": torch.zeros(spec.width)}
+    final = {name: t for name, t in export.tensors.items() if name.startswith(("norm.", "fc_norm."))}
+    tensors = {name: tensor for name, tensor in export.tensors.items() if name not in final}
+    if norm == "fresh":
+        final = {"weight": torch.ones(spec.width), "bias": torch.zeros(spec.width)}
+    elif not final:
+        raise ValueError("the model has no final norm to start from: add --set finetune.pooled_norm=fresh")
+    tensors |= {f"fc_norm.{name.rpartition('.')[2]}": tensor for name, tensor in final.items()}
     extra = {name: t for name, t in export.extra.items() if not name.startswith(CLASS_ATTENTION)}
     return replace(export, spec=spec, tensors=tensors, extra=extra, fingerprint={})
 
@@ -73,18 +83,6 @@ def with_class(export: ViTExport) -> ViTExport:
             "the model's final norm is for the mean of its patches: add --set finetune.pool=avg, or semi.pool=avg"
         )
     return export
-
-
-def with_tables(export: ViTExport, tables: Literal["per_block", "shared"]) -> ViTExport:
-    """The same function, with a shared relative position table copied into every block if `tables` says so (SimMIM
-    utils.py:209-221, BEiT), or shared as it is (data2vec run_class_finetuning.py:324)."""
-    if export.spec.relative_position != "shared" or tables == "shared":
-        return export
-    spec = replace(export.spec, relative_position="per_block")
-    tensors = {name: tensor for name, tensor in export.tensors.items() if name != SHARED_TABLE}
-    for block in range(spec.depth):
-        tensors[f"blocks.{block}.attn.relative_position_bias_table"] = export.tensors[SHARED_TABLE].clone()
-    return replace(export, spec=spec, tensors=tensors, fingerprint={})
 
 
 def projector_layer(export: ViTExport) -> nn.Sequential:

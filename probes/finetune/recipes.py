@@ -12,7 +12,6 @@ MOCA = dict(lr=1e-3, drop_path=0.2, size="B")
 DEIT = dict(
     lr=5e-4,
     lr_rule="batch/512",
-    epochs=150,
     schedule="deit",
     start=1e-6,
     floor=1e-5,
@@ -21,6 +20,21 @@ DEIT = dict(
     head_std=0.02,
     mixed_together=256,
     repeats=3,
+    size="B",
+)
+# DeiT's code, as iBOT has it for transfer: no layer decay, and its networks exempt no tokens from weight decay.
+IBOT_TRANSFER = dict(DEIT, lr=7.5e-6, batch=768, epochs=1000, decay_tokens=True, mixed_together=96)
+CAE = dict(BEIT, lr=8e-3, batch=4096, warmup_epochs=5, tables="fresh", train_positions=False, pooled_norm="pretrained")
+MASKFEAT = dict(
+    lr=1e-3,
+    batch=2048,
+    warmup_epochs=20,
+    floor=4e-6,
+    decay_tokens=True,
+    head_std=0.02,
+    head_scale=1e-3,
+    mixed_together=64,
+    judge_every=10,
     size="B",
 )
 SMOKE = dict(
@@ -37,6 +51,22 @@ SMOKE = dict(
     erase=0.0,
     mixup=0.0,
     cutmix=0.0,
+)
+
+DEIT_SOURCE = (
+    "facebookresearch/deit main.py (lr 5e-4 for 512 images, warm-up from 1e-6, floor 1e-5, repeated augmentation; its "
+    "averaged weights are not judged); batch 4 x 256 is that of DeiT's README; it reports the best epoch on val: "
+    "select=val"
+)
+CAE_SOURCE = (
+    "tools/run_class_finetuning.py:218-219 (RandAugment), :371-377 (the norm behind the mean starts as the encoder's), "
+    "models/modeling_finetune.py:431 (sine positions do not train) and a relative table of zeros in every block (:39); "
+    "it reports the best epoch on val: select=val"
+)
+MASKFEAT_SOURCE = (
+    "cosine by update; tokens decay, ZERO_DECAY_POS_CLS), slowfast/config/defaults.py:1281-1284 (rate and floor grow "
+    "with the shards); ours: the warm-up begins at 0, not 1e-8, biases of the new norm and the head at 0, not 0.02 and "
+    "2e-5; it reports the best epoch on val: select=val"
 )
 
 MAE_SOURCE = "facebookresearch/mae FINETUNE.md and main_finetune.py; it reports the best epoch on val: select=val"
@@ -116,35 +146,87 @@ PUBLISHED = {
         "run_class_finetuning.py; best epoch on val",
         2,
     ),
+    "finetune@msn": Published(
+        dict(MAE, drop_path=0.2),
+        "facebookresearch/msn README.md:121 (fine-tuned by MAE's code) and its paper, appendix A.4 (ViT-B: lr 2e-3 at "
+        "batch 1024, 100 epochs, warm-up 5, layer decay 0.65, drop path 0.2); else " + MAE_SOURCE,
+    ),
+    "finetune@beit_L": Published(
+        dict(BEIT, lr=1e-3, epochs=50, warmup_epochs=5, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"),
+        "microsoft/unilm beit/get_started_for_image_classification.md (BEiT-large after self-supervision, 8 x 64 x 2 "
+        "images), run_class_finetuning.py; best epoch on val",
+    ),
     "finetune@data2vec": Published(
         dict(BEIT, warmup_epochs=10, drop_path=0.2, weight_decay=0.0, tables="shared"),
         "facebookresearch/data2vec_vision README.md (ViT-B), run_class_finetuning.py:324-325; its image statistics are "
         "0.5 unless the export says otherwise (--statistics half on import); best epoch on val",
         2,
     ),
+    "finetune@data2vec_L": Published(
+        dict(
+            BEIT,
+            lr=5e-3,
+            epochs=50,
+            warmup_epochs=5,
+            drop_path=0.25,
+            mixed_together=64,
+            tables="shared",
+            size="L",
+        ),
+        "facebookresearch/data2vec_vision README.md (ViT-L, 16 x 64 images; its command names run_cyclical.py, which "
+        "takes none of these options, and leaves the warm-up open: 5 epochs as BEiT's L is ours); else as "
+        "finetune@data2vec",
+    ),
     "finetune@deit": Published(
-        DEIT,
-        "facebookresearch/moco-v3 README.md (End-to-End Classification: DeiT's code with --epochs 150, 83.2 for its "
-        "ViT-B) and facebookresearch/deit main.py (lr 5e-4 for 512 images, warm-up from 1e-6, floor 1e-5, repeated "
-        "augmentation; its averaged weights are not judged); batch 4 x 256 is that of DeiT's README; it reports the "
-        "best epoch on val: select=val",
+        dict(DEIT, epochs=150),
+        "facebookresearch/moco-v3 README.md:85 (DeiT's code, ViT-B for 150 epochs, 83.2) and " + DEIT_SOURCE,
         2,
     ),
     "finetune@deit_S": Published(
-        dict(DEIT, size="S"), "facebookresearch/moco-v3 README.md: its ViT-S by the same command, see finetune@deit", 2
+        dict(DEIT, epochs=300, size="S"),
+        "facebookresearch/moco-v3 README.md:85 (DeiT's defaults, 300 epochs; 150 are its ViT-B's alone) and "
+        + DEIT_SOURCE,
+        3,
+    ),
+    "finetune@ibot_transfer": Published(
+        IBOT_TRANSFER,
+        "bytedance/ibot run.sh:223-299 (8 x 96 images, lr 7.5e-6 for 512, 1000 epochs, class token; 7.5e-5 on Cars, "
+        "360 epochs on iNaturalist), evaluation/README.md:117 (no layer decay; ViT-S: lr 5e-5 and 2.5e-5 on "
+        "iNaturalist 2018 and 2019), evaluation/eval_cls.py; its averaged weights, which it does not judge, are left out; "
+        "it reports the best epoch on val: select=val",
     ),
     "finetune@maskfeat": Published(
-        dict(lr=1e-3, batch=2048, warmup_epochs=20, head_std=0.02, head_scale=1e-3, mixed_together=32, size="B"),
-        "facebookresearch/SlowFast projects/maskfeat, ViT-B (lr 2e-3 for 512 images, batch 2048, layer decay 0.65, "
-        "drop path 0.1, warm-up 20, a cosine by update to 1e-6); ours: the warm-up begins at 0, not 1e-8, the head's "
-        "bias at 0; it reports the best epoch on val: select=val",
-        2,
+        MASKFEAT,
+        "facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_B_MaskFeat_FT.yaml (lr 2e-3 and floor 1e-6 for a shard "
+        "of 8 x 64 images, here four: batch 2048, layer decay 0.65, drop path 0.1, warm-up 20, every 10th epoch "
+        "judged, " + MASKFEAT_SOURCE,
+        3,
+    ),
+    "finetune@maskfeat_L": Published(
+        dict(
+            MASKFEAT,
+            epochs=50,
+            warmup_epochs=5,
+            floor=8e-6,
+            layer_decay=0.75,
+            mixed_together=32,
+            judge_every=1,
+            size="L",
+        ),
+        "facebookresearch/SlowFast configs/masked_ssl/in1k_VIT_L_MaskFeat_FT.yaml (lr 1e-3 and floor 1e-6 for a shard "
+        "of 8 x 32 images, here eight: batch 2048, 50 epochs, layer decay 0.75, drop path 0.1, warm-up 5, "
+        + MASKFEAT_SOURCE,
     ),
     "finetune@cae": Published(
-        dict(BEIT, lr=8e-3, batch=4096, warmup_epochs=5),
-        "lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 4096, warm-up 5, layer decay 0.65, drop path "
-        "0.1), BEiT's code; it reports the best epoch on val: select=val",
-        2,
+        CAE,
+        "lxtGH/CAE scripts/cae_base_finetune.sh (ViT-B: lr 8e-3 at batch 32 x 128, warm-up 5, layer decay 0.65, drop "
+        "path 0.1), " + CAE_SOURCE,
+        3,
+    ),
+    "finetune@cae_L": Published(
+        dict(CAE, lr=2e-3, epochs=50, layer_decay=0.75, drop_path=0.2, mixed_together=64, size="L"),
+        "lxtGH/CAE scripts/cae_large_finetune.sh (ViT-L: lr 2e-3 at batch 32 x 64 x 2, 50 epochs, layer decay 0.75, "
+        "drop path 0.2), " + CAE_SOURCE,
     ),
 }
 

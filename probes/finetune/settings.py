@@ -1,14 +1,17 @@
 """Settings of a fine-tuning, and what follows from them alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal
 
+from checkpoints.export import Tables
 from engine import checks
+from engine.tasks import ADDED
 from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from imagesets.augmentation import check_policy
 
 Select = Literal["last", "holdout", "val"]
+PooledNorm = Literal["fresh", "pretrained"]
 RULES = {
     "batch/256": lambda batch: batch / 256,
     "batch/512": lambda batch: batch / 512,
@@ -38,7 +41,12 @@ class FinetuneSettings:
     pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
     head_std: float = 2e-5  # standard deviation of the head's initial weights
     head_scale: float = 1.0  # factor on these weights
-    tables: Literal["per_block", "shared"] = "per_block"  # whether blocks get copies of a shared relative table
+    # Relative position tables: a shared one copied into every block or kept, or fresh ones for a network that has none.
+    tables: Tables = "per_block"
+    # Train the position table that is added to the patches.
+    train_positions: bool = field(default=True, metadata=ADDED)
+    # Weights at the start of the norm behind the mean of the patches, under pool=avg.
+    pooled_norm: PooledNorm = field(default="fresh", metadata=ADDED)
     projector: bool = False  # the head reads the first layer of the pretrained projector
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
     crop_scale: float = 0.08  # least share of the image that a random crop takes

@@ -1,7 +1,7 @@
 """A linear probe of one export on one image set: its features, its training, its outcome; and several together."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from engine.files import digest
-from engine.tasks import Outcome, Workspace
+from engine.tasks import Outcome, Workspace, settings_of
 from engine.training.schedules import PacedCosine
 from imagesets.sets import ImageSet
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
@@ -69,7 +69,7 @@ class Probe:
         return {
             "version": VERSION,
             "export": self.export.digest,
-            "settings": asdict(self.task),
+            "settings": settings_of(self.task),
             "train": self.train.fingerprint,
             "plain": self.gallery.facts,
             "val": self.queries.facts,

@@ -21,7 +21,7 @@ from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
 from engine.files import digest
-from engine.tasks import Outcome, SelectOn, Task, Workspace
+from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.micro_batches import share_of
 from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet
@@ -216,7 +216,7 @@ class Finetune(FinetuneSettings, Task):
         return {
             "version": VERSION,
             "export": export.digest,
-            "settings": asdict(self),
+            "settings": settings_of(self),
             "train": train.fingerprint,
             "val": val.fingerprint,
             "plan": asdict(plan),
@@ -260,7 +260,11 @@ class ReadyTraining(NamedTuple):
 
 
 PROTOCOLS = protocols_of(Finetune, PUBLISHED)
-PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in PUBLISHED if name not in REPORTS_LAST_EPOCH}, version=2)
+REPORTED = {name: protocol for name, protocol in PROTOCOLS.items() if name not in REPORTS_LAST_EPOCH}
+PROTOCOLS |= as_reported(REPORTED, version=2)
+PROTOCOLS |= as_reported({name: protocol for name, protocol in REPORTED.items() if protocol.version == 1})
+CHANGED = ("finetune@cae", "finetune@deit_S", "finetune@maskfeat")
+PROTOCOLS |= as_reported({name: PROTOCOLS[name] for name in CHANGED}, version=3)
 # Its appendix E has a drop path of 0.1, its README's command 0.2.
 PROTOCOLS |= as_reported({"finetune@extrema_22k": PROTOCOLS["finetune@extrema_22k"]}, version=2, drop_path=0.1)
 

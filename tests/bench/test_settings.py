@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from bench.cli.settings import Change, changed, read_changes, settings_of
+from bench.cli.settings import Change, changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
 from engine.choices import MAX_LISTED, meant
-from engine.tasks import Protocol, Task
+from engine.tasks import Protocol, Task, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)

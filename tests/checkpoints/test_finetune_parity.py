@@ -22,9 +22,13 @@ from engine.layer_decay import layer_groups
 from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, WarmupCosine
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
 
 TOLERANCE = 1e-6
 PAIR = ("weight", "bias")
+# SlowFast's names of the classifier and the norm in front of it -> ours.
+OURS = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in (("norm", "fc_norm"), ("head.projection", "head"))
+        for kind in PAIR}  # fmt: skip
 AVERAGE = FinetuneSettings(pool="avg", drop_path=0.0)
 PROJECTED = FinetuneSettings(pool="cls", projector=True, drop_path=0.0)
 
@@ -137,7 +141,33 @@ def extrema() -> Case:
     )
 
 
+def cae() -> Case:
+    """Tables of zeros that are added to every block, and the encoder's norm behind the mean of the patches."""
+    record = tensors("cae/cae_encoder.safetensors")
+    settings = replace(AVERAGE, tables="fresh", train_positions=False, pooled_norm="pretrained")
+    classifier = build(imported("cae"), settings, under(record, "finetune.head.", "head."))
+    return Case(
+        classifier=classifier,
+        images=record["in.image"],
+        features=record["finetune.out.features"],
+        logits=record["finetune.out.logits"],
+    )
+
+
+def maskfeat() -> Case:
+    record = tensors("maskfeat/maskfeat_encoder.safetensors")
+    given = under(record, "finetune.norm.", "fc_norm.") | under(record, "finetune.head.projection.", "head.")
+    return Case(
+        classifier=build(imported("maskfeat"), AVERAGE, given),
+        images=record["in.image"],
+        features=record["finetune.out.features"],
+        logits=record["finetune.out.train_output"],
+    )
+
+
 CASES = {
+    "cae": cae,
+    "maskfeat": maskfeat,
     "mae_gap": mae_gap,
     "mae_cls": mae_cls,
     "lut": lut,
@@ -231,19 +261,25 @@ def test_ibot_projector_layer():
 
 
 @pytest.mark.parametrize(
-    ("name", "path"),
+    ("name", "path", "decays_tokens"),
     [
-        ("mae_gap", "mae/mae_finetune.safetensors"),
-        ("lut", "lut/lut_finetune.safetensors"),
-        ("simmim_same", "simmim/simmim_finetune.safetensors"),
+        ("cae", "cae/cae_encoder.safetensors", False),
+        ("mae_gap", "mae/mae_finetune.safetensors", False),
+        ("maskfeat", "maskfeat/maskfeat_encoder.safetensors", True),
+        ("lut", "lut/lut_finetune.safetensors", False),
+        ("simmim_same", "simmim/simmim_finetune.safetensors", False),
     ],
 )
-def test_rate_scales_and_weight_decays_are_the_official_ones(name, path):
+def test_rate_scales_and_weight_decays_are_the_official_ones(name, path, decays_tokens):
     config, classifier = facts(path), CASES[name]().classifier
-    decay = max(scale for scale, _ in config["lr_scale_and_wd"].values() if scale < 1)  # the last block's scale
-    groups = layer_groups(classifier.timm_parameters(), classifier.vit.spec.depth, decay, config["wd"])
+    recorded = config.get("lr_scale_and_wd") or config["finetune_lr_scale_and_wd"]
+    recorded = {OURS.get(name, name): pair for name, pair in recorded.items()}
+    decay = max(scale for scale, _ in recorded.values() if scale < 1)  # the last block's scale
+    groups = layer_groups(classifier.timm_parameters(), classifier.vit.spec.depth, decay, config["wd"], decays_tokens)
     found = {name: [group["lr_scale"], group["weight_decay"]] for group in groups for name in group["names"]}
-    assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in config["lr_scale_and_wd"].items()}
+    assert found == {name: pytest.approx(pair, rel=1e-12) for name, pair in recorded.items()}
+    if name in ("cae", "maskfeat"):
+        assert FINETUNE[f"finetune@{name}"].task.decay_tokens == decays_tokens
 
 
 def progress(step: int, steps_per_epoch: int, epochs: int) -> TrainProgress:

@@ -14,11 +14,17 @@ from toy_dino import SIZES, SPEC, prepared, recipe
 
 from engine.distributed import World
 from engine.seeding import AUGMENT, seeded
+from pretrain.loop.exporting import exports_of
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
 from pretrain.methods.dino import METHOD, RECIPES
+from pretrain.methods.mst import METHOD as Mst
+from pretrain.methods.mst import Settings as MstSettings
+from pretrain.parts.heads import class_token
 from pretrain.parts.losses import dino_loss
 from pretrain.parts.self_distillation import DistillationSettings as Settings
+from probes.finetune.classifier import Classifier
+from probes.finetune.settings import FinetuneSettings
 
 IMAGES = 4
 
@@ -159,6 +165,22 @@ def test_recipes_build_the_encoder_that_the_importer_gives(name):
     spec = RECIPES[name].spec
     assert (spec.position, spec.position_resize, spec.pool) == ("learned", "bicubic_offset", "cls")
     Settings(**vars(RECIPES[name].settings))
+
+
+@pytest.mark.parametrize("method", [METHOD, Mst])
+@torch.no_grad()
+def test_exports_keep_the_projector_that_semi_supervised_recipes_start_from(method):
+    """The classifier's features are the head's first layer, as it stands in the training network."""
+    settings = Settings if method is METHOD else MstSettings
+    trained = method(SPEC, settings(**SIZES))
+    images = torch.randn(2, 3, SPEC.image_size, SPEC.image_size, generator=torch.Generator().manual_seed(0))
+    for (_, export), branch in zip(
+        exports_of(trained, {"method": "dino"}), (trained.teacher, trained.student), strict=True
+    ):
+        classifier = Classifier(export, 3, FinetuneSettings(pool="cls", projector=True, drop_path=0.0), seed=0).eval()
+        layer = branch.eval().head.mlp[:3] if method is Mst else branch.eval().head.mlp[:2]
+        official = layer(class_token(branch.vit, images))
+        torch.testing.assert_close(classifier.features(images), official, atol=1e-5, rtol=1e-5)
 
 
 MISTAKES = [

@@ -51,14 +51,20 @@ def config_of(task, images: int) -> FinetuneConfig:
         ("moca", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
         ("moca_L", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
         ("deit", 1e-3, 150, 1.0, 0.1, "cls", 256, "bicubic"),
-        ("deit_S", 1e-3, 150, 1.0, 0.1, "cls", 256, "bicubic"),
+        ("deit_S", 1e-3, 300, 1.0, 0.1, "cls", 256, "bicubic"),
         ("cae", 8e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
+        ("cae_L", 2e-3, 50, 0.75, 0.2, "avg", 64, "bicubic"),
+        ("maskfeat", 8e-3, 100, 0.65, 0.1, "avg", 64, "bicubic"),
+        ("maskfeat_L", 8e-3, 50, 0.75, 0.1, "avg", 32, "bicubic"),
+        ("ibot_transfer", 1.125e-5, 1000, 1.0, 0.1, "cls", 96, "bicubic"),
         ("ibot_S", 4e-3, 200, 0.75, 0.1, "cls", 128, "bilinear"),
         ("ibot", 4e-3, 100, 0.65, 0.2, "cls", 128, "bilinear"),
         ("ibot_L", 4e-3, 50, 0.75, 0.4, "cls", 64, "bilinear"),
         ("simmim", 5e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
         ("beit", 4e-3, 100, 0.65, 0.1, "avg", 128, "bicubic"),
+        ("beit_L", 1e-3, 50, 0.75, 0.2, "avg", 64, "bicubic"),
         ("data2vec", 4e-3, 100, 0.65, 0.2, "avg", 128, "bicubic"),
+        ("data2vec_L", 5e-3, 50, 0.65, 0.25, "avg", 64, "bicubic"),
     ],
 )
 def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated):
@@ -67,14 +73,16 @@ def test_fine_tuning(name, lr, epochs, decay, drop_path, pool, mixed, evaluated)
     assert task.peak == pytest.approx(lr) and config.group == mixed
     assert (task.epochs, task.layer_decay, task.drop_path, task.pool) == (epochs, decay, drop_path, pool)
     assert {each: getattr(task, each) for each in BEITS} == BEITS and task.interpolation == evaluated
-    assert task.batch == {"simmim": 2048, "cae": 4096}.get(name, 1024)
+    assert task.batch == {"simmim": 2048, "cae": 4096, "cae_L": 4096, "ibot_transfer": 768}.get(
+        name, 2048 if name.startswith("maskfeat") else 1024
+    )
 
 
 @pytest.mark.parametrize(
     ("protocol", "rates", "head", "tokens"),
     [
         ("semi@ibot_10percent", [1e-6, 1e-6, 2.8e-6, 4.6e-6, 6.4e-6, 8.2e-6, 1e-5], 0.02, 0.05),
-        ("semi@extrema_10percent", [0.0, 1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 5e-6], 2e-5, 0.0),
+        ("semi@extrema_10percent", [0.0, 4e-6, 8e-6, 1.2e-5, 1.6e-5, 2e-5, 2e-5], 2e-5, 0.0),
     ],
 )
 def test_semi_supervised_training(protocol, rates, head, tokens):
