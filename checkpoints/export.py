@@ -193,7 +193,7 @@ class ViTExport(PreparesImages):
             raise ValueError(
                 f"{spec.label}: relative position tables need a plain ViT with a class token; use tables=per_block"
             )
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.endswith("attn.qkv.bias"):
                 queries, _, values = tensor.chunk(3)

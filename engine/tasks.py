@@ -215,7 +215,7 @@ class Task:
 ADDED = {"added": True}
 
 
-def settings_of(task: Task, complete: bool = False) -> dict[str, Any]:
+def settings_of(task: Any, complete: bool = False) -> dict[str, Any]:
     """Settings of a task as JSON values (tuples become lists).
 
     complete: with settings that were ADDED later and have their defaults.

@@ -192,8 +192,8 @@ PUBLISHED = {
         IBOT_TRANSFER,
         "bytedance/ibot run.sh:223-299 (8 x 96 images, lr 7.5e-6 for 512, 1000 epochs, class token; 7.5e-5 on Cars, "
         "360 epochs on iNaturalist), evaluation/README.md:117 (no layer decay; ViT-S: lr 5e-5 and 2.5e-5 on "
-        "iNaturalist 2018 and 2019), evaluation/eval_cls.py; its averaged weights, which it does not judge, are left out; "
-        "it reports the best epoch on val: select=val",
+        "iNaturalist 2018 and 2019), evaluation/eval_cls.py; its averaged weights, which it does not judge, are left "
+        "out; it reports the best epoch on val: select=val",
     ),
     "finetune@maskfeat": Published(
         MASKFEAT,
