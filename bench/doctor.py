@@ -22,17 +22,13 @@ from bench.cli.messages import in_one_line
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.memory import SWITCH
+from engine.optional import OPTIONAL, install_command
 from probes.knn import blas_kernel
 
-TESTED = ("2.11", "0.26")  # torch and torchvision; pyproject.toml holds them to this pair
-PAIR = "pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'"
+TESTED = ("2.11", "0.26"), ("2.14", "0.29")  # torch and torchvision: tox, and tox -e newest
+PAIR = "pip install 'torch==2.11.*' 'torchvision==0.26.*'"
 EVERYTHING = "pip install 'ssl-vit-bench[cpu]'"
 ONE_FAISS = "pip uninstall -y faiss-cpu faiss-gpu && pip install 'faiss-cpu>=1.15,<2'  (with a GPU: faiss-gpu)"
-OPTIONAL = (  # package, extra that brings it, what needs it
-    ("pyarrow", "tables", "image sets parquet: and --format parquet need it"),
-    ("datasets", "tables", "image sets hf: need it"),
-    ("wandb", "wandb", "bench pretrain --wandb needs it"),
-)
 SMALL_DISK = 5  # GiB; an export of a ViT-L and its ImageNet features take about that
 
 Mark = Literal["ok", "missing", "note"]
@@ -118,10 +114,10 @@ def _torch() -> Iterator[Check]:
         works, reason = False, f": {in_one_line(error)}"
     if not works:
         yield Check(name="operators", mark="missing", text=f"{pair} do not work together{reason}", fix=PAIR)
-    elif (torch.__version__.startswith(TESTED[0]), torchvision.__version__.startswith(TESTED[1])) == (True, True):
-        yield Check(name="operators", mark="ok", text=f"{pair}: the tested pair, torchvision.ops.nms runs")
+    elif any(torch.__version__.startswith(a) and torchvision.__version__.startswith(b) for a, b in TESTED):
+        yield Check(name="operators", mark="ok", text=f"{pair}: a tested pair, torchvision.ops.nms runs")
     else:
-        text = f"{pair}: works, but {' and '.join(TESTED)} is the tested pair"
+        text = f"{pair}: works; tested are {' and '.join(' with '.join(pair) for pair in TESTED)}"
         yield Check(name="operators", mark="note", text=text, fix=PAIR)
 
 
@@ -234,12 +230,14 @@ def _dense() -> Iterator[Check]:
 
 
 def _optional() -> Iterator[Check]:
-    for package, extra, use in OPTIONAL:
+    for name, (package, extra, feature) in OPTIONAL.items():
+        if extra in ("dense", "cyanure"):  # examined above
+            continue
         if version := installed(package):
             yield Check(name=package, mark="ok", text=version, needed=False)
         else:
-            fix = f"pip install 'ssl-vit-bench[{extra}]'"
-            yield Check(name=package, mark="note", text=f"not installed; {use}", fix=fix, needed=False)
+            text = f"not installed; for {feature}"
+            yield Check(name=package, mark="note", text=text, fix=install_command(name), needed=False)
 
 
 def _plugins() -> Iterator[Check]:

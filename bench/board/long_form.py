@@ -15,6 +15,7 @@ import msgspec
 from bench.results.board import group_of
 from bench.results.record import MetricRecord, Result
 from bench.statistics.matching import Measured
+from engine.optional import require
 from engine.printing import printable
 
 LARGEST = 2**63 - 1  # of a column of integers
@@ -79,11 +80,10 @@ def to_parquet(measured: Iterable[Measured], root: Path) -> bytes:
 
     ValueError where pyarrow is missing.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-    except ImportError:
-        raise ValueError("results.parquet needs pyarrow; pip install 'ssl-vit-bench[tables]'") from None
+    require("pyarrow")
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
     rows = [row for each in measured for row in _rows(each, root)]
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])

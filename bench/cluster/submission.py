@@ -29,6 +29,7 @@ from bench.cluster.records import (
 )
 from bench.cluster.task import BenchTask
 from engine.files import locked
+from engine.optional import require
 from engine.training.interruptions import STOPPED, listening
 
 ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks needs many
@@ -42,6 +43,7 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     """Submit one array of jobs, in the order of the tasks. ValueError, one line, where SLURM refuses."""
     if not shutil.which("sbatch"):
         raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
+    require("submitit")
     with _folder_of(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
@@ -113,6 +115,7 @@ class LocalQueue:
     """Jobs of this machine, so many at once. heard: called when one begins and when it ends."""
 
     def __init__(self, folder: Path, tasks: Sequence[TaskRecord], options: ClusterOptions, heard: Heard) -> None:
+        require("submitit")
         self.folder, self.options, self.heard = folder, options, heard
         self.waiting = list(tasks)
         self.places: dict[int, tuple[TaskRecord, Any]] = {}  # place -> the task in it, and submitit's job

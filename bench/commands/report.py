@@ -18,8 +18,10 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.report_page.page import report_page
     from bench.results.record import check_folder
     from engine.files import write_atomic
+    from engine.optional import require
     from engine.printing import say
 
+    require("matplotlib")
     check_folder(arguments.out)
     path = arguments.to or arguments.out / "report.html"
     write_atomic(path, report_page(arguments.out, arguments.published, not arguments.no_pictures))

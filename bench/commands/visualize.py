@@ -48,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cli.outputs import check_writable
     from bench.visualize.drawing import chosen_kind, draw_pictures
     from bench.visualize.shown import Shown, checkpoints_of
+    from engine.optional import require
     from engine.printing import say
 
+    require("matplotlib")
     kind = chosen_kind(arguments.kind, arguments.set)
     shown = Shown(
         checkpoints=checkpoints_of(arguments.checkpoint, arguments.name),

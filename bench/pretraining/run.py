@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +18,7 @@ from bench.run.plan import example
 from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
+from engine.optional import require
 from engine.printing import say
 from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
@@ -92,8 +92,8 @@ def _connected(request: PretrainRequest, world: World) -> PretrainRequest:
 
 def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
-    if request.run.wandb and not find_spec("wandb"):
-        raise ValueError("--wandb needs a package that is missing: pip install 'ssl-vit-bench[wandb]'")
+    if request.run.wandb:
+        require("wandb")
     chosen = choose_recipe(request.method, request.recipe, request.changes)
     if request.dry_run and absent_images(request.images):
         return chosen, None

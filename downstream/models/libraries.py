@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from downstream.models import operators
+from engine.optional import OPTIONAL, require
 
-PACKAGES = ("onedl-mmengine", "onedl-mmcv", "onedl-mmsegmentation", "onedl-mmdetection")
+PACKAGES = ("mmengine", "mmcv", "mmseg", "mmdet")
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """A block in which the mm libraries find operators and print nothing, nor do loggers that they make in it."""
+    require(*PACKAGES, "faster_coco_eval")
     silence = io.StringIO()
     with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -30,5 +32,5 @@ def libraries_used() -> dict[str, str]:
     found = {"mmcv operators": str(operators.which())}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
+            found[OPTIONAL[package][0]] = version(OPTIONAL[package][0])
     return found

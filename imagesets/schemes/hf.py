@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.optional import require
 from imagesets.decoding import read_bytes
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGES, bytes_column
@@ -59,10 +60,9 @@ def open_split(place: str, split: Split) -> ImageSet:
 
 def _loaded(url: str, place: str) -> dict[str, Any]:
     """Split -> set. The library's progress bars are off."""
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"{url}: reading it needs datasets; pip install 'ssl-vit-bench[tables]'") from None
+    require("datasets")
+    import datasets
+
     datasets.disable_progress_bars()
     folder = os.path.isdir(place)
     saved = folder and any(os.path.exists(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json"))

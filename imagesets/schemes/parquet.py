@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.optional import require
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import StoredImages, indexed, numbered_classes, split_files, stored_set
@@ -135,10 +136,9 @@ def _labels(path: str, label: str) -> np.ndarray:
 
 
 def _schema(url: str, path: str) -> Any:
-    try:
-        from pyarrow.parquet import read_schema
-    except ImportError:
-        raise ValueError(f"{url}: reading it needs pyarrow; pip install 'ssl-vit-bench[tables]'") from None
+    require("pyarrow")
+    from pyarrow.parquet import read_schema
+
     try:
         return read_schema(path)
     except Exception as error:  # pyarrow's own kinds

@@ -9,10 +9,12 @@ import math
 import secrets
 import statistics
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from engine.files import write_atomic
+from engine.optional import require
 
 LOG = "log.jsonl"
 
@@ -29,30 +31,32 @@ class Records:
         *,
         quiet: bool = False,
     ) -> None:
-        self.path, self.board, self.wandb = folder / LOG, None, None
+        self.path, self.quiet, self.board, self.wandb = folder / LOG, quiet, None, None
         if quiet:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
         lines = [line for line in lines_in(folder) if line["step"] <= step]
         write_atomic(self.path, "".join(json.dumps(line) + "\n" for line in lines))
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         self.wandb = _wandb(wandb, folder, run or {}) if wandb else None
 
     def write(
         self, step: int, values: Mapping[str, float], warnings: Sequence[str] = (), devices: str | None = None
     ) -> None:
         """Append a line of values after `step` updates. devices: what they ran on."""
-        if self.board is None:
+        if self.quiet:
             return
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         line |= {"devices": devices} if devices else {}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line | ({"warnings": list(warnings)} if warnings else {})) + "\n")
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
-        if warnings:
-            self.board.add_text("warnings", "\n\n".join(warnings), step)
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
+            if warnings:
+                self.board.add_text("warnings", "\n\n".join(warnings), step)
         if self.wandb is not None:
             self.wandb.log(dict(values), step=step)
 
@@ -124,10 +128,9 @@ def _plain(value: float) -> float | str:
 
 def _wandb(project: str, folder: Path, run: Mapping[str, Any]) -> Any:
     """The W&B run of this folder, the same after a restart. W&B drops updates that it has already."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError("--wandb needs the package wandb: pip install 'ssl-vit-bench[wandb]'") from error
+    require("wandb")
+    import wandb
+
     path = folder / "wandb-id"
     if not path.exists():
         write_atomic(path, secrets.token_hex(8))

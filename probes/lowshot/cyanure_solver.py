@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.optional import require
 from probes.lowshot.logistic import Fit, certified, check_solvable
 
 CHECK_EVERY = 10  # epochs between two looks at the gap, MSN's it0
@@ -63,6 +64,7 @@ def solved(
     rows: np.ndarray, labels: np.ndarray, penalty: float, tolerance: float, max_iterations: int, algorithm: str
 ) -> tuple[np.ndarray, float, int]:
     """Weights (D, C), the best value of the dual objective, and the epochs it took, for rows (n, D) in their dtype."""
+    require("cyanure")
     from cyanure.estimators import Classifier
 
     model = Classifier(

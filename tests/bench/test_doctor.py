@@ -47,7 +47,7 @@ def test_a_good_environment_is_usable(bench):
         "allocator",
     ):
         assert line_of(out, name)
-    assert "the tested pair, torchvision.ops.nms runs" in out
+    assert "a tested pair, torchvision.ops.nms runs" in out
 
 
 def test_json_says_the_same(bench):
@@ -60,7 +60,7 @@ def test_json_says_the_same(bench):
 def test_what_is_optional_is_a_note_with_its_extra(bench, pretend):
     pretend(wandb=None, pyarrow="20.0")
     code, out, _ = bench("doctor")
-    assert code == 0 and line_of(out, "wandb").endswith("not installed; bench pretrain --wandb needs it")
+    assert code == 0 and line_of(out, "wandb").startswith("note ")
     assert "fix: pip install 'ssl-vit-bench[wandb]'" in out and line_of(out, "pyarrow").startswith("ok ")
 
 
@@ -134,13 +134,13 @@ def test_a_torchvision_of_another_torch(bench, monkeypatch):
     code, out, _ = bench("doctor")
     assert code == 1
     assert "do not work together: RuntimeError: operator torchvision::nms does not exist" in line_of(out, "operators")
-    assert "fix: pip install 'torch>=2.11,<2.12' 'torchvision>=0.26,<0.27'" in out
+    assert "fix: pip install 'torch==2.11.*' 'torchvision==0.26.*'" in out
 
 
 def test_an_untested_pair_that_works_is_a_note(bench, monkeypatch):
     monkeypatch.setattr(torchvision, "__version__", "0.99")
     code, out, _ = bench("doctor")
-    assert code == 0 and line_of(out, "operators").startswith("note") and "2.11 and 0.26 is the tested pair" in out
+    assert code == 0 and line_of(out, "operators").startswith("note") and "2.11 with 0.26" in out
 
 
 def test_no_torch_at_all(bench, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ def test_a_mistake_is_one_line_before_anything_is_written(words, message, bench,
 
 
 def test_missing_wandb_is_said_before_anything_is_written(pretrain, tmp_path, monkeypatch):
-    monkeypatch.setattr("bench.pretraining.run.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     code, out, err = pretrain("--wandb", "project")
     assert (code, out) == (2, "") and "pip install 'ssl-vit-bench[wandb]'" in err
     assert list(tmp_path.iterdir()) == []

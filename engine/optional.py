@@ -1,0 +1,33 @@
+"""Packages that only some features need, the extra of pyproject.toml that brings each, and what is said without it."""
+
+import sys
+from importlib.util import find_spec
+
+# Name to import -> (package, extra, what needs it).
+OPTIONAL = {
+    "mmengine": ("onedl-mmengine", "dense", "dense tasks"),
+    "mmcv": ("onedl-mmcv", "dense", "dense tasks"),
+    "mmseg": ("onedl-mmsegmentation", "dense", "dense tasks"),
+    "mmdet": ("onedl-mmdetection", "dense", "detection"),
+    "faster_coco_eval": ("faster-coco-eval", "dense", "detection"),
+    "matplotlib": ("matplotlib", "figures", "bench visualize and bench report"),
+    "submitit": ("submitit", "cluster", "--cluster"),
+    "tensorboard": ("tensorboard", "tensorboard", "curves of bench pretrain for TensorBoard"),
+    "cyanure": ("cyanure", "cyanure", "lowshot.solver=cyanure"),
+    "pyarrow": ("pyarrow", "tables", "parquet: image sets and --format parquet"),
+    "datasets": ("datasets", "tables", "hf: image sets"),
+    "wandb": ("wandb", "wandb", "bench pretrain --wandb"),
+}
+
+
+def install_command(name: str) -> str:
+    """The command that installs an optional package, by its import name."""
+    return f"pip install 'ssl-vit-bench[{OPTIONAL[name][1]}]'"
+
+
+def require(*names: str) -> None:
+    """Raise ValueError, one line with the command to run, if any of these packages (import names) is missing."""
+    for name in names:
+        if sys.modules.get(name) is None and find_spec(name) is None:
+            package, _, feature = OPTIONAL[name]
+            raise ValueError(f"{package} is not installed, and {feature} needs it: {install_command(name)}")
