@@ -160,6 +160,7 @@ def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, r
         "train": {"url": train.url, "images": len(train), "fingerprint": train.fingerprint},
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
         "notes": list(dict.fromkeys([*train.notes, *val.notes])),
+        "floor": {"prediction": "nothing", "metrics": dict.fromkeys(trained.metrics, 0.0)},
         "evaluations": [trained.history],
         "reported_step": [trained.step],
         "detections": int((trained.arrays["classes"] >= 0).sum()),

@@ -1,19 +1,21 @@
 """What the segmentation tasks share: images, metric and model of a training, and the outcome of one or several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
-from downstream.data.scenes import SceneSet
+from downstream.data.scenes import TINY, SceneSet, class_pixels
 from downstream.dense_task import DenseTask
-from downstream.metrics.scores import weighted_scores
+from downstream.loop.training import open_both
+from downstream.metrics.scores import constant_scores, weighted_scores
 from downstream.models.libraries import libraries_used, quiet_libraries
 from downstream.planning import drawn_areas, segmentation_operations, untrained, windows
+from engine.printing import say
 from engine.resampling import Score, resampled
-from engine.tasks import Metric, Outcome
+from engine.tasks import Metric, Outcome, Workspace
 from engine.work import Kind
 
 if TYPE_CHECKING:
@@ -78,6 +80,15 @@ class Segmentation(DenseTask):
     def score(self, images: int, classes: int) -> Score:
         return partial(weighted_scores, [drawn_areas(images, classes)])
 
+    def opened(self, space: Workspace) -> tuple[SceneSet, SceneSet, dict[str, list[str]]]:
+        """Training and validation scenes, and lines on what the masks of each split lack, which are printed too.
+        ValueError for masks of one class alone."""
+        train, val = open_both(space, self.LAYOUT)
+        lacking = space.world.on_rank0(lambda: {str(scenes.split): _lacking(scenes) for scenes in (train, val)})
+        if space.world.is_rank0:
+            say(*(f"{train.url}: {line}" for lines in lacking.values() for line in lines), errors=True)
+        return train, val, lacking
+
     def objects(self, train: SceneSet, val: SceneSet, spec: FrozenSpec) -> tuple[Any, Any, Any]:
         """Training images, validation images, metric, as mmseg's objects."""
         sizes = self.pixels(spec)
@@ -93,21 +104,31 @@ class Segmentation(DenseTask):
         return [f"crops of {side} px, not {self.crop}: patches are {spec.patch_size} px"] if side != self.crop else []
 
 
+def _lacking(scenes: SceneSet) -> list[str]:
+    pixels = class_pixels(scenes)
+    pixels.check()
+    return [] if scenes.url.startswith(TINY) else pixels.lines()
+
+
 def segmentation_outcome(
     trained: Sequence["TrainedModel"],
     train: Sequence[SceneSet],
     val: SceneSet,
+    lacking: Mapping[str, Sequence[str]],
     rest: dict,
     chosen_on_val: bool = False,
 ) -> Outcome:
     """Means over the trainings with their values on resampled images, the areas of every validation image, and the
-    facts."""
+    facts. lacking: split -> lines on what its masks lack."""
     several = len(trained) > 1
+    constant, floor = constant_scores(trained[0].arrays["areas"])
     areas = {f"areas_{number}" if several else "areas": each.arrays["areas"] for number, each in enumerate(trained)}
     facts = {
         "train": [{"url": scenes.url, "images": len(scenes), "fingerprint": scenes.fingerprint} for scenes in train],
         "val": {"url": val.url, "images": len(val), "fingerprint": val.fingerprint},
         "notes": list(dict.fromkeys([*train[0].notes, *val.notes])),
+        "masks": {split: list(lines) for split, lines in lacking.items()},
+        "floor": {"prediction": f"{val.classes[constant]} everywhere", "metrics": floor},
         "evaluations": [each.history for each in trained],
         "reported_step": [each.step for each in trained],
         "libraries": libraries_used(),

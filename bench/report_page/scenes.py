@@ -16,7 +16,7 @@ from bench.report_page.pictures import data_url
 from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import SceneSet, open_scenes
+from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.shown import MOST, numbered_things, shown_places
 from imagesets.decoding import open_image
 
@@ -85,7 +85,7 @@ def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
 def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
     places = next(iter(measured.values())).arrays["shown_of"].tolist()
     kept = {name: each for name, each in measured.items() if each.arrays["shown_of"].tolist() == places}
-    labels = [label_mask(scenes, index) for index in places]
+    labels = [mask_classes(scenes, index) for index in places]
     seen = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
     colours, rows = class_colours(seen, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
@@ -141,12 +141,6 @@ def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     image = open_image(scenes.image(index).read_bytes()).convert("RGB")
     image.thumbnail((PIXELS, PIXELS))
     return image
-
-
-def label_mask(scenes: SceneSet, index: int) -> np.ndarray:
-    """Classes (H, W) uint8 of a scene, IGNORED where there is none."""
-    mask = open_image(scenes.mask(index).read_bytes())
-    return scenes.masked.coded(np.asarray(mask.convert("RGB") if scenes.masked.colours else mask, np.uint8))
 
 
 def _kept_mask(measured: Measured, row: int) -> np.ndarray:

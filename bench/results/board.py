@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.results.record import CheckpointUsed, Result
+from bench.results.units import number_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,25 @@ def caveats_of(result: Result) -> tuple[str, ...]:
         found.append(f"{number} left out (--skip-bad): not comparable with numbers on all images.")
     if chosen := [name for name, metric in result.metrics.items() if metric.chosen_on_val]:
         found.append(f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}.")
+    found += [f"{line[0].upper()}{line[1:]}." for line in result.facts.get("masks", {}).get("val", ())]
+    found += floor_lines(result)
     found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
+
+
+def floor_lines(result: Result) -> list[str]:
+    """What a constant prediction scores, and whether the result's main metric is more than that."""
+    floor = result.facts.get("floor")
+    if not floor or result.status != "ok":
+        return []
+    numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in floor["metrics"].items())
+    (name, metric), least = next(iter(result.metrics.items())), floor["metrics"]
+    found = [f"Floor, predicting {floor['prediction']}: {numbers}."]
+    if name in least and metric.value <= least[name]:
+        found.append(
+            f"{result.checkpoint.name}: {name} {metric} is not above the floor, {number_text(least[name], '%')}."
+        )
+    return found
 
 
 def board_of(results: Iterable[Result], problems: Iterable[str] = ()) -> Board:

@@ -17,6 +17,7 @@ class Listing:
     """images, masks: paths (N,) below a root. classes: names (K,). classes_of: class of each value 0..255 of a mask.
 
     colours: red, green and blue (K,) of each class where masks show colours; empty where they hold values.
+    own_classes: whether a file of the set lists them, and not the layout.
     """
 
     images: tuple[str, ...]
@@ -24,6 +25,7 @@ class Listing:
     classes: tuple[str, ...]
     classes_of: tuple[int, ...]
     colours: tuple[tuple[int, ...], ...] = ()
+    own_classes: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -39,9 +41,19 @@ class Listing:
     def coded(self, mask: np.ndarray) -> np.ndarray:
         """Values of a mask's file (H, W) uint8 -> classes (H, W) uint8, IGNORED where there is none.
 
-        Of colours (H, W, 3); ValueError for one that is no class's, nor white.
+        Of colours (H, W, 3). ValueError for a value or colour that is no class's and is not ignored.
         """
-        return self._coded_colours(mask) if self.colours else self.table[mask]
+        return self._coded_colours(mask) if self.colours else self._coded_values(mask)
+
+    def _coded_values(self, mask: np.ndarray) -> np.ndarray:
+        values = np.unique(mask)
+        unknown = values[(self.table[values] >= len(self.classes)) & (self.table[values] != IGNORED)]
+        if len(unknown):
+            raise ValueError(
+                f"the mask holds the value {unknown[0]}, allowed are {self.allowed}; "
+                "is this the annotation of another version of the set?"
+            )
+        return self.table[mask]
 
     def _coded_colours(self, mask: np.ndarray) -> np.ndarray:
         known = {_packed(np.array(colour)): number for number, colour in enumerate(self.colours)}

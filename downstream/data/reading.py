@@ -63,7 +63,7 @@ def read_colours(results: Results) -> Results:
 def check_values(mask: Image.Image, coloured: bool = False) -> None:
     """ValueError for a mask, open_image but not loaded, that does not hold one byte for each pixel, or a colour."""
     if coloured:
-        if mask.mode not in ("P", "RGB"):
+        if mask.mode not in ("1", "L", "P", "RGB"):
             raise ValueError(f"a mask of Pillow's mode {mask.mode}; save its colours as 8-bit PNG without transparency")
     elif mask.mode not in ("1", "L", "P"):
         raise ValueError(

@@ -19,14 +19,18 @@ from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import check_pixels, check_values, naming
 from engine.choices import meant
+from engine.core_threads import run_on_core_threads
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic
+from engine.progress import Progress
 from imagesets.decoding import open_image
 from imagesets.sets import SPLITS, Split
 
 TINY = "tiny-"
 TINY_VERSION = 1  # raise it when the same names would hold other pixels
+NAMED = 8  # classes that a line names
+MASKS_READ = 2000  # masks of a split, at most, in which a run looks for classes before it trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +77,13 @@ class SceneSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of names and sizes in bytes of images and annotations, in order; where they lie plays no part."""
+        """Hex SHA-256 of names and sizes in bytes of images and annotations, in order, and of a list of own classes;
+        where they lie plays no part."""
         state = hashlib.sha256()
         for name in self.listing.files:
             state.update(f"{name} {(self.root / name).stat().st_size}\n".encode(errors="surrogateescape"))
+        if isinstance(self.listing, Listing) and self.listing.own_classes:
+            state.update(repr((self.listing.classes, self.listing.classes_of, self.listing.colours)).encode())
         return state.hexdigest()
 
     def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
@@ -168,53 +175,117 @@ def parse_scene_url(url: str) -> tuple[str, str]:
 def classes_of_mask(values: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> np.ndarray:
     """What a mask's file holds, (H, W) values or (H, W, 3) colours -> classes (H, W). ValueError, naming the file,
     unless it fits the classes and an image of `size` (height, width)."""
-    try:
-        mask = listing.coded(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    check_mask(mask, size, listing, path)
-    return mask
-
-
-def check_mask(mask: np.ndarray, size: tuple[int, int], listing: Listing, path: Path | str) -> None:
-    """ValueError unless `mask` (H, W), values 0..K-1 or IGNORED, fits an image of `size` (height, width)."""
-    if mask.shape != tuple(size):
+    if values.shape[:2] != tuple(size):
         raise ValueError(
-            f"{path}: the mask is {' x '.join(map(str, mask.shape))} pixels and its image {size[0]} x {size[1]}; "
+            f"{path}: the mask is {' x '.join(map(str, values.shape[:2]))} pixels and its image {size[0]} x {size[1]}; "
             "take both from the same download"
         )
-    if outside := sorted({int(number) for number in np.unique(mask)} - {*range(len(listing.classes)), IGNORED}):
-        value = listing.classes_of.index(outside[0])
-        raise ValueError(
-            f"{path}: the mask holds the value {value}, allowed are {listing.allowed}; "
-            "is this the annotation of another version of the set?"
-        )
+    try:
+        return listing.coded(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def check_scene(scenes: SceneSet, index: int) -> None:
-    """ValueError or OSError for a scene that cannot be used."""
+def mask_classes(scenes: SceneSet, index: int, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Classes (H, W) uint8 of a scene's pixels, IGNORED where there is none. ValueError, naming the file, where it
+    cannot be used, or not with an image of `size` (height, width)."""
+    path, coloured = scenes.mask(index), bool(scenes.masked.colours)
+    with naming(path):
+        mask = open_image(path.read_bytes())
+        check_values(mask, coloured)
+        values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
+    height, width = size or values.shape[:2]
+    return classes_of_mask(values, (height, width), scenes.masked, path)
+
+
+def count_pixels(mask: np.ndarray, classes: int) -> np.ndarray:
+    """Classes (H, W) of a mask -> pixels (K+1,) of each class, and last of none."""
+    counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
+    return np.append(counts[:classes], counts[IGNORED])
+
+
+def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
+    """Pixels (K+1,) of each class in a scene's mask, and last of none; None of outlines. ValueError or OSError for a
+    scene that cannot be used."""
     with naming(scenes.image(index)):
         image = open_image(scenes.image(index).read_bytes())
         check_pixels(image)
         image.load()
     height, width = image.size[::-1]
     if isinstance(scenes.listing, Instances):
-        return scenes.listing.check_size(index, height, width)
-    path, coloured = scenes.mask(index), bool(scenes.listing.colours)
-    with naming(path):
-        mask = open_image(path.read_bytes())
-        check_values(mask, coloured)
-        values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
-    classes_of_mask(values, (height, width), scenes.listing, path)
+        scenes.listing.check_size(index, height, width)
+        return None
+    return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
 
 
-def problems_of(scenes: SceneSet, advance: Callable[[int], None] = lambda count: None) -> list[str]:
-    """Decode every image and mask: one line for each scene that cannot be used."""
-    found = []
+def checked_scenes(
+    scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
+) -> tuple[list[str], "ClassPixels | None"]:
+    """Decode every image and mask: one line for each scene that cannot be used, and what the masks hold."""
+    problems, counts = [], []
     for index in range(len(scenes)):
         try:
-            check_scene(scenes, index)
+            counts.append(check_scene(scenes, index))
         except (OSError, ValueError) as error:
-            found.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
+            problems.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
         advance(1)
-    return found
+    masks = [each for each in counts if each is not None]
+    return problems, ClassPixels(scenes, np.sum(masks, axis=0), len(masks)) if masks else None
+
+
+def problems_of(scenes: SceneSet) -> list[str]:
+    """One line for each scene that cannot be used."""
+    return checked_scenes(scenes)[0]
+
+
+class ClassPixels:
+    """Pixels of each class in the masks of a set. counts (K+1,), the last of no class, over `masks` masks."""
+
+    def __init__(self, scenes: SceneSet, counts: np.ndarray, masks: int) -> None:
+        self.scenes, self.counts, self.masks = scenes, counts, masks
+
+    @property
+    def ignored(self) -> float:
+        """Share of the pixels that are of no class."""
+        return float(self.counts[-1] / self.counts.sum())
+
+    @property
+    def absent(self) -> list[str]:
+        """Names of the classes that occur in no mask."""
+        return [name for name, count in zip(self.scenes.classes, self.counts[:-1], strict=True) if not count]
+
+    def lines(self) -> list[str]:
+        """What the masks lack, for people."""
+        split, classes, absent = self.scenes.split, len(self.scenes.classes), self.absent
+        where = f"the masks of {split}"
+        if self.masks < len(self.scenes):
+            where = f"{self.masks} of the {len(self.scenes)} masks of {split}"
+        share = "less than 0.1" if self.ignored < 0.001 else f"{100 * self.ignored:.1f}"
+        found = [f"{share} % of the pixels in {where} are of no class: neither loss nor score counts them"]
+        named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
+        found += [f"without a pixel in {where}: {len(absent)} of {classes} classes, {named}"] if absent else []
+        return found if self.ignored else found[1:]
+
+    def check(self) -> None:
+        """ValueError where fewer than two classes occur, as a score over one says nothing."""
+        there = [name for name in self.scenes.classes if name not in self.absent]
+        if len(there) < 2:
+            raise ValueError(
+                f"{self.scenes.url}: the masks of {self.scenes.split} hold {there[0] if there else 'no class'} alone, "
+                f"and {100 * self.ignored:.1f} % of their pixels are of no class; a score needs two classes. If 255 is "
+                "a class, give its number: lines '0 background' and '255 cell' in classes.txt"
+            )
+
+
+def class_pixels(scenes: SceneSet) -> ClassPixels:
+    """Read the masks, of more than MASKS_READ as many, evenly spread. ValueError names one that cannot be used."""
+    masks, classes = min(len(scenes), MASKS_READ), len(scenes.classes)
+    counts: list[np.ndarray] = []
+    with Progress(f"reading masks of {scenes.split}", masks, "masks") as progress:
+
+        def read(index: int) -> None:
+            counts.append(count_pixels(mask_classes(scenes, index), classes))
+            progress.advance(1)
+
+        run_on_core_threads(read, (np.arange(masks) * len(scenes) // masks).tolist())
+    return ClassPixels(scenes, np.sum(counts, axis=0), masks)

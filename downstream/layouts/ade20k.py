@@ -16,7 +16,7 @@ FOLDERS = {"train": "training", "val": "validation"}
 IMAGES = {split: f"images/{name}" for split, name in FOLDERS.items()}
 COUNTS = {"train": 20210, "val": 2000}
 CLASSES = tuple(f"class {number}" for number in range(1, 151))  # mmseg's ADE20KDataset has the names
-# Values 0 and 255 are unlabelled, 1..150 are the classes; all others are passed on, for check_mask to find.
+# Values 0 and 255 are unlabelled, 1..150 are the classes; all others are passed on, for Listing.coded to refuse.
 TABLE = (IGNORED, *range(254), IGNORED)
 
 

@@ -8,11 +8,15 @@
     7 road                masks hold these numbers
     128 64 128 road       masks show these colours: red, green, blue
 
-Pixels of the value 255, or white where white is no class's colour, belong to no class: no loss and no score counts
-them. Any other value or colour is refused when its mask is read.
+Pixels of the value 255, or white, belong to no class where the list gives neither to one: no loss and no score counts
+them. Any other value or colour is refused when its mask is read. Of binary masks of 0 and 255 the list is
+
+    0 background
+    255 cell
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +29,7 @@ IMAGES = {"train": "images/train", "val": "images/val"}
 SERVES = ("ade20k", "cityscapes")  # layouts whose tasks run on these sets too
 CLASSES = "classes.txt"
 FORMS = {0: "NAME", 1: "NUMBER NAME", 3: "RED GREEN BLUE NAME"}  # by the numbers in front of a name
-HOW = f"write a line for each class, all as {', all as '.join(FORMS.values())}"
+HOW = f"write a line for each class, all as {', all as '.join(FORMS.values())} ('0 background' and '255 cell')"
 TINY_COLOURS = ((0, 0, 0), (220, 20, 60))  # of the tiny set's ground and digits
 
 
@@ -45,37 +49,48 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split. ValueError names a missing folder or mask, or a line of classes.txt that is wrong."""
     pictures = sorted(name for suffix in EXTENSIONS for name in files_below(root / IMAGES[split], suffix))
     masks = paired(root, split, pictures, f"masks/{split}")
-    names, keys = classes_in((root / CLASSES).read_text(encoding="utf-8"))
-    coloured = len(keys[0]) == 3
+    fields = listed_classes((root / CLASSES).read_text(encoding="utf-8"))
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
         masks=masks,
-        classes=names,
-        classes_of=tuple(range(256)) if coloured else numbered([key[0] for key in keys]),
-        colours=tuple(keys) if coloured else (),
-        notes=(f"{len(names)} classes of {CLASSES}",),
+        **fields,
+        notes=(f"{len(fields['classes'])} classes of {CLASSES}",),
     )
 
 
-def classes_in(text: str) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+def listed_classes(text: str, file: str = CLASSES) -> dict[str, Any]:
+    """The fields of a Listing that a list of classes gives. ValueError names the line of `file` that is wrong."""
+    names, keys = classes_in(text, file)
+    coloured = len(keys[0]) == 3
+    return {
+        "classes": names,
+        "classes_of": tuple(range(256)) if coloured else numbered([key[0] for key in keys]),
+        "colours": tuple(keys) if coloured else (),
+        "own_classes": True,
+    }
+
+
+def classes_in(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
     """Names of the classes, and of each its value, or its colour. ValueError names the line that is wrong."""
     lines = {number: line.split() for number, line in enumerate(text.splitlines(), 1) if line.strip()}
     if not lines:
-        raise ValueError(f"{CLASSES} names no class; {HOW}")
+        raise ValueError(f"{file} names no class; {HOW}")
     form = _numbers(next(iter(lines.values())))
     names: list[str] = []
     keys: list[tuple[int, ...]] = []
     for number, words in lines.items():
         if _numbers(words) != form or form not in FORMS or len(words) == form:
-            raise ValueError(f"{CLASSES}, line {number}: {' '.join(words)!r}; {HOW}")
+            raise ValueError(f"{file}, line {number}: {' '.join(words)!r}; {HOW}")
         key = tuple(int(word) for word in words[:form]) or (len(keys),)
-        if max(key) > (255 if form == 3 else IGNORED - 1):
-            raise ValueError(f"{CLASSES}, line {number}: {max(key)}; masks hold values to 254, colours go to 255")
+        if max(key) > 255:
+            raise ValueError(f"{file}, line {number}: {max(key)}; masks hold values and colours to 255")
         names.append(" ".join(words[form:]))
         keys.append(key)
     for what, found in (("name", names), ("value", keys)):
         if len(set(found)) < len(found):
-            raise ValueError(f"{CLASSES}: two classes have one {what}")
+            raise ValueError(f"{file}: two classes have one {what}")
+    if not 1 < len(names) <= IGNORED:
+        raise ValueError(f"{file} names {len(names)} classes; a score needs 2 to {IGNORED}, the background is one")
     return tuple(names), keys
 
 
@@ -87,11 +102,10 @@ def _numbers(words: list[str]) -> int:
 def numbered(values: list[int]) -> tuple[int, ...]:
     """Class of each value 0..255 of a mask, where class k has the value values[k].
 
-    255 is of no class; every other value gets a number from K on that no other has, for check_mask to find.
+    255 is of no class unless it is among the values; every other value is K, which Listing.coded refuses.
     """
-    classes = {value: number for number, value in enumerate(values)} | {IGNORED: IGNORED}
-    strange = iter(range(len(values), IGNORED))
-    return tuple(classes[value] if value in classes else next(strange) for value in range(256))
+    classes = {IGNORED: IGNORED} | {value: number for number, value in enumerate(values)}
+    return tuple(classes.get(value, len(values)) for value in range(256))
 
 
 def write_tiny(root: Path, split: Split) -> None:

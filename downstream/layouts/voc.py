@@ -6,17 +6,23 @@
 
 A folder with the 10 582 training images of SBD ("trainaug") works too: put its masks into SegmentationClass/ and its
 names into train.txt.
+
+    VOC2012/classes.txt         classes of your own instead, as in masks:, such as `0 background` and `1 cell`
+    VOC2012/labelmap.txt        the same as CVAT writes it: NAME:RED,GREEN,BLUE:PARTS:ACTIONS, the masks' colours
 """
 
 from pathlib import Path
+from typing import Any
 
 from downstream.data.listing import Listing, files_below
 from downstream.data.tiny_scenes import save_image, tiny_scenes
-from downstream.layouts.masks import numbered
+from downstream.layouts.masks import CLASSES as CLASSES_FILE
+from downstream.layouts.masks import listed_classes, numbered
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
 SERVES = ("ade20k", "cityscapes")
+LABELMAP = "labelmap.txt"
 COUNTS = {"train": 1464, "val": 1449}
 # VOCdevkit's VOCinit.m, in the order of the values 1..20; 0 is the background, which counts as a class there.
 CLASSES = (
@@ -42,13 +48,32 @@ def listed(root: Path, split: Split) -> Listing:
             raise ValueError(
                 f"{len(lacking)} of {len(names)} files of {split} are not there, such as {folder}/{lacking[0]}{suffix}"
             )
+    own = own_classes(root)
+    notes = [] if own else ["the 21 classes of Pascal VOC; classes.txt in the folder would list others"]
+    notes += [] if own or len(names) == COUNTS[split] else [f"{len(names)} images, VOC 2012 has {COUNTS[split]}"]
     return Listing(
         images=tuple(f"JPEGImages/{name}.jpg" for name in names),
         masks=tuple(f"SegmentationClass/{name}.png" for name in names),
-        classes=CLASSES,
-        classes_of=numbered(list(range(len(CLASSES)))),
-        notes=() if len(names) == COUNTS[split] else (f"{len(names)} images, VOC 2012 has {COUNTS[split]}",),
+        **(own or {"classes": CLASSES, "classes_of": numbered(list(range(len(CLASSES))))}),
+        notes=tuple(notes),
     )
+
+
+def own_classes(root: Path) -> dict[str, Any]:
+    """Fields of a Listing, from classes.txt or CVAT's labelmap.txt in the set; empty where there is neither."""
+    if (root / CLASSES_FILE).is_file():
+        return listed_classes((root / CLASSES_FILE).read_text(encoding="utf-8"))
+    if not (root / LABELMAP).is_file():
+        return {}
+    lines = []
+    for number, line in enumerate((root / LABELMAP).read_text(encoding="utf-8").splitlines(), 1):
+        name, *rest = line.split(":")
+        if line.strip() and not line.startswith("#"):
+            colour = rest[0].replace(",", " ") if rest else ""
+            if len(colour.split()) != 3:
+                raise ValueError(f"{LABELMAP}, line {number}: {line!r}; write NAME:RED,GREEN,BLUE::")
+            lines.append(f"{colour} {name}")
+    return listed_classes("\n".join(lines), LABELMAP)
 
 
 def _names(path: Path) -> list[str]:

@@ -18,6 +18,15 @@ def scores(areas: np.ndarray) -> dict[str, float]:
     return {name: float(values[0]) for name, values in found.items()}
 
 
+def constant_scores(areas: np.ndarray) -> tuple[int, dict[str, float]]:
+    """Areas (N, K, 3) -> the class that most labelled pixels have, and the scores of predicting it everywhere."""
+    labelled = areas[..., LABELLED].sum(0, dtype=np.int64)
+    totals = np.zeros((1, len(labelled), 3), np.int64)
+    totals[0, :, LABELLED], most = labelled, int(labelled.argmax())
+    totals[0, most] = labelled[most], labelled.sum(), labelled[most]
+    return most, scores(totals)
+
+
 def means(totals: np.ndarray) -> dict[str, np.ndarray]:
     """Summed areas (R, K, 3) -> name -> (R,) percent."""
     right, predicted, labelled = (totals[..., column] for column in (RIGHT, PREDICTED, LABELLED))

@@ -15,7 +15,7 @@ from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
 from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.optimisation import optimizer_groups
-from downstream.loop.training import Plan, open_both, run_plan
+from downstream.loop.training import Plan, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
@@ -122,13 +122,14 @@ class Segmenter(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        everything, val = open_both(space, self.LAYOUT)
+        everything, val, lacking = self.opened(space)
         splits = self.training_sets(everything)
         tried = {lr: run_plan(self.plan_at(lr, export, splits[0], val, space.seed), space) for lr in self.lr}
         best = max(tried, key=lambda lr: tried[lr].metrics["mIoU"])
         others = [run_plan(self.plan_at(best, export, split, val, space.seed), space) for split in splits[1:]]
         facts = self.facts(tried, best) | {"warnings": self.departures(export, everything, tried[best].batch)}
-        return segmentation_outcome([tried[best], *others], splits, val, facts, chosen_on_val=bool(facts["chosen_on"]))
+        chosen_on_val = bool(facts["chosen_on"])
+        return segmentation_outcome([tried[best], *others], splits, val, lacking, facts, chosen_on_val)
 
     def training_sets(self, everything: SceneSet) -> list[SceneSet]:
         """The scenes of each split."""

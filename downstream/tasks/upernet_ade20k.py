@@ -14,7 +14,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
 from downstream.loop.optimisation import adamw_by_layer
-from downstream.loop.training import Plan, open_both, run_plan
+from downstream.loop.training import Plan, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
@@ -110,10 +110,10 @@ class UperNet(Segmentation):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        train, val = open_both(space, self.LAYOUT)
+        train, val, lacking = self.opened(space)
         trained = run_plan(self.plan(export, train, val, space.seed), space)
         facts = {"steps": self.steps, "warnings": self.departures(export, train, trained.batch)}
-        return segmentation_outcome([trained], [train], val, facts)
+        return segmentation_outcome([trained], [train], val, lacking, facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
         return Plan(

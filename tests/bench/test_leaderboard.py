@@ -208,6 +208,19 @@ def test_a_tasks_warnings_stand_beside_its_table():
     assert "nothing was fitted" in to_terminal(board, width=80)
 
 
+@pytest.mark.parametrize("value", [40.0, 40.12])
+def test_a_dense_result_is_shown_beside_a_constant_prediction(value):
+    floor = {"prediction": "cell everywhere", "metrics": {"mIoU": 40.12, "aAcc": 80.24}}
+    facts = {"floor": floor, "masks": {"train": ["a"], "val": ["8.1 % of the pixels are of no class"]}}
+    metrics = {"mIoU": MetricRecord(value=value), "aAcc": MetricRecord(value=81.0)}
+    ignored, constant, below = board_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]
+    assert ignored == "8.1 % of the pixels are of no class."
+    assert "cell everywhere" in constant and "mIoU 40.12, aAcc 80.24" in constant
+    assert A.name in below and "not above the floor" in below
+    metrics = {"mIoU": MetricRecord(value=40.13), "aAcc": MetricRecord(value=81.0)}
+    assert len(board_of([result(A, metrics=metrics, facts=facts)]).caveats["digits/knn@dino"]) == 2
+
+
 def test_the_floor_is_marked_in_the_table_of_the_models():
     floor = CheckpointUsed(name="pixels-32", digest="f" * 64, method="pixels", architecture="raw pixels")
     read = {"read_instead": {"cls": "avg"}, "warnings": ["the model has no class token: avg was read for cls"]}

@@ -9,10 +9,10 @@ from made_results import made_checkpoint, save_result
 from shown_results import result
 
 from bench.report_page.page import report_page
-from bench.report_page.scenes import FAR_APART, class_colours, label_mask, labelled_things, scene_view
+from bench.report_page.scenes import FAR_APART, class_colours, labelled_things, scene_view
 from bench.results.record import DataUsed
 from bench.statistics.matching import Measured
-from downstream.data.scenes import SceneSet, open_scenes
+from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.shown import shown_masks, shown_things, thumbnail
 
 
@@ -30,7 +30,7 @@ def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray
 
 def test_masks_lie_where_labels_do(tmp_path, cache):
     scenes = open_scenes("tiny-ade20k:", "val", cache)
-    labels = [label_mask(scenes, index) for index in range(len(scenes))]
+    labels = [mask_classes(scenes, index) for index in range(len(scenes))]
     right = shown_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
     wrong = shown_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
     found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}

@@ -11,11 +11,12 @@ from PIL import Image
 from toy_scenes import export_of, workspace
 
 from bench.about import about
+from bench.commands.data import check_scenes
 from bench.run.fitting import fits
 from bench.run.plan import named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
-from downstream.data.scenes import open_scenes, problems_of, tiny_folder
+from downstream.data.scenes import class_pixels, mask_classes, open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.masks import TINY_COLOURS, classes_in, numbered
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASKRCNN
@@ -45,6 +46,7 @@ def classes(scenes, index: int) -> np.ndarray:
         ("road\n\nrail track\n", ("road", "rail track"), [(0,), (1,)]),
         ("7 road\n3 rail track", ("road", "rail track"), [(7,), (3,)]),
         ("0 0 0 road\n255 255 255 rail 2\n", ("road", "rail 2"), [(0, 0, 0), (255, 255, 255)]),
+        ("0 background\n255 cell\n", ("background", "cell"), [(0,), (255,)]),
     ],
 )
 def test_lists_of_classes(text, names, keys):
@@ -58,7 +60,8 @@ def test_lists_of_classes(text, names, keys):
         ("road\n7 rail", "classes.txt, line 2: '7 rail'; write a line"),
         ("1 2 road", "classes.txt, line 1: '1 2 road'; write"),
         ("7 road\n8", "classes.txt, line 2: '8'; write"),
-        ("255 road", "classes.txt, line 1: 255; masks hold values to 254"),
+        ("256 road", "classes.txt, line 1: 256; masks hold values"),
+        ("7 road", "classes.txt names 1 classes"),
         ("0 0 256 road", "classes.txt, line 1: 256; masks hold"),
         ("7 road\n7 rail", "two classes have one value"),
         ("road\nroad", "two classes have one name"),
@@ -70,12 +73,82 @@ def test_wrong_lists_of_classes(text, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_numbers_of_no_class_stay_apart():
-    """So that the message about an unknown value names the value that is in the file."""
+def test_numbers_of_no_class():
     table = numbered([7, 3, 0])
     assert (table[7], table[3], table[0], table[255]) == (0, 1, 2, IGNORED)
-    assert len(set(table)) == 256 and all(
-        3 <= table[value] < IGNORED for value in range(256) if value not in (0, 3, 7, 255)
+    assert {table[value] for value in range(256) if value not in (0, 3, 7, 255)} == {3}
+    assert numbered([0, 255])[255] == 1
+
+
+def binary(root: Path, mode: str, lines: str, scenes: int = 6) -> str:
+    """A set of discs on noise whose masks are 0 and 255, and its URL."""
+    generator = np.random.RandomState(0)
+    rows, columns = np.mgrid[:32, :48]
+    for split in COUNTS:
+        for number in range(scenes):
+            row, column = generator.randint(8, 24, 2)
+            disc = (rows - row) ** 2 + (columns - column) ** 2 < 60
+            pixels = np.repeat((generator.randint(0, 90, disc.shape) + 120 * disc)[..., None], 3, axis=2)
+            for folder, image in (("images", Image.fromarray(pixels.astype(np.uint8))), ("masks", disc)):
+                path = root / folder / split / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if folder == "masks":
+                    image = Image.fromarray((255 * disc).astype(np.uint8)).convert(mode)
+                image.save(path)
+    (root / "classes.txt").write_text(lines)
+    return f"masks:{root}"
+
+
+COLOURS = "0 0 0 background\n255 255 255 cell\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "lines"), [("L", "0 background\n255 cell\n"), ("L", COLOURS), ("1", COLOURS), ("RGB", COLOURS)]
+)
+def test_binary_masks_of_0_and_255_are_two_classes(mode, lines, tmp_path, capsys):
+    url = binary(tmp_path / "cells", mode, lines)
+    scenes = open_scenes(url, "val", tmp_path)
+    first = classes(scenes, 0)
+    assert {*np.unique(first)} == {0, 1} and np.array_equal(first, mask_classes(scenes, 0))
+    assert problems_of(scenes) == [] and class_pixels(scenes).lines() == []
+    task = replace(UPERNET["ade_linear@smoke"].task, steps=2, warmup=0, batch=2, crop=32, stride=32, scale=(48, 32))
+    outcome = task.run(export_of(), workspace(tmp_path, url))
+    share = np.mean([mask_classes(scenes, index) == 0 for index in range(6)])
+    floor = outcome.facts["floor"]
+    assert floor["prediction"] == "background everywhere"
+    assert floor["metrics"] == pytest.approx({"mIoU": 50 * share, "aAcc": 100 * share, "mAcc": 50})
+    assert "no class" not in capsys.readouterr().err
+
+
+def test_masks_that_hold_one_class_are_said_and_not_scored(capsys, tmp_path):
+    url = binary(tmp_path / "cells", "L", "background\ncell\n")
+    code, out = check_scenes(url, read_all=True), capsys.readouterr().out
+    assert code == 1 and out.count("1 of 2 classes, cell") == 2 and out.count("% of the pixels in the masks") == 2
+    assert "FIX: " in out and "'255 cell' in classes.txt" in out
+    with pytest.raises(ValueError, match="hold background alone"):
+        UPERNET["ade_linear@smoke"].task.run(export_of(), workspace(tmp_path, url))
+
+
+def test_a_changed_list_of_classes_is_another_set(tmp_path):
+    """Or results and trainings on the old classes would be taken for those on the new ones."""
+    url = binary(tmp_path / "cells", "L", "0 background\n255 cell\n")
+    before = open_scenes(url, "val", tmp_path).fingerprint
+    (tmp_path / "cells" / "classes.txt").write_text("255 cell\n0 background\n")
+    assert open_scenes(url, "val", tmp_path).fingerprint != before
+
+
+def test_absent_classes_and_ignored_pixels_are_said_by_run_and_result(own, tmp_path, capsys):
+    as_values(own, (0, 1))
+    (own / "classes.txt").write_text("ground\ndigit\nunicorn\n")
+    outcome = replace(UPERNET["ade_linear@smoke"].task, steps=1, warmup=0).run(
+        export_of(), workspace(tmp_path, f"masks:{own}", limit=None)
+    )
+    ignored, absent = outcome.facts["masks"]["val"]
+    labelled = outcome.arrays["areas"][..., 2].sum() / (24 * 64 * 96)
+    assert (
+        f"{ignored}\n" in capsys.readouterr().err
+        and ignored.startswith(f"{100 * (1 - labelled):.1f} %")
+        and "1 of 3 classes, unicorn" in absent
     )
 
 
@@ -158,6 +231,38 @@ def test_pascal_voc(tmp_path):
     next((outer / "VOC2012" / "SegmentationClass").glob("val*")).unlink()
     with pytest.raises(ValueError, match=r"1 of 24 files of val are not there, such as SegmentationClass/val_\d+.png"):
         open_scenes(f"voc:{tmp_path}", "val", tmp_path)
+
+
+@pytest.mark.parametrize("file", ["classes.txt", "labelmap.txt"])
+def test_own_classes_in_the_layout_of_voc(file, tmp_path):
+    """As a list of values, or of colours as CVAT writes it."""
+    root = tiny_folder("voc", tmp_path)
+    own, colours = [0, 1, 2, 3, 4], [(0, 0, 0), (255, 255, 255), (128, 0, 0), (0, 128, 0), (128, 128, 0)]
+    before = open_scenes(f"voc:{root}", "val", tmp_path)
+    found = [classes(before, index) for index in range(3)]
+    assert f"{21 - len(own)} of 21 classes" in class_pixels(before).lines()[-1]
+    if file == "classes.txt":
+        text = "\n".join(f"{value} thing {value}" for value in own)
+    else:
+        text = "# label:color_rgb:parts:actions\n" + "".join(
+            f"thing {value}:{','.join(map(str, colour))}::\n" for value, colour in zip(own, colours, strict=True)
+        )
+        ignored = (1, 1, 1)
+        for path in (root / "SegmentationClass").iterdir():
+            values = np.asarray(Image.open(path))
+            table = np.array([*colours, *[ignored] * 251], np.uint8)
+            Image.fromarray(table[values]).save(path)
+        text += "void:1,1,1::\n"
+    (root / file).write_text(text)
+    after = open_scenes(f"voc:{root}", "val", tmp_path)
+    assert after.classes[:5] == tuple(f"thing {value}" for value in own)
+    assert after.fingerprint != before.fingerprint and problems_of(after) == []
+    void = IGNORED if file == "classes.txt" else 5
+    for index, mask in enumerate(found):
+        assert np.array_equal(classes(after, index), np.where(mask == IGNORED, void, mask))
+    (root / file).write_text("wrong:1,2::\n" if file == "labelmap.txt" else "1 2 wrong\n")
+    with pytest.raises(ValueError, match=f"{file}, line 1"):
+        open_scenes(f"voc:{root}", "val", tmp_path)
 
 
 def own_coco(tmp_path: Path, scale: float = 1.25) -> Path:

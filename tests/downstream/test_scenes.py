@@ -13,7 +13,7 @@ from recordings import facts
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import Reading, check_pixels
-from downstream.data.scenes import SceneSet, check_mask, open_scenes, problems_of, tiny_folder
+from downstream.data.scenes import SceneSet, classes_of_mask, open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
@@ -109,12 +109,12 @@ def test_bad_urls(url, said, tmp_path):
 def test_masks_that_do_not_fit(city, tmp_path):
     listing = open_scenes(f"cityscapes:{city}", "val", tmp_path).listing
     mask = np.zeros((4, 6), np.uint8)
-    check_mask(mask, (4, 6), listing, "a.png")
+    assert (classes_of_mask(mask, (4, 6), listing, "a.png") == mask).all()
     with pytest.raises(ValueError, match=r"a.png: the mask is 4 x 6 pixels and its image 6 x 4"):
-        check_mask(mask, (6, 4), listing, "a.png")
+        classes_of_mask(mask, (6, 4), listing, "a.png")
     mask[0, 0], mask[0, 1] = IGNORED, 19
     with pytest.raises(ValueError, match=r"a.png: the mask holds the value 19, allowed are 0 to 18, 255; is this"):
-        check_mask(mask, (4, 6), listing, "a.png")
+        classes_of_mask(mask, (4, 6), listing, "a.png")
 
 
 def test_problems_are_listed(ade, tmp_path):
