@@ -94,6 +94,8 @@ def floor_lines(result: Result) -> list[str]:
     if not floor or result.status != "ok":
         return []
     numbers = ", ".join(f"{name} {number_text(value, '%')}" for name, value in floor["metrics"].items())
+    if not any(floor["metrics"].values()):
+        numbers = "0 in all metrics"
     (name, metric), least = next(iter(result.metrics.items())), floor["metrics"]
     found = [f"Floor, predicting {floor['prediction']}: {numbers}."]
     if name in least and metric.value <= least[name]:

@@ -90,11 +90,10 @@ def ending_of_attempt(attempt: Attempt) -> str:
         return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
     metrics = list(attempt.outcome.metrics.items())
     floors = attempt.outcome.facts.get("floor", {}).get("metrics", {})
-    shown = ", ".join(
-        f"{name} {number_text(metric.value, metric.unit)}"
-        + (f" (floor {number_text(floors[name], metric.unit)})" if name in floors else "")
-        for name, metric in metrics[:MAIN_METRICS]
-    )
+    texts = [f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS]]
+    if metrics[0][0] in floors:
+        texts[0] += f" (floor {number_text(floors[metrics[0][0]], metrics[0][1].unit)})"
+    shown = ", ".join(texts)
     more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
     plan_text = f", planned {attempt.planned:.1f} s (x {attempt.ratio:.2f})" if attempt.ratio else ""
     return f"{shown}{more}, {attempt.seconds:.1f} s{plan_text}"
