@@ -5,6 +5,7 @@ files. Values that are no tensors are left out, and of the optimiser's state onl
 Layout: torch/distributed/checkpoint/metadata.py, filesystem.py.
 """
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor
 from checkpoints.allowed import Attributes, Ignored, path_text
 from checkpoints.reading import ForeignFile, foreign_file, tensor_in
 from checkpoints.sniffing import JOIN_DISTRIBUTED
-from engine.files import digest, sha256_of_file
+from engine.files import digest, open_regular, sha256_of_file
 from engine.pickles import read_pickle
 
 METADATA = ".metadata"
@@ -68,7 +69,7 @@ def is_distributed(path: Path) -> bool:
 def read_distributed(folder: Path) -> ForeignFile:
     """Tensors put together of their pieces. ValueError, in one line, for what is missing, damaged or otherwise."""
     try:
-        with open(folder / METADATA, "rb") as stream:
+        with open_regular(folder / METADATA) as stream:
             known = read_pickle(stream, STAND_INS, "latin1").values
         stored, places = known["state_dict_metadata"], known["storage_data"]
         pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
@@ -144,6 +145,9 @@ def _file_of(place: Mapping[str, Any]) -> str:
 
 
 def _piece(folder: Path, place: Mapping[str, Any]) -> Tensor:
-    with open(folder / _file_of(place), "rb") as stream:
-        stream.seek(place["offset"])
-        return tensor_in(stream.read(place["length"]))
+    path, offset, length = _file_of(place), place["offset"], place["length"]
+    with open_regular(folder / path) as stream:
+        if not 0 <= offset <= offset + length <= os.fstat(stream.fileno()).st_size:
+            raise ValueError(f"{path} ends before a piece of it")
+        stream.seek(offset)
+        return tensor_in(stream.read(length))

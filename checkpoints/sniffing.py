@@ -6,6 +6,8 @@ import zipfile
 from pathlib import Path
 from typing import Literal
 
+from engine.files import open_regular
+
 DOWNLOAD_AGAIN = "download it again, from a source that you trust"
 NAME_INSIDE = "unpack it and name the checkpoint inside"
 CONVERT = "convert it to a torch or safetensors file first"
@@ -47,11 +49,13 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
         raise ValueError(f"{path} is a part of a distributed checkpoint; name its folder: {path.parent}")
     if not part and (found := SHARD.fullmatch(path.name)) and int(found[2]) > 1:
         raise ValueError(f"{path} is one of {int(found[2])} parts; name their folder, with the index: {path.parent}")
-    size = path.stat().st_size
-    if not size:
+    try:
+        with open_regular(path) as file:
+            head = file.read(512)
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}; name a checkpoint") from error
+    if not head:
         raise ValueError(f"{path} is empty; {DOWNLOAD_AGAIN}")
-    with open(path, "rb") as file:
-        head = file.read(512)
     if head.startswith(b"PK"):
         check_archive(path)
         return "archive"

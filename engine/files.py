@@ -1,14 +1,17 @@
 """Files that are written whole or not at all (write beside the target, flush, rename), digests, and locks that keep
 two runs from doing the same work at once."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +110,33 @@ def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
         yield
 
 
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a file for reading. ValueError for a pipe, a device or a socket, which could block or never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise ValueError("a pipe, device or socket, not a regular file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: Path | str, most: int) -> bytes:
+    """The bytes of a regular file. ValueError for other kinds of files, and for more than `most` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"{size:,} bytes, more than the limit of {most:,}")
+        return file.read(most)
+
+
 def sha256_of_file(path: Path | str) -> str:
-    """Hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    """Hex SHA-256 of the bytes of a regular file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -33,5 +33,11 @@ def keep_memory() -> bool:
     return all(mallopt(option, value) == 1 for option, value in settings)
 
 
+def return_memory() -> None:
+    """Give what is free back to the kernel, after a use that was far above the usual."""
+    if _is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _is_glibc() -> bool:
     return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")

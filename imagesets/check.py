@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.printing import text_of
-from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb
+from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb, releasing_large_images
 from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
@@ -126,6 +126,7 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
     return Contents(extents=extents, digests=digests, deep=deep, unreadable=tuple(unreadable))
 
 
+@releasing_large_images()
 def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int] | UnreadableImage:
     try:
         data = image_set.encoded(index)

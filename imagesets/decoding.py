@@ -9,13 +9,22 @@ counts. JPEG `draft` mode is never used: it changes pixels.
 import errno
 import io
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
+from engine.files import read_regular
+from engine.memory import return_memory
+
 # Pillow refuses images above 179 million pixels as possible attacks; real aerial and medical images are larger. A
 # billion pixels (4 GiB decoded) is where this project stops.
 MAX_PIXELS = 1 << 30
+MAX_BYTES = 1 << 31  # of an image file
+# Images of more than LARGE pixels share room for LARGE_TOGETHER over all threads; one that is larger is read alone.
+LARGE = 1 << 24
+LARGE_TOGETHER = 1 << 28
 
 # What says something about the file; anything else (too many open files, say) is the machine's trouble and is raised.
 FILE_ERRORS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO}
@@ -29,6 +38,8 @@ AS_8_BITS = "save it as 8-bit PNG, scaled to 0..255"
 GREY_BITS = "grey bits"  # entry of an image's `info`, for grey that had more than 8
 
 _limit = threading.Lock()
+_large_left = threading.Condition()
+_large_held: dict[int, int] = {}  # thread -> pixels of its large images
 
 
 class UnreadableImage(ValueError):
@@ -46,12 +57,51 @@ class UnreadableImage(ValueError):
 def read_bytes(path: str) -> bytes:
     """The file's bytes. Raises UnreadableImage where the file, not the machine, is at fault."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_regular(path, MAX_BYTES)
+    except ValueError as error:
+        raise UnreadableImage(path, str(error)) from error
     except OSError as error:
         if error.errno in FILE_ERRORS:
             raise UnreadableImage(path, error.strerror or str(error)) from error
         raise
+
+
+@contextmanager
+def releasing_large_images() -> Iterator[None]:
+    """A block that decodes and drops one image. Until it ends, a large image of it counts for LARGE_TOGETHER."""
+    thread = threading.get_ident()
+    if thread in _large_held:  # within another such block
+        yield
+        return
+    _large_held[thread] = 0
+    try:
+        yield
+    finally:
+        if _large_held[thread]:
+            return_memory()  # of this thread's heap, before another thread's grows
+        with _large_left:
+            if _large_held.pop(thread):
+                _large_left.notify_all()
+
+
+def wait_for_room(image: Image.Image) -> None:
+    """Wait until a large image, opened but not loaded, may be decoded beside those of other threads.
+
+    Outside of `releasing_large_images` the caller may keep any number of images, so nothing is waited for. A thread
+    that has a large image already never waits, so two threads cannot wait for each other.
+    """
+    pixels, thread = image.width * image.height, threading.get_ident()
+    if pixels <= LARGE or thread not in _large_held:
+        return
+
+    def is_room() -> bool:
+        held = sum(list(_large_held.values()))
+        return not held or held + pixels <= LARGE_TOGETHER
+
+    with _large_left:
+        if not _large_held[thread]:
+            _large_left.wait_for(is_room)
+        _large_held[thread] += pixels
 
 
 def decode_rgb(data: bytes, path: str) -> Image.Image:
@@ -61,6 +111,7 @@ def decode_rgb(data: bytes, path: str) -> Image.Image:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other libraries turn it on, and half an image would count as one
     try:
         image = open_image(data)
+        wait_for_room(image)
         image.load()
         return image if image.mode == "RGB" else as_rgb(image)
     except MemoryError:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -138,6 +138,8 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     found = sorted(path for path in glob.glob(pattern, recursive=True) if path.endswith(suffix))
     if not found:
         raise ValueError(f"{url}: no file *{suffix} there; give the folder that holds them, or a pattern in quotes")
+    if odd := [path for path in found if not os.path.isfile(path)]:
+        raise ValueError(f"{url}: {odd[0]} is no regular file, or a broken link; remove it")
     root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in found])
     for word in SPLIT_WORDS[split]:
         own = [path for path in found if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
@@ -171,6 +173,19 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+def class_numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """Labels (N,) as int64. ValueError for labels that are not whole numbers: a float is not rounded to a class."""
+    labels = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.max(initial=0) > np.iinfo(np.int64).max:
+        shown = " ".join(str(values[0]).split())[:40]
+        raise ValueError(f"labels such as {shown!a} ({labels.dtype}) are no numbers of classes; make them 0, 1, 2, ...")
+    return labels.astype(np.int64)
+
+
 def numbered_classes(labels: np.ndarray) -> tuple[str, ...]:
-    """Names of classes that have none: their numbers, from 0 to the largest label."""
+    """Names of classes that have none: their numbers, from 0 to the largest label. ValueError for a label beyond the
+    number of images, as some class would have no image."""
+    largest = int(labels.max(initial=-1))
+    if largest >= len(labels):
+        raise ValueError(f"label {largest} of only {len(labels)} images; number the classes 0, 1, 2, ... or name them")
     return tuple(str(number) for number in range(int(labels.max(initial=-1)) + 1))

@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
 from engine import checks
-from imagesets.decoding import decode_rgb
+from imagesets.decoding import decode_rgb, open_image, releasing_large_images, wait_for_room
 from imagesets.sets import ImageSet
 
 FILTERS = {
@@ -74,6 +74,7 @@ class EvalTransform:
         """All that decides about pixels, e.g. resize256-bicubic_crop224_exact."""
         return f"resize{_text(self.resize)}-{self.interpolation}_crop{_text(self.size)}_{self.decode}"
 
+    @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
         if self.decode == "fast":
@@ -138,10 +139,13 @@ def fast_pixels(image_set: ImageSet, index: int) -> Tensor:
         return planes(image_set.image(index))
     if data.startswith(b"\xff\xd8\xff"):  # a JPEG's start-of-image marker and the next marker's first byte
         try:
+            wait_for_room(open_image(data))  # torchvision has no limit of its own
             pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.UNCHANGED)
             if pixels.shape[0] in (1, 3):
                 return pixels
-        except RuntimeError:  # Pillow has the last word below
+        except MemoryError:
+            raise
+        except Exception:  # of any type, as in decode_rgb, which has the last word
             pass
     return planes(decode_rgb(data, image_set.path(index)))
 

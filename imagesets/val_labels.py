@@ -38,7 +38,7 @@ def read_solution(url: str, path: str) -> dict[str, str]:
             raise ValueError(f"{url}: {path} does not start with ImageId,PredictionString; fetch it again from Kaggle")
         try:
             return {image: boxes.split()[0] for image, boxes in rows}
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, csv.Error) as error:
             raise ValueError(f"{url}: {path} is damaged at line {rows.line_num}; fetch it again from Kaggle") from error
 
 
@@ -57,6 +57,6 @@ def read_devkit(url: str, truth: str) -> dict[str, str]:
             return {f"ILSVRC2012_val_{line:08d}": wnid_of[int(text)] for line, text in enumerate(file, 1)}
     except FileNotFoundError as error:
         raise ValueError(f"{url}: no {meta} beside {truth}; unpack ILSVRC2012_devkit_t12.tar.gz again") from error
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:  # scipy's reader raises whatever a damaged field leads to
         why = " ".join(f"{type(error).__name__} {error}".split())
         raise ValueError(f"{url}: {meta} and {truth} cannot be read ({why}); unpack the kit again") from error

@@ -18,7 +18,8 @@ from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.shown import MOST, numbered_things, shown_places
-from imagesets.decoding import open_image
+from engine.files import read_regular
+from imagesets.decoding import MAX_BYTES, open_image
 
 BEST = 3  # checkpoints
 PIXELS = 192  # of a picture's longer side
@@ -138,7 +139,7 @@ def class_colours(seen: Counter[int], classes: int) -> np.ndarray:
 
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
     """A scene's image, RGB, of at most PIXELS a side."""
-    image = open_image(scenes.image(index).read_bytes()).convert("RGB")
+    image = open_image(read_regular(scenes.image(index), MAX_BYTES)).convert("RGB")
     image.thumbnail((PIXELS, PIXELS))
     return image
 

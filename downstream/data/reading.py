@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile
 
-from imagesets.decoding import FILE_ERRORS, bits_of, open_image, reason_of
+from engine.files import read_regular
+from imagesets.decoding import FILE_ERRORS, MAX_BYTES, bits_of, open_image, reason_of
 
 Results = dict[str, Any]
 Transform = Callable[[Results], Results]
@@ -29,7 +30,7 @@ class Reading:
 
     def __call__(self, results: Results) -> Results:
         with naming(results[self.key]):
-            self.check(open_image(Path(results[self.key]).read_bytes()))
+            self.check(open_image(read_regular(results[self.key], MAX_BYTES)))
             return self.transform(results)
 
 
@@ -56,7 +57,7 @@ def check_pixels(image: Image.Image) -> None:
 
 def read_colours(results: Results) -> Results:
     """The colours of a mask (H, W, 3), of a palette's too, where mmseg's LoadAnnotations puts a mask's values."""
-    colours = np.asarray(open_image(Path(results["seg_map_path"]).read_bytes()).convert("RGB"))
+    colours = np.asarray(open_image(read_regular(results["seg_map_path"], MAX_BYTES)).convert("RGB"))
     return results | {"gt_seg_map": colours, "seg_fields": [*results["seg_fields"], "gt_seg_map"]}
 
 

@@ -22,9 +22,9 @@ from engine.choices import meant
 from engine.core_threads import run_on_core_threads
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
-from engine.files import folder_atomic
+from engine.files import folder_atomic, read_regular
 from engine.progress import Progress
-from imagesets.decoding import open_image
+from imagesets.decoding import MAX_BYTES, open_image
 from imagesets.sets import SPLITS, Split
 
 TINY = "tiny-"
@@ -191,7 +191,7 @@ def mask_classes(scenes: SceneSet, index: int, size: tuple[int, int] | None = No
     cannot be used, or not with an image of `size` (height, width)."""
     path, coloured = scenes.mask(index), bool(scenes.masked.colours)
     with naming(path):
-        mask = open_image(path.read_bytes())
+        mask = open_image(read_regular(path, MAX_BYTES))
         check_values(mask, coloured)
         values = np.asarray(mask.convert("RGB") if coloured else mask, np.uint8)
     height, width = size or values.shape[:2]
@@ -208,7 +208,7 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
     """Pixels (K+1,) of each class in a scene's mask, and last of none; None of outlines. ValueError or OSError for a
     scene that cannot be used."""
     with naming(scenes.image(index)):
-        image = open_image(scenes.image(index).read_bytes())
+        image = open_image(read_regular(scenes.image(index), MAX_BYTES))
         check_pixels(image)
         image.load()
     height, width = image.size[::-1]

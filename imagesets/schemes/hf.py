@@ -16,7 +16,7 @@ from imagesets.decoding import read_bytes
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGES, bytes_column
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import SPLIT_WORDS, StoredImages, numbered_classes, stored_set
+from imagesets.stored import SPLIT_WORDS, StoredImages, class_numbers, numbered_classes, stored_set
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
@@ -51,9 +51,12 @@ def open_split(place: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: none of its columns holds images: {', '.join(data.features)}")
     label = _column_of(data, "ClassLabel") or next((key for key in ("label", "labels") if key in data.features), None)
     images = _images(place, data, column)
-    labels = np.asarray(data.with_format("numpy")[label][:], np.int64) if label else None
     named = tuple(getattr(data.features[label], "names", None) or ()) if label else ()
-    classes = named or (() if labels is None else numbered_classes(labels))
+    try:
+        labels = class_numbers(data.with_format("numpy")[label][:]) if label else None
+        classes = named or (() if labels is None else numbered_classes(labels))
+    except ValueError as error:
+        raise ValueError(f"{url}: column {label}: {error}") from error
     notes = [f"split {name}, images in column {column}", *([f"labels in column {label}"] if label else [])]
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
 

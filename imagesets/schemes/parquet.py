@@ -20,7 +20,7 @@ import numpy as np
 from engine.optional import require
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, indexed, numbered_classes, split_files, stored_set
+from imagesets.stored import StoredImages, class_numbers, indexed, numbered_classes, split_files, stored_set
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
@@ -105,7 +105,7 @@ def class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, 
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]
         return tuple(names) if all(isinstance(name, str) for name in names) else ()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return ()
 
 
@@ -121,7 +121,10 @@ def _classes(
     except ValueError:  # one split alone
         columns = []
     if "texts" not in index:
-        return numbered_classes(np.concatenate([index["labels"], *columns])), index["labels"]
+        try:
+            return numbered_classes(np.concatenate([index["labels"], *map(class_numbers, columns)])), index["labels"]
+        except ValueError as error:
+            raise ValueError(f"{url}: column {label}: {error}") from error
     texts = PackedNames(blob=index["texts"].tobytes(), ends=index["text_ends"])
     own = list(texts)
     names = tuple(sorted({*own, *(str(text) for column in columns for text in column)}))
@@ -184,7 +187,10 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                     if None in values:
                         raise ValueError(f"{url}: {path}: an image without a label in column {label}")
                     numbered = [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
-                    labels.append(np.array(numbered, np.int64))
+                    try:
+                        labels.append(class_numbers(numbered))
+                    except ValueError as error:
+                        raise ValueError(f"{url}: {path}: column {label}: {error}") from error
     packed = PackedNames.joined(names)
     found = {
         "names": np.frombuffer(packed.blob, np.uint8),

@@ -8,14 +8,17 @@ Shards are read in place, by random access: their headers once, which is kept in
 are refused.
 """
 
+import io
 import json
 import os
+import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from imagesets.decoding import MAX_BYTES
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import StoredImages, indexed, numbered_classes, split_files, stored_set
@@ -25,6 +28,8 @@ PLACE = "PATH"
 SPLITS = ("train", "val")
 VERSION = 1  # of an index; raise it when the same shards would be read otherwise
 MAX_LABEL = 4096  # bytes of a .cls or .json file
+MAX_HEADER = 1 << 20  # bytes of a tar header, with names and attributes of any length
+NUMBER = re.compile(rb"\s*\d{1,18}\s*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +43,23 @@ class TarStore:
 
     def read(self, place: int) -> bytes:
         path, size = self.files[self.shards[place]], int(self.sizes[place])
+        if size > MAX_BYTES:
+            raise ValueError(f"{size:,} bytes, more than the limit of {MAX_BYTES:,}")
         with open(path, "rb", buffering=0) as file:  # anew: threads and processes share nothing
             file.seek(self.offsets[place])
             data = file.read(size)
         if len(data) < size:
             raise ValueError(f"{path} ends after {len(data)} of its {size} bytes; copy the shard again")
         return data
+
+
+class HeaderReader(io.BufferedReader):
+    """A shard whose headers are read; data of images is not."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size)
 
 
 def open_split(place: str, split: Split) -> ImageSet:
@@ -54,7 +70,10 @@ def open_split(place: str, split: Split) -> ImageSet:
     listed = Path(files[0]).parent / "classes.txt"
     labels = index["labels"]
     named = listed.is_file()
-    classes = tuple(listed.read_text(encoding="utf-8").split("\n")) if named else numbered_classes(labels)
+    try:
+        classes = tuple(listed.read_text(encoding="utf-8").split("\n")) if named else numbered_classes(labels)
+    except ValueError as error:
+        raise ValueError(f"{url}: {error}") from error
     classes = tuple(name.strip() for name in classes if name.strip())
     images = StoredImages(
         store=TarStore(tuple(files), index["shards"], index["offsets"], index["sizes"]),
@@ -94,10 +113,12 @@ def index_of(url: str, files: list[str]) -> dict[str, np.ndarray]:
 def _rows(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
     pictures: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, int] = {}
-    with tarfile.open(path, "r:") as archive:
+    with HeaderReader(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if not member.isfile():
                 continue
+            if member.issparse():
+                raise ValueError(f"{member.name} is stored with holes (a sparse file); pack the shard without --sparse")
             # webdataset's rule: a key ends at the first dot of the last part of its path.
             folder, name = os.path.split(member.name)
             key, _, ending = name.partition(".")
@@ -112,7 +133,11 @@ def _rows(shard: int, path: str) -> list[tuple[str, int, int, int, int]]:
 
 
 def _label(data: bytes, ending: str, name: str) -> int:
+    """The number of a class. ValueError for any other value: 1.9 is no class."""
     try:
-        return int(data) if ending == "cls" else int(json.loads(data)["label"])
-    except (ValueError, KeyError, TypeError) as error:
+        label = int(data) if ending == "cls" and NUMBER.fullmatch(data) else json.loads(data)["label"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} holds no number of a class") from error
+    if type(label) is not int or not 0 <= label <= np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds no number of a class, but {str(label)[:40]!a}")
+    return label

@@ -21,6 +21,7 @@ from torch import Tensor
 from checkpoints.backbone import Backbone
 from engine.distributed import World
 from engine.seeding import shuffled
+from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import planes
@@ -46,6 +47,7 @@ class TrainTransform:
         """Height and width of the crop."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
+    @releasing_large_images()
     def __call__(self, image_set: ImageSet, index: int) -> Tensor:
         """Image `index` of the set -> (3, H, W) uint8. Raises UnreadableImage."""
         generator = RandomState([self.seed, self.epoch, int(self.names[index])])

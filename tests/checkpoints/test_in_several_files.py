@@ -1,6 +1,7 @@
 """Checkpoints in several files: torch.distributed.checkpoint's, parts with an index, DeepSpeed's; and wrapped names."""
 
 import json
+import os
 import pickle
 import time
 import warnings
@@ -134,7 +135,11 @@ def test_what_is_wrong_with_a_distributed_checkpoint_is_one_line(tmp_path):
     elsewhere = distributed({"teacher": TREE}, tmp_path / "elsewhere")
     known = (elsewhere / ".metadata").read_bytes()
     (elsewhere / ".metadata").write_bytes(known.replace(b"__0_0.distcp", b"../../passwd"))
+    pipe = distributed({"teacher": TREE}, tmp_path / "pipe")
+    (pipe / "__0_0.distcp").unlink()
+    os.mkfifo(pipe / "__0_0.distcp")
     messages = {
+        pipe: "its files of 0",
         gone: "__0_0.distcp (No such file or directory); copy the whole folder",
         torn: "distributed checkpoint that cannot be read",
         evil: "which is not allowed",

@@ -1,6 +1,7 @@
 """A path that holds no readable checkpoint is refused in one line that says what it is and what to do."""
 
 import gzip
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -163,3 +164,11 @@ def test_what_is_no_checkpoint_is_named(case, tmp_path):
     message = str(caught.value)
     assert said in message and message.startswith(str(path)) and message.isprintable(), message
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_pipe_or_a_device_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pth")
+    (tmp_path / "zero.pth").symlink_to("/dev/zero")
+    for name in ("pipe.pth", "zero.pth"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_foreign(tmp_path / name)

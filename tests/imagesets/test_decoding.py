@@ -1,13 +1,18 @@
 """Decoding as the official ImageFolder loader does it, in every pixel format, and refusal of damaged files."""
 
 import io
+import os
 import pickle
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import Image, ImageFile
 from torchvision.datasets.folder import pil_loader
 
+from imagesets import decoding
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.sets import open_set
 from imagesets.transforms import EvalTransform
@@ -103,7 +108,7 @@ def test_trouble_of_the_machine_is_not_blamed_on_the_file(monkeypatch):
     def no_more_files(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("builtins.open", no_more_files)
+    monkeypatch.setattr("os.open", no_more_files)
     with pytest.raises(OSError, match="Too many open files") as error:
         read_bytes("a.jpg")
     assert not isinstance(error.value, UnreadableImage)
@@ -124,3 +129,59 @@ def test_bombs_are_still_refused(monkeypatch, encode):
     monkeypatch.setattr("imagesets.decoding.MAX_PIXELS", 1000)
     with pytest.raises(UnreadableImage, match="exceeds limit"):
         decode_rgb(encode(), "bomb.png")
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/dev/tty0")]
+)
+def test_pipes_and_devices_are_no_images(tree, tmp_path, make):
+    root = tree(tmp_path, "train/ant/a.jpg", "val/ant/c.jpg")
+    make(root / "train/ant/b.jpg")
+    image_set = open_set(f"folder:{root}", "train")
+    with pytest.raises(
+        UnreadableImage, match=r"b\.jpg: cannot be read as an image \((a pipe|Permission denied|No such)"
+    ):
+        image_set.image(1)
+
+
+def test_a_file_beyond_the_limit_is_not_read(tree, tmp_path):
+    root = tree(tmp_path, "train/ant/a.jpg", "val/ant/c.jpg")
+    os.truncate(root / "train/ant/a.jpg", 1 << 42)
+    with pytest.raises(UnreadableImage, match="4,398,046,511,104 bytes, more than the limit"):
+        open_set(f"folder:{root}", "train").image(0)
+
+
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+def test_large_images_share_room_over_threads(tree, tmp_path, monkeypatch, decode):
+    root = tree(tmp_path, *(f"train/ant/{number}.jpg" for number in range(8)), "val/ant/c.jpg")
+    image_set, transform = open_set(f"folder:{root}", "train"), EvalTransform(size=16, crop=1.0, decode=decode)
+    monkeypatch.setattr(decoding, "LARGE", 1000)  # each has 40 x 30 pixels
+    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 2500)
+    held, all_at_once = [], threading.Barrier(4)
+    original = decoding.wait_for_room
+
+    def wait(image):
+        all_at_once.wait(10) if image.size == (40, 30) and len(held) < 4 else None
+        original(image)
+        time.sleep(0.05)  # for the others to come in, if they may
+        held.append(sum(decoding._large_held.values()))
+
+    monkeypatch.setattr(decoding, "wait_for_room", wait)
+    monkeypatch.setattr("imagesets.transforms.wait_for_room", wait)
+    with ThreadPoolExecutor(4) as pool:
+        pixels = list(pool.map(lambda index: transform(image_set, index), range(4)))
+    assert len(pixels) == 4 and max(held) == 2400 and not decoding._large_held
+    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 10)
+    held[:] = [0] * 4
+    transform(image_set, 0)  # larger than all room: alone
+    assert held[-1] == 1200
+
+
+def test_images_that_the_caller_keeps_wait_for_nothing(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "LARGE", 10)
+    monkeypatch.setattr(decoding, "LARGE_TOGETHER", 10)
+    image_set = open_set(
+        f"folder:{tree(tmp_path, *(f'train/ant/{n}.jpg' for n in range(4)), 'val/ant/c.jpg')}", "train"
+    )
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(image_set.image, range(4)))) == 4

@@ -190,6 +190,63 @@ def test_wrong_labels_are_one_line(folder, tmp_path):
     assert "1 of 7 images have no label, such as deep/lonely.cls" in refused(f"wds:{root}")
 
 
+@pytest.mark.parametrize(
+    ("ending", "label"),
+    [
+        ("cls", b"400000000000"),  # as many names of classes would fill the memory
+        ("cls", b"9" * 30),
+        ("cls", b"1e400"),
+        ("cls", b"1.9"),
+        ("json", b'{"label": 1.9}'),
+        ("json", b'{"label": 1.0}'),
+        ("json", b'{"label": 1e400}'),
+        ("json", b'{"label": true}'),
+        ("json", b'{"label": ' + b"9" * 30 + b"}"),
+        ("json", b"[" * 4000),
+    ],
+)
+def test_a_label_that_is_no_class_is_one_line(ending, label, encode, tmp_path):
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        for name, content in ((f"x.{ending}", label), ("x.jpg", encode())):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    said = refused(f"wds:{tmp_path}")
+    assert f"x.{ending} holds no number of a class" in said or "label 400000000000 of only 1 images" in said
+
+
+@pytest.mark.parametrize("label", [400000000000, 1e300, 1.9, 1.0])
+@pytest.mark.parametrize("form", ["parquet", "hf"])
+def test_a_label_in_a_table_that_is_no_class_is_one_line(form, label, encode, tmp_path):
+    pq.write_table(
+        pa.table({"image": [{"bytes": encode(), "path": "a.jpg"}], "label": [label]}), tmp_path / "train.parquet"
+    )
+    assert "column label: label" in refused(f"{form}:{tmp_path}")
+
+
+def test_tar_headers_and_images_beyond_the_limits_are_one_line(encode, tmp_path):
+    def shard(name: str, kind: bytes, size: int) -> None:
+        """A file of 4 TB, nearly all of it a hole."""
+        entry, label = tarfile.TarInfo("x.png"), tarfile.TarInfo("x.cls")
+        entry.type, entry.size, label.size = kind, size, 1
+        (tmp_path / name).mkdir()
+        with open(tmp_path / name / "train.tar", "wb") as file:
+            file.write(label.tobuf() + b"0".ljust(512, b"\0") + entry.tobuf(tarfile.GNU_FORMAT))
+            file.truncate(1 << 42)
+
+    shard("header", tarfile.XHDTYPE, 10**11)
+    assert "train.tar: a header of 100000000000 bytes" in refused(f"wds:{tmp_path / 'header'}")
+    shard("image", tarfile.REGTYPE, 10**12)
+    with pytest.raises(UnreadableImage, match=r"x\.png: .*1,000,000,000,000 bytes, more than the limit"):
+        open_set(f"wds:{tmp_path / 'image'}", "train").image(0)
+
+
+def test_a_pipe_among_shards_is_named(folder, tmp_path):
+    root = as_shards(folder, tmp_path / "shards")
+    os.mkfifo(root / "set-train-0002.tar")
+    assert "set-train-0002.tar is no regular file" in refused(f"wds:{root}")
+
+
 @pytest.mark.parametrize("form", ["parquet", "wds"])
 def test_a_broken_image_names_itself(form, folder, tmp_path):
     broken = folder / "train" / "bee" / "bee-1.jpg"
@@ -205,9 +262,7 @@ def test_a_broken_image_names_itself(form, folder, tmp_path):
 def test_the_index_is_made_once_and_again_when_a_file_changes(folder, tmp_path, monkeypatch):
     root = as_shards(folder, tmp_path / "shards")
     opened, original = [], tarfile.open
-    monkeypatch.setattr(
-        tarfile, "open", lambda *values, **options: (opened.append(values[0]), original(*values, **options))[1]
-    )
+    monkeypatch.setattr(tarfile, "open", lambda **options: (opened.append(options), original(**options))[1])
     first = open_set(f"wds:{root}", "train")
     assert len(opened) == 2 and open_set(f"wds:{root}", "train").fingerprint == first.fingerprint and len(opened) == 2
     path = root / "set-train-0000.tar"
