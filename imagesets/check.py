@@ -22,6 +22,7 @@ from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS
 
+MOST = 20  # unreadable images of a split that are listed
 BATCH = 256  # images between two reports of progress
 DARK = 64  # of 255; 16-bit images that all stay below it hold at most 14 bits
 
@@ -255,4 +256,5 @@ def _render_split(split: SplitReport) -> list[str]:
         )
     lines.append(f"    fingerprint {split.fingerprint[:16]}")
     lines += [f"    note: {note}" for note in split.notes]
-    return lines + [f"    unreadable: {path} ({reason})" for path, reason in split.unreadable]
+    lines += [f"    unreadable: {path} ({reason})" for path, reason in split.unreadable[:MOST]]
+    return lines + [f"    and {len(split.unreadable) - MOST} more"] * (len(split.unreadable) > MOST)

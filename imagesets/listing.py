@@ -2,7 +2,7 @@
 folders deserve."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,8 +10,12 @@ from imagesets.listing_cache import find_images
 from imagesets.sets import FileImages, ImageSet, Split
 from imagesets.walk import EXTENSIONS
 
-# Which folder may serve as which split, best first.
-FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "test")}
+# Words in the names of folders, files and splits that mean a split, the proper one first; capitals do not matter.
+SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid", "dev", "test", "testing"),
+}
+HOLD_OUT = "or append '?val=0.2' to the URL, which holds out a fifth of each class of the training images"
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
@@ -49,15 +53,20 @@ def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndar
 def open_tree(url: str, place: str, split: Split) -> ImageSet:
     """Open PATH/<split>/CLASS/IMAGE under any scheme's URL. Raises ValueError for whatever is not this layout."""
     require_folder(place, url)
-    found = {wanted: split_folder(place, wanted) for wanted in FOLDERS}
+    found = {wanted: split_folder(place, wanted) for wanted in SPLIT_WORDS}
+    if split == "train" and not any(found.values()) and subfolders(place) and not is_split(place):
+        found["train"] = place
     if not found[split]:
-        raise ValueError(f"{url}: {missing(place, FOLDERS[split])}")
+        raise ValueError(f"{url}: {missing(place, ('train',) if split == 'train' else ('val', 'test'))}")
     classes = subfolders(found[split])
     if not classes:
-        raise ValueError(f"{url}: no class folders in {found[split]}; put the images into one folder per class")
+        raise ValueError(
+            f"{url}: no class folders in {found[split]}; put the images into one folder per class, "
+            "or append '?labels=FILE.csv' to the URL, a table of file names and labels"
+        )
     notes = [f"ImageFolder layout, {len(classes)} classes in {found[split]}"]
-    if split == "val" and os.path.basename(found["val"]) != "val":
-        notes.append("there is no val folder: test is used as val")
+    if split == "val" and (name := os.path.basename(found["val"])).lower() in ("test", "testing"):
+        notes.append(f"there is no val folder: {name} is used as val")
     other = found["train" if split == "val" else "val"]
     if other:
         pair = (classes, subfolders(other))
@@ -69,18 +78,26 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
 
 def split_folder(place: str, split: Split) -> str:
     """Path of the folder that serves as `split`, empty when there is none."""
-    paths = (os.path.join(place, name) for name in FOLDERS[split])
-    return next((path for path in paths if os.path.isdir(path)), "")
+    by_lower = {name.lower(): name for name in reversed(subfolders(place))}  # of train and Train, train
+    by_lower |= {name: name for name in by_lower.values()}
+    found = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
+    return os.path.join(place, found) if found else ""
 
 
-def missing(place: str, wanted: tuple[str, ...]) -> str:
+def missing(place: str, wanted: Sequence[str]) -> str:
     """What to say when `place` has none of the folders `wanted` of a split, the proper one first."""
     what = f"no {' or '.join(wanted)} folder in {place}"
-    if os.path.basename(os.path.normpath(place)) in ("train", "val", "test"):
+    if is_split(place):
         return f"{what}; give the folder above it, {os.path.dirname(os.path.abspath(place))}"
     there = subfolders(place)
     holds = f"it holds {short_list(there)}" if there else "it holds no folders"
-    return f"{what} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE"
+    other = f", {HOLD_OUT}" if wanted[0] == "val" else ""
+    return f"{what} ({holds}); arrange the images as {wanted[0]}/CLASS/IMAGE{other}"
+
+
+def is_split(folder: str) -> bool:
+    """Whether a folder is called as those of splits are."""
+    return os.path.basename(os.path.normpath(folder)).lower() in {*SPLIT_WORDS["train"], *SPLIT_WORDS["val"]}
 
 
 def class_tree(*, url: str, split: Split, root: str, classes: Sequence[str], notes: Sequence[str]) -> ImageSet:

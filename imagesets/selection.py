@@ -54,3 +54,18 @@ def stratified_sample(labels: np.ndarray, shares: np.ndarray, seed: int) -> np.n
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     rank_in_class = np.arange(len(labels)) - starts
     return np.sort(by_class[rank_in_class < shares[labels[by_class]]])
+
+
+def held_out_sample(labels: np.ndarray, classes: int, share: float, seed: int) -> np.ndarray:
+    """A random `share` of the images of every class, rounded, at least one and never all: indices into `labels` (N,),
+    ascending. Of a class of one image none."""
+    counts = np.bincount(labels, minlength=classes)
+    shares = np.minimum(np.maximum(np.rint(share * counts), 1), counts - 1).clip(0).astype(np.int64)
+    return stratified_sample(labels, shares, seed)
+
+
+def rarest_classes(labels: np.ndarray) -> np.ndarray:
+    """Of images with several labels (N, K), the rarest class that each shows (N,); K where it shows none."""
+    shown = labels == 1
+    counts = np.where(shown, shown.sum(axis=0), len(labels) + 1)
+    return np.where(shown.any(axis=1), counts.argmin(axis=1), labels.shape[1])

@@ -5,6 +5,7 @@ N images, K classes. A set is a listing: it holds names, sizes and labels, reads
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,10 +20,11 @@ from engine.extensions import extensions, load_extension, load_extensions
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
-from imagesets.selection import balanced_indices, evenly
+from imagesets.selection import balanced_indices, evenly, held_out_sample, rarest_classes
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 Reported = Literal["top1", "mean per class", "mAP"]
+OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # at the end of a URL; `x-?.parquet` has none
 
 
 class ImageSource(Protocol):
@@ -189,20 +191,69 @@ class ImageSet:
 def open_set(url: str, split: Split) -> ImageSet:
     """Open one split of the set that `url` names, by its scheme: a file of imagesets/schemes/, or a plugin.
 
-    Raises ValueError, one line that says what, where and how to fix, for an unknown scheme or split, a missing folder
-    or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be listed.
+    `?val=0.2&seed=0` at its end divides the training images of any set; other options are the scheme's.
+
+    Raises ValueError, one line that says what, where and how to fix, for an unknown scheme, option or split, a missing
+    folder or split, an unknown layout, an empty class, classes that differ between the splits, and what cannot be
+    listed.
     """
     if split not in SPLITS:
         raise ValueError(f"{url}: no split called {split!r}{meant(split, SPLITS)}")
     scheme, place = parse_url(url)
+    module, options = load_extension("imagesets", scheme), url_options(url)
+    share, seed = options.pop("val", ""), options.pop("seed", "")
+    known = ("val", "seed", *getattr(module, "OPTIONS", ()))
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{meant(unknown[0], known)}")
+    if seed and not share:
+        raise ValueError(f"{url}: a seed without a share to draw; write ?val=0.2&seed={seed}")
     try:
-        opened = load_extension("imagesets", scheme).open_split(place, split)
+        opened = module.open_split(place, "train" if share else split, **options)
     except OSError as error:
         why = f"{error.filename} ({error.strerror})"
         raise ValueError(
             f"{url}: cannot list or read {why}; check its permissions and that the disk is there"
         ) from error
+    except ValueError as error:
+        if OPTIONS.search(url):  # the scheme knows its place alone
+            raise ValueError(f"{url}: {str(error).removeprefix(f'{scheme}:{place}: ')}") from error
+        raise
+    if OPTIONS.search(url):
+        opened = replace(opened, url=url)
+    if share:
+        opened = _part(opened, split, share, seed or "0")
     return replace(opened, labels=_frozen(opened.labels))
+
+
+def url_options(url: str) -> dict[str, str]:
+    """Name -> value of the options at the end of a URL: `folder:/data/x?val=0.2&seed=0`. ValueError for one that is
+    given twice."""
+    matched = OPTIONS.search(url)
+    pairs = [text.partition("=") for text in matched[1].split("&")] if matched else []
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        raise ValueError(f"{url}: an option is given twice; give each once")
+    return {name: value for name, _, value in pairs}
+
+
+def _part(train: ImageSet, split: Split, share: str, seed: str) -> ImageSet:
+    """The training images less the share of each class that the seed holds out, or these as split val."""
+    if not re.fullmatch(r"0?\.\d+", share) or not float(share) or not seed.isdecimal() or int(seed) >= 1 << 32:
+        raise ValueError(f"{train.url}: write a share above 0 and below 1, and a whole number: ?val=0.2&seed=0")
+    if not train.classes:
+        raise ValueError(f"{train.url}: these images have no labels, by which some could be held out for validation")
+    strata = rarest_classes(train.labels) if train.has_several_labels else train.labels
+    held = held_out_sample(strata, len(train.classes) + 1, float(share), int(seed))
+    chosen = held if split == "val" else np.setdiff1d(np.arange(len(train)), held)
+    if not len(held):
+        raise ValueError(f"{train.url}: every class has one image, so none can be held out for validation; add images")
+    notes = [
+        *train.notes,
+        f"val is {len(held)} of the {len(train)} training images: {share} of each class, seed {seed}",
+    ]
+    whole = np.bincount(strata, minlength=len(train.classes) + 1)[:-1]
+    if single := [name for name, count in zip(train.classes, whole, strict=True) if count == 1]:
+        notes.append(f"{len(single)} classes with one image, {single[0]!r} first: it is in train, and none is in val")
+    return replace(train.subset(chosen, split), url=train.url, split=split, notes=tuple(notes))
 
 
 def splits_of(url: str) -> tuple[Split, ...]:
@@ -211,13 +262,14 @@ def splits_of(url: str) -> tuple[Split, ...]:
 
 
 def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Split a URL into scheme and place, with ~ expanded. Raises ValueError for an unknown or a missing scheme.
+    """Split a URL into scheme and place, with ~ expanded and without options. Raises ValueError for an unknown or a
+    missing scheme.
 
     others: schemes that the caller takes beside these, and what follows their colon; for the messages alone.
     """
     scheme, colon, place = url.partition(":")
     if colon and scheme in extensions("imagesets"):
-        return scheme, os.path.expanduser(place)
+        return scheme, os.path.expanduser(OPTIONS.sub("", place))
     places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
     if not colon and scheme in places:
         raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")

@@ -17,13 +17,10 @@ from PIL import Image
 
 from engine.files import digest
 from imagesets.decoding import UnreadableImage, decode_rgb
-from imagesets.listing import short_list
+from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.listing_cache import keep_arrays, user_cache
 from imagesets.names import PackedNames
 from imagesets.sets import FileImages, ImageSet, Reported, Split
-
-# Words in the names of files and folders that mean a split, the proper one first.
-SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 
 
 class ImageStore(Protocol):
@@ -77,12 +74,14 @@ def stored_set(
     images: StoredImages | FileImages,
     notes: Sequence[str],
     reports: Reported = "top1",
+    complete: bool = True,
 ) -> ImageSet:
-    """The set, its images in the order that they would have in folders: by class, then by name.
+    """The set, its images in the order that they would have in folders: by class, then by name; those of several
+    labels, (N, K), by name.
 
     Stored images are named, and files called, by file names alone. Without labels the order stays, and there is no
-    split val. ValueError for labels that are no class, for classes without an image, and for two images of one class
-    and name.
+    split val. ValueError for labels that are no class, for classes without an image (of the validation images only if
+    `complete`), and for two images of one class and name.
     """
     if not len(images.names):
         raise ValueError(f"{url}: the {split} split holds no image")
@@ -91,12 +90,20 @@ def stored_set(
             raise ValueError(f"{url}: these images have no labels, so they can be pretrained on but not evaluated on")
         notes, labels = [*notes, "no labels: for pretraining alone"], np.full(len(images.names), -1)
         return ImageSet(url=url, split=split, classes=(), labels=labels, images=images, notes=tuple(notes))
+    bare = (images.called or images.names) if isinstance(images, FileImages) else images.names
+    if labels.ndim == 2:
+        order = np.array(sorted(range(len(bare)), key=list(bare).__getitem__))
+        ordered = images.renamed(order, bare.take(order))
+        return ImageSet(url=url, split=split, classes=tuple(classes), labels=labels[order], images=ordered,
+            notes=tuple(notes), reports=reports)  # fmt: skip
     low, high = labels.min(), labels.max()
     if not 0 <= low <= high < len(classes):
         raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
-    if empty := [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]:
+    empty = [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]
+    if empty and not complete and split == "val":
+        notes = [*notes, f"{len(empty)} of {len(classes)} classes have no image in val, {empty[0]!r} first"]
+    elif empty:
         raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
-    bare = (images.called or images.names) if isinstance(images, FileImages) else images.names
     order, names, double = _in_folders(classes, labels, bare)
     if double:
         raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
@@ -141,21 +148,29 @@ def split_files(url: str, place: str, split: Split, suffix: str) -> list[str]:
     if odd := [path for path in found if not os.path.isfile(path)]:
         raise ValueError(f"{url}: {odd[0]} is no regular file, or a broken link; remove it")
     root = place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(path) or "." for path in found])
-    for word in SPLIT_WORDS[split]:
-        own = [path for path in found if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
-        if own:
-            return own
+
+    def named(word: str) -> list[str]:
+        return [path for path in found if word in re.split(r"[^a-z]+", os.path.relpath(path, root).lower())]
+
+    if own := next(filter(None, map(named, SPLIT_WORDS[split])), None):
+        return own
+    if split == "train" and not any(named(word) for word in SPLIT_WORDS["val"]):
+        return found
     words = " or ".join(SPLIT_WORDS[split])
     raise ValueError(
         f"{url}: none of its {len(found)} files *{suffix} has {words} in its name, {os.path.basename(found[0])} first; "
         f"name those of the split {split} so, {SPLIT_WORDS[split][0]}-0000{suffix}"
+        + (f", {HOLD_OUT}" if split == "val" else "")
     )
 
 
-def indexed(files: Sequence[str], version: int, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def indexed(
+    files: Sequence[str], version: object, make: Callable[[], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """What `make` finds in large files, kept in the user's cache while they are the same by path, size and time.
 
-    Arrays of numbers and bytes alone. A damaged file in the cache is made again.
+    Arrays of numbers and bytes alone. version: a JSON value that changes with what is looked for. A damaged file in the
+    cache is made again.
     """
     stamps = [[os.path.realpath(path), *_stamp(path)] for path in files]
     path = user_cache() / "indexes" / f"{digest([version, stamps])[:32]}.npz"

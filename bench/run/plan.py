@@ -26,7 +26,7 @@ from bench.run.suites import ChosenProtocol
 from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, stands_in_for
 from engine.extensions import extensions
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import SPLITS, open_set, parse_url
+from imagesets.sets import OPTIONS, SPLITS, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -89,7 +89,7 @@ def example(url: str) -> str:
 
 def name_from(url: str) -> str:
     """A name for the set at a URL or a path: the last part of the path, else the scheme."""
-    scheme, colon, place = url.partition(":")
+    scheme, colon, place = OPTIONS.sub("", url).partition(":")
     return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 

@@ -2,7 +2,7 @@
 
 PATH is a folder of `save_to_disk`, or of data files that `load_dataset` knows (Parquet, image folders); NAME a set of
 the Hub, which is downloaded unless HF_HUB_OFFLINE=1. Scripts of a set are never run. Images keep their encoded bytes,
-and the order is this tool's, not the library's.
+and the order is this tool's, not the library's. `?image=NAME&label=NAME` chooses columns; a label may be a list.
 """
 
 import os
@@ -13,13 +13,16 @@ import numpy as np
 
 from engine.optional import require
 from imagesets.decoding import read_bytes
+from imagesets.label_tables import choose_column, classes_of
+from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
-from imagesets.schemes.parquet import IMAGES, bytes_column
+from imagesets.schemes.parquet import IMAGES, bytes_column, spread_labels
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import SPLIT_WORDS, StoredImages, class_numbers, numbered_classes, stored_set
+from imagesets.stored import StoredImages, class_numbers, numbered_classes, stored_set
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
+OPTIONS = ("image", "label")
 
 
 @dataclass(eq=False)
@@ -36,29 +39,58 @@ class ArrowStore:
         return found["bytes"] if found["bytes"] is not None else read_bytes(found["path"])
 
 
-def open_split(place: str, split: Split) -> ImageSet:
+def open_split(place: str, split: Split, image: str = "", label: str = "") -> ImageSet:
     """Open one split. ValueError for what the library cannot load, a missing split, and a set without images."""
     url = f"hf:{place}"
     if not place:
         raise ValueError(f"{url}: no path or name after the colon; write hf:/data/set, or hf:user/name of the Hub")
     splits = _loaded(url, place)
-    name = next((word for word in SPLIT_WORDS[split] if word in splits), None)
+    names = {other: _split_name(splits, other) for other in SPLIT_WORDS}
+    name = names[split]
     if name is None:
-        raise ValueError(f"{url}: it has no split {' or '.join(SPLIT_WORDS[split])}, but {', '.join(splits)}")
+        words = " or ".join(SPLIT_WORDS[split])
+        raise ValueError(
+            f"{url}: it has no split {words}, but {', '.join(splits)}" + (f"; rename it, {HOLD_OUT}" * (split == "val"))
+        )
     data = splits[name]
-    column = _column_of(data, "Image") or next((key for key in IMAGES if key in data.features), None)
+    columns = list(data.features)
+    there = short_list(columns, 8)
+    column = choose_column(url, "image", image or _column_of(data, "Image"), IMAGES, columns)
     if column is None:
-        raise ValueError(f"{url}: none of its columns holds images: {', '.join(data.features)}")
-    label = _column_of(data, "ClassLabel") or next((key for key in ("label", "labels") if key in data.features), None)
+        raise ValueError(f"{url}: which of its columns, {there}, holds the images? say so with '?image=NAME'")
+    labelled = choose_column(url, "label", label or _column_of(data, "ClassLabel"), ("label", "labels"), columns)
+    if split == "val" and labelled is None:
+        raise ValueError(f"{url}: which of its columns, {there}, holds the labels? say so with '?label=NAME'")
+    others = [splits[other] for other in names.values() if other not in (None, name)]
+    classes, labels = _labels(url, labelled, data, others) if labelled else ((), None)
     images = _images(place, data, column)
-    named = tuple(getattr(data.features[label], "names", None) or ()) if label else ()
-    try:
-        labels = class_numbers(data.with_format("numpy")[label][:]) if label else None
-        classes = named or (() if labels is None else numbered_classes(labels))
-    except ValueError as error:
-        raise ValueError(f"{url}: column {label}: {error}") from error
-    notes = [f"split {name}, images in column {column}", *([f"labels in column {label}"] if label else [])]
+    notes = [f"split {name}, images in column {column}", *([f"labels in column {labelled}"] if labelled else [])]
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
+
+
+def _split_name(splits: dict[str, Any], split: Split) -> str | None:
+    by_lower = {name.lower(): name for name in splits}
+    return next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
+
+
+def _labels(url: str, column: str, data: Any, others: list[Any]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Classes and labels (N,), or (N, K) of lists. Classes without names are those of all splits."""
+    feature = data.features[column]
+    member = getattr(feature, "feature", None)  # of a list
+    values = data.select_columns([column]).with_format(None)[column][:]
+    where, names = f"{url}: column {column}", tuple(getattr(member or feature, "names", None) or ())
+    rest = [value for other in others if column in other.features for value in other.select_columns([column])[column]]
+    try:
+        if names and member is not None:
+            flat = class_numbers([label for row in values for label in row or ()])
+            return names, spread_labels(url, flat, np.array([len(row or ()) for row in values]), len(names))
+        if names or not any(isinstance(value, str | list) for value in values):
+            labels = class_numbers(values)
+            return names or numbered_classes(np.concatenate([labels, class_numbers(rest)])), labels
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; '?label=NAME' chooses another column") from error
+    classes, labels = classes_of(where, [*values, *rest])
+    return classes, labels[: len(values)]
 
 
 def _loaded(url: str, place: str) -> dict[str, Any]:
@@ -76,8 +108,9 @@ def _loaded(url: str, place: str) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _column_of(data: Any, kind: str) -> str | None:
-    return next((name for name, feature in data.features.items() if type(feature).__name__ == kind), None)
+def _column_of(data: Any, kind: str) -> str:
+    """The first column of a kind; "" where there is none."""
+    return next((name for name, feature in data.features.items() if type(feature).__name__ == kind), "")
 
 
 def _images(place: str, data: Any, column: str) -> StoredImages:

@@ -2,7 +2,8 @@
 
 PATH is a folder of *.parquet, or a pattern in quotes; the files of a split have its name in theirs: train, and val,
 validation or test. An image is a column of bytes, or of {bytes, path}; its label a column of numbers, with the names of
-the classes in the table's metadata, or of texts. Without a column of labels the images are for pretraining alone.
+the classes in the table's metadata, or of texts; of lists of these where an image has several labels. Without a column
+of labels the images are for pretraining alone. `?image=NAME&label=NAME` chooses columns with other names.
 
 Tables are read in place. A row group is decompressed for one image of it, and kept for the next: files of small row
 groups (datasets writes 100 rows) serve training in random order, others an evaluation in order.
@@ -18,15 +19,21 @@ from typing import Any
 import numpy as np
 
 from engine.optional import require
+from imagesets.label_tables import choose_column
+from imagesets.listing import short_list
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
 from imagesets.stored import StoredImages, class_numbers, indexed, numbered_classes, split_files, stored_set
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
-VERSION = 1  # of an index; raise it when the same tables would be read otherwise
+OPTIONS = ("image", "label")
+VERSION = 2  # of an index; raise it when the same tables would be read otherwise
 KEPT = 64 << 20  # bytes of row groups that a thread keeps decompressed, 600 images of ImageNet; one group in any case
 IMAGES = ("image", "img", "jpg", "png")  # names of the column, the usual one first
+PATHS_ALONE = (
+    "where a table holds paths alone, name the folder that holds the files: folder:FOLDER?labels=TABLE.parquet"
+)
 LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
 
@@ -72,13 +79,23 @@ class ParquetStore:
         return ParquetStore, (self.files, self.column, self.groups)
 
 
-def open_split(place: str, split: Split) -> ImageSet:
+def open_split(place: str, split: Split, image: str = "", label: str = "") -> ImageSet:
     """Open one split. ValueError for missing files or columns, labels that are no class, a library that is missing."""
     url = f"parquet:{place}"
     files = split_files(url, place, split, ".parquet")
     schema = _schema(url, files[0])
-    column, label = _column(schema, IMAGES, url), next((name for name in LABELS if name in schema.names), None)
-    index = indexed(files, VERSION, lambda: _index_of(url, files, column, label))
+    column = choose_column(url, "image", image, IMAGES, schema.names)
+    if column is None:
+        named = short_list(schema.names, 8)
+        raise ValueError(f"{url}: which of its columns, {named}, holds the images? say so with '?image=NAME'")
+    labelled = choose_column(url, "label", label, LABELS, schema.names)
+    if split == "val" and not labelled:
+        others = short_list([name for name in schema.names if name != column], 8)
+        remedy = f"; if they are in one of {others}, say so with '?label=NAME'" if others else ""
+        raise ValueError(
+            f"{url}: these images have no labels, so they can be pretrained on but not evaluated on{remedy}"
+        )
+    index = indexed(files, [VERSION, column, labelled], lambda: _index_of(url, files, column, labelled))
     found = PackedNames(blob=index["names"].tobytes(), ends=index["ends"])
     images = StoredImages(
         store=ParquetStore(tuple(files), column, index["groups"]),
@@ -87,8 +104,11 @@ def open_split(place: str, split: Split) -> ImageSet:
         sizes=index["sizes"],
         places=np.arange(len(found)),
     )
-    classes, labels = _classes(url, place, split, schema, label, index) if label else ((), None)
-    notes = [f"{len(files)} tables, images in column {column}", *([f"labels in column {label}"] if label else [])]
+    classes, labels = _classes(url, place, split, schema, labelled, index) if labelled else ((), None)
+    if labels is not None and "counts" in index:  # of several labels an image
+        labels = spread_labels(url, labels, index["counts"], len(classes))
+    notes = [f"{len(files)} tables, images in column {column}"]
+    notes += [f"labels in column {labelled}"] if labelled else []
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
 
 
@@ -99,20 +119,38 @@ def bytes_column(array: Any) -> Any:
     return array.field("bytes") if pa.types.is_struct(array.type) else array
 
 
+def is_bytes(array: Any) -> bool:
+    """Whether an Arrow array holds bytes, or {bytes, path}."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(array.type):
+        return array.type.get_field_index("bytes") >= 0
+    return pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+
+
 def class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
     """Names of classes in the metadata that Hugging Face's datasets writes; none where there are none."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[column]["names"]
+        feature = json.loads((metadata or {})[b"huggingface"])["info"]["features"][column]
+        names = feature.get("feature", feature)["names"]  # of a list of labels, those of its members
         return tuple(names) if all(isinstance(name, str) for name in names) else ()
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return ()
+
+
+def spread_labels(url: str, labels: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
+    """Labels of images one after another, so many (N,) of each -> (N, K), 1 for those that an image has."""
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(f"{url}: labels from {labels.min()} to {labels.max()}, and {classes} classes; correct one")
+    found = np.zeros((len(counts), classes), np.int64)
+    found[np.repeat(np.arange(len(counts)), counts), labels] = 1
+    return found
 
 
 def _classes(
     url: str, place: str, split: Split, schema: Any, label: str, index: dict[str, np.ndarray]
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the classes, and the labels (N,)."""
+    """Names of the classes, and the labels (N,), those of several an image one after another."""
     if names := class_names(schema.metadata, label):
         return names, index["labels"]
     other: Split = "val" if split == "train" else "train"
@@ -133,9 +171,12 @@ def _classes(
 
 
 def _labels(path: str, label: str) -> np.ndarray:
+    import pyarrow as pa
     from pyarrow.parquet import read_table
 
-    return read_table(path, columns=[label]).column(0).to_numpy()
+    column = read_table(path, columns=[label]).column(0)
+    nested = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    return (column.combine_chunks().flatten() if nested else column).to_numpy(zero_copy_only=False)
 
 
 def _schema(url: str, path: str) -> Any:
@@ -148,13 +189,6 @@ def _schema(url: str, path: str) -> Any:
         raise ValueError(f"{url}: {path} is no Parquet table ({' '.join(str(error).split())})") from error
 
 
-def _column(schema: Any, names: tuple[str, ...], url: str) -> str:
-    found = next((name for name in names if name in schema.names), None)
-    if found is None:
-        raise ValueError(f"{url}: no column of images ({', '.join(names)}) among {', '.join(schema.names)}; rename it")
-    return found
-
-
 def _index_of(url: str, files: list[str], column: str, label: str | None) -> dict[str, np.ndarray]:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -163,6 +197,7 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
     names: list[PackedNames] = []
     sizes: list[np.ndarray] = [np.empty(0, np.int64)]
     labels: list[np.ndarray] = [np.empty(0, np.int64)]
+    counts: list[int] = []  # labels of each image, where they are lists
     groups: list[np.ndarray] = [np.empty((0, 3), np.int64)]
     texts: dict[str, int] = {}
     first = 0
@@ -171,6 +206,10 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=[column, *([label] if label else [])])
                 images = table.column(column).combine_chunks()
+                if not is_bytes(images):
+                    raise ValueError(
+                        f"{url}: {path}: column {column} holds {images.type}, not the bytes of images; {PATHS_ALONE}"
+                    )
                 lengths = pc.fill_null(pc.binary_length(bytes_column(images)), 0)
                 paths = images.field("path").to_pylist() if pa.types.is_struct(images.type) else [None] * len(images)
                 names.append(
@@ -184,14 +223,23 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
                 groups.append(np.stack([np.full_like(rows, number), np.full_like(rows, group), rows], axis=1))
                 if label:
                     values = table.column(label).to_pylist()
+                    if any(isinstance(value, list) for value in values):
+                        counts += [len(value or ()) for value in values]
+                        values = [one for value in values for one in value or ()]
                     if None in values:
                         raise ValueError(f"{url}: {path}: an image without a label in column {label}")
                     numbered = [texts.setdefault(v, len(texts)) if isinstance(v, str) else v for v in values]
                     try:
                         labels.append(class_numbers(numbered))
                     except ValueError as error:
-                        raise ValueError(f"{url}: {path}: column {label}: {error}") from error
+                        raise ValueError(
+                            f"{url}: {path}: column {label}: {error}; '?label=NAME' chooses another column"
+                        ) from error
     packed = PackedNames.joined(names)
+    if len(packed) and not np.concatenate(sizes).any():
+        raise ValueError(
+            f"{url}: none of the {len(packed)} images in column {column} has bytes, {packed[0]} first; {PATHS_ALONE}"
+        )
     found = {
         "names": np.frombuffer(packed.blob, np.uint8),
         "ends": packed.ends,
@@ -199,6 +247,8 @@ def _index_of(url: str, files: list[str], column: str, label: str | None) -> dic
         "groups": np.concatenate(groups),
         "labels": np.concatenate(labels),
     }
+    if counts:
+        found["counts"] = np.array(counts, np.int64)
     if texts:
         words = PackedNames.pack(texts)
         found |= {"texts": np.frombuffer(words.blob, np.uint8), "text_ends": words.ends}

@@ -16,7 +16,7 @@ import numpy as np
 from engine.choices import meant
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
-from imagesets.official_sets import SETS, OfficialImages, OfficialSet, Options, by_loader
+from imagesets.official_sets import SETS, OfficialImages, Options, by_loader
 from imagesets.sets import FileImages, ImageSet, Split
 from imagesets.stored import StoredImages, stored_set
 
@@ -39,9 +39,7 @@ def open_split(place: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: {root} lacks {', '.join(lacking)}; {_remedy(name, root, parts)}")
     found = _joined([_official(url, name, root, options) for options in parts])
     found = found.take(known.divide(root, split, found)) if known.divide else found
-    if found.labels.ndim == 2:
-        return _with_several_labels(url, split, found, known)
-    classes, labels = _in_order(found)
+    classes, labels = (found.classes, found.labels) if found.labels.ndim == 2 else _in_order(found)
     where, held = f"torchvision:{name}", found.images
     images = in_memory(where, held) if isinstance(held, np.ndarray) else in_files(url, held)
     return stored_set(
@@ -86,21 +84,6 @@ def _in_order(found: OfficialImages) -> tuple[list[str], np.ndarray]:
     names = [name.strip("/").replace("/", "_") for name in found.classes]
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[at] for at in order], np.argsort(order)[found.labels]
-
-
-def _with_several_labels(url: str, split: Split, found: OfficialImages, known: OfficialSet) -> ImageSet:
-    """The set, in the order of its images' names; no folder is like it."""
-    found = found.take(np.argsort([os.path.basename(path) for path in found.images]))
-    assert not isinstance(found.images, np.ndarray), "there is no such set in memory"
-    return ImageSet(
-        url=url,
-        split=split,
-        classes=tuple(found.classes),
-        labels=found.labels,
-        images=in_files(url, found.images),
-        notes=(known.split,),
-        reports=known.reports,
-    )
 
 
 def in_files(url: str, paths: Sequence[str]) -> FileImages:

@@ -105,8 +105,8 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 
 def test_a_missing_split_says_what_is_there(pets):
-    os.rename(pets / "val", pets / "validation")
-    assert "no val or test folder" in rejected(pets, "val") and "'train', 'validation'" in rejected(pets, "val")
+    os.rename(pets / "val", pets / "other")
+    assert "no val or test folder" in rejected(pets, "val") and "'other', 'train'" in rejected(pets, "val")
 
 
 def test_the_split_folder_itself_is_answered_with_its_parent(pets):

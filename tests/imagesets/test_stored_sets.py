@@ -168,10 +168,10 @@ def test_what_cannot_be_read_is_one_line(folder, tmp_path):
     assert "set-train-0000.tar:" in (said := refused(f"wds:{root}")) and "uncompressed tar file" in said
     for path in root.glob("set-val-*"):
         path.rename(root / path.name.replace("val", "other"))
-    assert "files *.tar has val or validation or valid or test in its name" in refused(f"wds:{root}", "val")
+    assert "files *.tar has val or validation or valid or" in refused(f"wds:{root}", "val")
     tables = as_parquet(folder, tmp_path / "tables")
     pq.write_table(pa.table({"picture": [b""], "label": [0]}), tables / "train-00000-of-00002.parquet")
-    assert "no column of images (image, img, jpg, png) among picture, label" in refused(f"parquet:{tables}")
+    assert "'picture', 'label'" in (said := refused(f"parquet:{tables}")) and "?image=NAME" in said
     (tables / "train-00000-of-00002.parquet").write_bytes(b"nothing")
     assert "train-00000-of-00002.parquet is no Parquet table" in refused(f"parquet:{tables}")
     (tmp_path / "empty").mkdir()
