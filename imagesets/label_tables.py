@@ -84,9 +84,12 @@ def _numbered(where: str, values: Sequence[Any]) -> tuple[tuple[str, ...], np.nd
 
 def read_table(path: str) -> Columns:
     """Column -> its values. ValueError names the file and what is wrong with it."""
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: there is no such file; correct the name of the table of labels")
+    if path.endswith(".parquet"):
+        require("pyarrow")
     try:
         if path.endswith(".parquet"):
-            require("pyarrow")
             from pyarrow.parquet import read_table as read_parquet
 
             table = read_parquet(path)
