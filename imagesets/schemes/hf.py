@@ -83,7 +83,7 @@ def _labels(url: str, column: str, data: Any, others: list[Any]) -> tuple[tuple[
     try:
         if names and member is not None:
             flat = class_numbers([label for row in values for label in row or ()])
-            return names, spread_labels(url, flat, np.array([len(row or ()) for row in values]), len(names))
+            return names, spread_labels(flat, np.array([len(row or ()) for row in values]), len(names))
         if names or not any(isinstance(value, str | list) for value in values):
             labels = class_numbers(values)
             return names or numbered_classes(np.concatenate([labels, class_numbers(rest)])), labels

@@ -106,7 +106,10 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
     )
     classes, labels = _classes(url, place, split, schema, labelled, index) if labelled else ((), None)
     if labels is not None and "counts" in index:  # of several labels an image
-        labels = spread_labels(url, labels, index["counts"], len(classes))
+        try:
+            labels = spread_labels(labels, index["counts"], len(classes))
+        except ValueError as error:
+            raise ValueError(f"{url}: column {labelled}: {error}") from error
     notes = [f"{len(files)} tables, images in column {column}"]
     notes += [f"labels in column {labelled}"] if labelled else []
     return stored_set(url=url, split=split, classes=classes, labels=labels, images=images, notes=notes)
@@ -138,10 +141,10 @@ def class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, 
         return ()
 
 
-def spread_labels(url: str, labels: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
+def spread_labels(labels: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
     """Labels of images one after another, so many (N,) of each -> (N, K), 1 for those that an image has."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise ValueError(f"{url}: labels from {labels.min()} to {labels.max()}, and {classes} classes; correct one")
+        raise ValueError(f"labels from {labels.min()} to {labels.max()}, and {classes} classes; correct one of them")
     found = np.zeros((len(counts), classes), np.int64)
     found[np.repeat(np.arange(len(counts)), counts), labels] = 1
     return found
