@@ -14,8 +14,10 @@ from engine.precision import autocast, fit_attention
 class Features(NamedTuple):
     """What one layer says of B images. D width, h x w patch grid.
 
-    cls: (B, D), or None where the model has no class token at this layer. patches: (B, h, w, D).
-    avg: (B, D) mean of the patches; for models whose final norm follows the mean, that norm is applied to it.
+    cls: (B, D), or None where the model has no class token at this layer. patches: (B, h, w, D); of a network that
+    gives one vector an image h = w = 0, and cls is that vector.
+    avg: (B, D) mean of the patches, NaN without any; for models whose final norm follows the mean, that norm is applied
+    to it.
     """
 
     cls: Tensor | None
@@ -59,7 +61,7 @@ class Backbone(nn.Module):
     def views(self, images: Tensor, wanted: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
         """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
         layers = sorted({layer for layer, _ in wanted})
-        grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
+        grid = self.spec.grid_of(images.shape[-2:])
         found = {}
         with autocast(images.device.type, self.precision):
             for layer, raw in zip(layers, self.vit(images, layers=layers, norm=False), strict=True):

@@ -67,4 +67,4 @@ def frozen_bytes(spec: FrozenSpec, images: int, image_size: int | None = None) -
 
 def tokens_of(spec: FrozenSpec, image_size: int | None = None) -> int:
     """Tokens of an image."""
-    return (prod(spec.grid) if image_size is None else (image_size // spec.patch_size) ** 2) + spec.prefix
+    return prod(spec.grid if image_size is None else spec.grid_of((image_size, image_size))) + spec.prefix

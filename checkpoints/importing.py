@@ -35,6 +35,7 @@ TRAINING_STATE = {
     r"(scaler|scaler_state|fp16_scaler|loss_scaler|amp|lr_scheduler|lr_schedulers)\..*": "training state",
 }
 PATCHES = ("patch_embed.proj.weight",)
+ASSUMED_STATISTICS = "ImageNet's mean and std (--statistics)"
 # width -> heads of the published models: ViT-Ti/S/B/L, LUT's M (512), MAE's and I-JEPA's H (1280), I-JEPA's g (1408),
 # DINOv2's g (1536), Web-SSL's 2B to 7B (2688 and wider)
 HEADS = {
@@ -290,7 +291,7 @@ def import_file(importer: ModuleType, file: ForeignFile, options: ImportOptions)
         "licence": file.facts.get("licence"),
     }
     if not conversion.preparation and not options.statistics:
-        branch.assumed.add("ImageNet's mean and std (--statistics)")
+        branch.assumed.add(ASSUMED_STATISTICS)
     facts |= {"assumed": sorted(branch.assumed)} if branch.assumed else {}
     facts |= {"plugin": extension.plugin} if extension.plugin else {}
     export = replace(export, facts=facts)

@@ -1,8 +1,9 @@
-"""`module:PACKAGE:FUNCTION`: a network of the user's own, frozen. The only reference by which code of others runs.
+"""A network of the user's own, frozen: `module:PACKAGE:FUNCTION`, or a module that a Python program holds.
 
 FUNCTION() returns an nn.Module that says how its images are prepared (`image_size`, `mean`, `std`; optionally `crop`
-and `interpolation`) and maps (B, 3, H, W) to a class token (B, D) or None, patch tokens (B, h*w, D), (B, h, w, D) or
-(B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example.
+and `interpolation`) and maps (B, 3, H, W) to one vector (B, D), or to a class token (B, D) or None, patch tokens
+(B, h*w, D), (B, h, w, D) or (B, D, h, w), and their grid (h, w). docs/your-own-network.md has an example. It is the
+only reference by which code of others runs.
 
 On a CPU several threads extract features. A pass may leave things behind in the network, as hooks do, so threads take
 turns, unless the network says `thread_safe = True`.
@@ -11,16 +12,19 @@ turns, unless the network says `thread_safe = True`.
 import copy
 import hashlib
 import importlib
+import inspect
+import marshal
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +37,11 @@ from engine.flops import counted
 
 SCHEME = "module"
 FORM = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
-RETURNS = "it has to return class token (B, D) or None, patch tokens, and their grid (rows, columns)"
+RETURNS = (
+    "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns)"
+)
+HELD = f"{SCHEME}:memory:"  # what begins the references of networks that a Python program holds
+Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> what a network may return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +51,9 @@ class OwnSpec(ImageGrid):
     reference: str  # module:PACKAGE:FUNCTION
     label: str  # name of its class
     image_size: int | tuple[int, int]  # side in pixels, or height and width
-    patch_size: int  # pixels a side that a patch token stands for
+    patch_size: int  # pixels a side that a patch token stands for; 0: it gives one vector of an image, no patches
     width: int  # D
-    class_token: bool  # whether it gives one
+    class_token: bool  # whether it gives one; of a vector alone, that is the class token
     parameters: int  # numbers in it
     flops: int  # floating-point operations of an image
     depth: ClassVar[int] = 1
@@ -77,7 +85,7 @@ class OwnNetwork(nn.Module):
             raise ValueError(f"{self.spec.reference} gives one layer: leave layer=-1")
         with self.turn:
             tokens, grid = tokens_given(self.network, images, self.spec.reference)
-        expected = tuple(side // self.spec.patch_size for side in images.shape[-2:])
+        expected = self.spec.grid_of(images.shape[-2:])
         if grid != expected or tokens.shape[1:] != (self.spec.prefix + grid[0] * grid[1], self.spec.width):
             raise ValueError(
                 f"{self.spec.reference} gives {tuple(tokens.shape[1:])} tokens on a grid of {grid} for images of "
@@ -101,8 +109,10 @@ class OwnExport(PreparesImages):
     spec: OwnSpec
     preparation: Preparation
     network: nn.Module = field(repr=False)
-    files: Mapping[str, str]  # name of each source file of the network -> SHA-256
+    files: Mapping[str, str]  # name of each source file of the network, or piece of code -> SHA-256
     package: str = ""  # installed package that FUNCTION is from, with its version
+    name: str = ""  # in results, where the reference does not say it
+    assumed: tuple[str, ...] = ()  # what nobody said
 
     @property
     def parameters(self) -> int:
@@ -112,14 +122,15 @@ class OwnExport(PreparesImages):
     def facts(self) -> dict[str, Any]:
         """What results say of it."""
         code = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in self.files.items())
-        return {"method": SCHEME, "source": f"{self.spec.reference} ({code})", "plugin": self.package}
+        facts = {"method": SCHEME, "source": f"{self.spec.reference} ({code})", "plugin": self.package}
+        more = {"name": self.name, "assumed": list(self.assumed)}
+        return facts | {name: value for name, value in more.items() if value}
 
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 over parameters, buffers, preparation and source files: what features depend on."""
         facts = digest([asdict(self.spec), asdict(self.preparation), dict(self.files)])
-        tensors = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
-        return digest([facts, digest_of_tensors({name: tensor.detach().cpu() for name, tensor in tensors.items()})])
+        return digest([facts, digest_of_tensors(_tensors(self.network))])
 
     def build(self, drop_path: float = 0.0) -> OwnNetwork:
         """A copy of the network, on the CPU."""
@@ -131,8 +142,113 @@ class OwnExport(PreparesImages):
         raise AttributeError(f"{self.spec.reference} is a network of your own, without the {name} of a ViT-export")
 
 
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+_held: WeakValueDictionary[str, OwnExport] = WeakValueDictionary()  # reference -> network that a program holds
+
+
+class Called(nn.Module):
+    """A network whose features a function of the user's reads: `forward(network, images)`."""
+
+    def __init__(self, network: nn.Module, function: Forward) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+        self.thread_safe = getattr(network, "thread_safe", False)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.function(self.network, images)
+
+
+def held_network(
+    network: nn.Module,
+    forward: Forward | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    statistics: Preparation | None = None,
+) -> OwnExport:
+    """A copy of a module in memory, as a frozen network. The program has to hold the answer while it is evaluated.
+
+    forward: reads the features; by default the module itself, of timm's models what its classifier would read.
+    image_size, statistics: as in the attributes of the module (`image_size`, `mean`, `std`), or in timm's
+    `pretrained_cfg`, where it has them. Digests cover weights, structure and the code of classes and functions outside
+    of installed packages. ValueError says in one line what is wrong.
+    """
+    name = type(network).__name__
+    of_timm = type(network).__module__.startswith("timm.") and hasattr(network, "pretrained_cfg")
+    said: dict[str, Any] = {}
+    if of_timm:
+        known = network.pretrained_cfg
+        said = {"image_size": known["input_size"][1:], "crop": known["crop_pct"]}
+        said |= {key: known[key] for key in ("mean", "std", "interpolation")}
+        name = known["architecture"]
+    said |= {"image_size": image_size} if image_size is not None else {}
+    said |= {"mean": statistics.mean, "std": statistics.std} if statistics else {}
+    said = _attributes(network) | said
+    code, package = _code_of(network, forward), _distribution(type(network).__module__)
+    try:
+        network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
+    except Exception as error:  # of any type: the module decides
+        raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_said(error)})") from error
+    if of_timm or type(network).__module__.startswith("torchvision."):
+        network.thread_safe = True  # type: ignore[assignment]  # a plain attribute
+    if forward or of_timm:
+        network = Called(network, forward or _before_classifier)
+    preparation, size = _preparation(said, name)
+    # What the digest has to cover before there is a name that says it.
+    key = digest([code, asdict(preparation), size, digest_of_tensors(_tensors(network))])[:8]
+    reference = f"{HELD}{name}-{key}"
+    spec = replace(_looked_at(network, reference, preparation, size), label=name)
+    export = OwnExport(
+        spec=spec,
+        preparation=preparation,
+        network=network,
+        files=code,
+        package=package,
+        name=name,
+        assumed=() if forward else _classifier_in(network, spec.width),
+    )
+    return _held.setdefault(reference, export)
+
+
+def _classifier_in(network: nn.Module, width: int) -> tuple[str, ...]:
+    """What is assumed where the features of a network seem to be what its classifier gives."""
+    last = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1:]
+    return tuple(
+        f"its layer {name} ({module.in_features} -> {width}) is no classifier; if it is, put torch.nn.Identity() there"
+        for name, module in last
+        if module.out_features == width and name.partition(".")[0] in ("fc", "head", "heads", "classifier", "linear")
+    )
+
+
+def _before_classifier(network: nn.Module, images: Tensor) -> Tensor:
+    """(B, D) what the classifier of a timm model would read."""
+    return network.forward_head(network.forward_features(images), pre_logits=True)  # type: ignore[operator]
+
+
+def _code_of(network: nn.Module, forward: Forward | None) -> dict[str, str]:
+    """What is code of the user's in a network -> SHA-256 of its source; and "structure", that of its printed form."""
+    found = {"structure": hashlib.sha256(repr(network).encode()).hexdigest()}
+    for item in dict.fromkeys([*map(type, network.modules()), *([forward] if forward else [])]):
+        if _is_installed(getattr(item, "__module__", "")):
+            continue
+        try:
+            source = inspect.getsource(item).encode()
+        except (OSError, TypeError):  # typed at a prompt
+            codes = [getattr(each, "__code__", None) for each in (item, *getattr(item, "__dict__", {}).values())]
+            source = b"".join(marshal.dumps(code) for code in codes if code)
+        found[getattr(item, "__qualname__", type(item).__name__)] = hashlib.sha256(source).hexdigest()
+    return found
+
+
 def own_network(reference: str) -> OwnExport:
     """Import PACKAGE, call FUNCTION and look at what it gives. ValueError says in one line what is wrong."""
+    if reference.startswith(HELD):
+        if reference not in _held:
+            raise ValueError(f"{reference} is a network that another Python program held; give the module again")
+        return _held[reference]
     function = _function(reference)
     try:
         network = function()
@@ -141,7 +257,7 @@ def own_network(reference: str) -> OwnExport:
     if not isinstance(network, nn.Module):
         raise ValueError(f"{reference} returns a {type(network).__name__}; it has to return an nn.Module")
     network = network.cpu().eval().requires_grad_(False)
-    preparation, size = _preparation(network, reference)
+    preparation, size = _preparation(_attributes(network), reference)
     spec = _looked_at(network, reference, preparation, size)
     modules = dict.fromkeys([function.__module__, type(network).__module__])
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source, modules) if file}
@@ -166,18 +282,26 @@ def _function(reference: str) -> Callable[[], Any]:
     return function
 
 
-def _preparation(network: nn.Module, reference: str) -> tuple[Preparation, int | tuple[int, int]]:
-    """What the network says of its images."""
-    lacking = [name for name in ("image_size", "mean", "std") if not hasattr(network, name)]
-    if lacking:
+PREPARED = ("image_size", "mean", "std", "crop", "interpolation")
+
+
+def _attributes(network: nn.Module) -> dict[str, Any]:
+    """What a network says itself of how its images are prepared."""
+    return {name: getattr(network, name) for name in PREPARED if hasattr(network, name)}
+
+
+def _preparation(said: Mapping[str, Any], reference: str) -> tuple[Preparation, int | tuple[int, int]]:
+    """How images are prepared, from what is `said` under the names of PREPARED."""
+    if lacking := [name for name in PREPARED[:3] if name not in said]:
+        in_python = "; or bench.load(network, image_size=..., statistics=...)" if ":" not in reference else ""
         raise ValueError(
             f"{reference}: the network has no attribute {', '.join(lacking)}; set image_size (pixels a side, or height "
-            "and width) and mean and std of its images (three numbers each, of pixels from 0 to 1)"
+            f"and width) and mean and std of its images (three numbers each, of pixels from 0 to 1){in_python}"
         )
-    more = {name: getattr(network, name) for name in ("crop", "interpolation") if hasattr(network, name)}
+    more = {name: said[name] for name in PREPARED[3:] if name in said}
     try:
-        size = [int(side) for side in torch.as_tensor(network.image_size).flatten()]
-        mean, std = (tuple(map(float, torch.as_tensor(getattr(network, name)).flatten())) for name in ("mean", "std"))
+        size = [int(side) for side in torch.as_tensor(said["image_size"]).flatten()]
+        mean, std = (tuple(map(float, torch.as_tensor(said[name]).flatten())) for name in ("mean", "std"))
         if len(size) not in (1, 2) or min(size) < 1 or len(mean) != 3 or len(std) != 3:
             raise ValueError(f"image_size={size}, mean={mean}, std={std}: give whole pixels and three numbers each")
         preparation = Preparation(mean=mean, std=std, **more)
@@ -195,8 +319,8 @@ def _looked_at(network: nn.Module, reference: str, preparation: Preparation, siz
         (tokens, grid), flops = counted(lambda: tokens_given(network, image, reference))
         if not torch.equal(tokens_given(network, image, reference)[0], tokens):
             raise ValueError(f"{reference} gives other features when asked twice: switch off what it draws at random")
-    patch = height // grid[0] if grid[0] else 0
-    if not patch or (grid[0] * patch, grid[1] * patch) != (height, width):
+    vector, patch = grid == (0, 0), height // grid[0] if grid[0] else 0
+    if not vector and (not patch or (grid[0] * patch, grid[1] * patch) != (height, width)):
         raise ValueError(
             f"{reference} gives a grid of {grid[0]} x {grid[1]} for images of {height} x {width} px: patches must be "
             "square and fill the image; give another image_size"
@@ -214,13 +338,17 @@ def _looked_at(network: nn.Module, reference: str, preparation: Preparation, siz
 
 
 def tokens_given(network: nn.Module, images: Tensor, reference: str) -> tuple[Tensor, tuple[int, int]]:
-    """Tokens (B, P+L, D), a class token in front where there is one, and their grid. ValueError as in `OwnNetwork`."""
+    """Tokens (B, P+L, D), a class token in front where there is one, and their grid; of one vector (B, D) that as the
+    class token, L = 0. ValueError as in `OwnNetwork`."""
     try:
         found = network(images)
     except Exception as error:
         raise ValueError(f"{reference} fails on images {tuple(images.shape)}: {_said(error)}") from error
+    if isinstance(found, Tensor) and found.ndim == 2 and len(found) == len(images):
+        return found.unsqueeze(1), (0, 0)
     if not (isinstance(found, tuple | list) and len(found) == 3):
-        raise ValueError(f"{reference} returns a {type(found).__name__}; {RETURNS}")
+        shape = f" {tuple(found.shape)} for {len(images)} images" if isinstance(found, Tensor) else ""
+        raise ValueError(f"{reference} returns a {type(found).__name__}{shape}; {RETURNS}")
     token, patches, grid = found
     try:
         height, width = map(int, grid)
@@ -251,11 +379,15 @@ def _source(module: str) -> Path | None:
 
 def _distribution(module: str) -> str:
     """`mynets 1.0`, if the module is of an installed package."""
-    file = _source(module)
-    if not file or not {"site-packages", "dist-packages"} & {*file.parts}:
+    if not _is_installed(module):
         return ""
     names = packages_distributions().get(module.partition(".")[0], [])  # takes a second
     return f"{names[0]} {version(names[0])}" if names else ""
+
+
+def _is_installed(module: str) -> bool:
+    file = _source(module)
+    return file is not None and bool({"site-packages", "dist-packages"} & {*file.parts})
 
 
 def _said(error: BaseException) -> str:

@@ -7,24 +7,32 @@ PATH              a foreign file whose format is found from its keys; a folder o
                   a file in several parts with their index
 pixels:SIDE       no network: the image itself, resized to SIDE pixels
 module:PACKAGE:FUNCTION   a network of the user's own, for frozen evaluation alone; its code runs
+
+And from a module that a Python program holds: `of_module`.
 """
 
+import copy
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from torch import nn
+
 from checkpoints.baselines import pixels
 from checkpoints.distributed_folder import is_distributed, read_distributed
-from checkpoints.export import ViTExport, is_export
+from checkpoints.dotted import split
+from checkpoints.export import ViTExport, digest_of_tensors, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
 from checkpoints.import_options import ImportOptions
-from checkpoints.importing import import_file, trunks_elsewhere
-from checkpoints.own_networks import SCHEME, own_network
+from checkpoints.importing import ASSUMED_STATISTICS, import_file, trunks_elsewhere
+from checkpoints.own_networks import SCHEME, Forward, held_network, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
+from checkpoints.vit import ViT
 from engine.choices import closest, meant
 from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
 
@@ -38,6 +46,40 @@ def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> 
     if (options or ImportOptions()) != ImportOptions():
         raise ValueError(f"{SCHEME}: it is no file: leave the options of imports")
     return own_network(str(reference))
+
+
+def of_module(network: nn.Module, options: ImportOptions, forward: Forward | None = None) -> FrozenExport:
+    """A copy of a module in memory: an export of a ViT of timm's, of transformers' or of ours that the importers take,
+    any other module as a frozen network, and so where `forward` says how to read its features.
+
+    The module stays as it is. Wrappers for several processes and of torch.compile are taken off. ValueError, in one
+    line, for options that do not fit and for what the importers and `held_network` refuse.
+    """
+    while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        network = network.module
+    network = getattr(network, "_orig_mod", network)
+    kind = getattr(getattr(network, "config", None), "model_type", None)
+    if forward is None and isinstance(network, ViT):
+        facts = {} if options.statistics else {"assumed": [ASSUMED_STATISTICS]}
+        return ViTExport.from_vit(copy.deepcopy(network).cpu().float().eval(), options.preparation, facts)
+    if forward is None and kind in load_extension("importers", "transformers").KINDS:
+        tensors = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+        facts = split({"config": json.loads(network.config.to_json_string(use_diff=False))})[1]
+        file = ForeignFile(Path(type(network).__name__), digest_of_tensors(tensors), tensors, facts)
+        return import_file(load_extension("importers", "transformers"), file, options)
+    importer = load_extension("importers", "timm")
+    if forward is None and importer.is_importable(network):
+        plain = copy.deepcopy(network).cpu().float()
+        model = importer.timm_model(plain, network.pretrained_cfg["architecture"])
+        if options.statistics:
+            asked = options.preparation
+            model = replace(model, preparation=replace(model.preparation, mean=asked.mean, std=asked.std))
+        return import_file(importer, model, replace(options, statistics=None))
+    if replace(options, image_size=None, statistics=None) != ImportOptions():
+        raise ValueError(
+            f"{type(network).__name__} is evaluated frozen: of the options of imports it takes --image-size and --statistics"
+        )
+    return held_network(network, forward, options.image_size, options.preparation if options.statistics else None)
 
 
 def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExport:

@@ -6,6 +6,7 @@ name serves every size. "pixels" is the one name that is not timm's: no network 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -70,7 +71,16 @@ class ImageGrid:
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches at the native image size."""
-        return self.size[0] // self.patch_size, self.size[1] // self.patch_size
+        return self.grid_of(self.size)
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether the network gives patch tokens; one of the user's own may give a single vector of an image."""
+        return self.patch_size > 0
+
+    def grid_of(self, size: Sequence[int]) -> tuple[int, int]:
+        """Rows and columns of patches of an image of this height and width."""
+        return (size[0] // self.patch_size, size[1] // self.patch_size) if self.has_patches else (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

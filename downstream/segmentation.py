@@ -53,6 +53,11 @@ class Segmentation(DenseTask):
     def check_network(self, spec: FrozenSpec) -> None:
         if not self.frozen:
             vit_spec(spec, self.TRAINED)
+        if not spec.has_patches:
+            raise ValueError(
+                f"{spec.reference} gives one vector of an image, and segmentation reads patch tokens: let it return "
+                "class token or None, patch tokens and their grid"
+            )
 
     def side(self, spec: FrozenSpec) -> int:
         """Of the crops in pixels: the next multiple of the patch from `crop` on."""

@@ -27,12 +27,13 @@ class Patches(nn.Module):
             maps = maps.flatten(2).transpose(1, 2)
         if "last" in self.form:
             maps = maps.permute(0, 2, 3, 1)
-        return token, maps, tuple(grid)
+        return maps.mean((2, 3)) if self.form == "vector" else (token, maps, tuple(grid))
 
 
 def maps(): return Patches()
 def rows(): return Patches("rows token")
 def last(): return Patches("last")
+def vector(): return Patches("vector")
 '''
 
 

@@ -158,12 +158,13 @@ def test_raw_pixels_are_evaluated_like_a_network(name, coloured, tmp_path):
     assert ("read_instead" in outcome.facts) == reads_class
 
 
+@pytest.mark.parametrize("network", ["last", "vector"])
 @pytest.mark.parametrize("name", SMOKE)
-def test_a_network_of_the_users_own_is_evaluated_or_refused(name, coloured, tmp_path, monkeypatch):
-    """Frozen features are those of any network; what trains one says so at once."""
+def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, coloured, tmp_path, monkeypatch):
+    """Frozen features are those of any network, patches or one vector; what trains one says so at once."""
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
-    export, protocol = load_frozen("module:toynets:last"), PROTOCOLS[name]
+    export, protocol = load_frozen(f"module:toynets:{network}"), PROTOCOLS[name]
     if name.startswith(("finetune", "semi")):
         asked = (
             lambda: run(name, export, "none:", tmp_path),
@@ -172,7 +173,7 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, coloured, tmp_
         )
         for ask in asked:
             with pytest.raises(
-                ValueError, match="toynets:last is a frozen network of your own, and fine-tuning trains"
+                ValueError, match=f"toynets:{network} is a frozen network of your own, and fine-tuning trains"
             ):
                 ask()
         return

@@ -139,8 +139,7 @@ def measured(export: FrozenExport, space: Workspace, reads_scenes: bool) -> Cali
 def bare_forward(export: FrozenExport, space: Workspace) -> float:
     """Operations a second of the network on images in memory."""
     backbone, count = Backbone(export, space.device, space.precision), 2
-    sides = [patches * export.spec.patch_size for patches in export.spec.grid]
-    images = backbone.prepare(torch.zeros(count, 3, *sides, dtype=torch.uint8, device=space.device))
+    images = backbone.prepare(torch.zeros(count, 3, *export.spec.size, dtype=torch.uint8, device=space.device))
     last = [(export.spec.depth - 1, False)]
     seconds = seconds_of(lambda: backbone.views(images, last)[last[0]].patches.sum().item())
     return count * forward_flops(export.spec) / seconds

@@ -47,7 +47,7 @@ def prepare(
     try:
         if reference.startswith(f"{SCHEME}:"):
             own = load_frozen(reference, options)
-            used = describe(own, name or default_name(reference, own.digest), reference)
+            used = describe(own, name or str(own.facts.get("name") or default_name(reference, own.digest)), reference)
             return LoadedCheckpoint(used=used, spec=own.spec, reference=reference), own
         reference, export = opened(reference, options)
     except (ValueError, OSError) as error:

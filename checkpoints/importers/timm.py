@@ -23,7 +23,7 @@ from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, r
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
 from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.timm_models import FAMILY, spec_of
+from checkpoints.timm_models import CLASSES, FAMILY, spec_of
 from checkpoints.undrawn import Undrawn
 from engine.choices import meant
 
@@ -76,6 +76,14 @@ def open_model(reference: str) -> TimmModel:
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
     return timm_model(model, reference)
+
+
+def is_importable(network: torch.nn.Module) -> bool:
+    """Whether a module is one of timm's ViTs that an export can carry."""
+    try:
+        return isinstance(network, CLASSES) and bool(spec_of(network, "the module"))
+    except ValueError:
+        return False
 
 
 def timm_model(model: torch.nn.Module, reference: str) -> TimmModel:

@@ -36,14 +36,15 @@ class FeatureKind:
         """Whether a network of this architecture has such a vector."""
         last = self.layer in (-1, spec.depth - 1)
         has_class = spec.class_token or (spec.class_attention > 0 and last)
-        return -spec.depth <= self.layer < spec.depth and (self.pool == "avg" or has_class)
+        return -spec.depth <= self.layer < spec.depth and (spec.has_patches if self.pool == "avg" else has_class)
 
     def check(self, spec: FrozenSpec, task: str) -> None:
         """ValueError where a network of this architecture has no such vector, with the option of `task` that helps."""
         if not -spec.depth <= self.layer < spec.depth:
             raise ValueError(f"layer {self.layer}: the model has {spec.depth} blocks; add --set {task}.layer=-1")
         if not self.exists_in(spec):
-            raise ValueError(f"the model has no class token at layer {self.layer}; add --set {task}.pool=avg")
+            lacking, other = ("patch tokens", "cls") if self.pool == "avg" else ("class token", "avg")
+            raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")
 
     def of(self, features: Features) -> Tensor:
         """(B, D). Raises ValueError where the model has no class token."""

@@ -1,6 +1,7 @@
 """What a probe reads of a network that lacks what its protocol reads, so that the number stands beside the others'.
 
-A network without a class token is read by its mean patches, after the same blocks. Of more blocks than there are, or
+A network without a class token is read by its mean patches, after the same blocks, and one that gives a single vector
+of an image by that vector. Of more blocks than there are, or
 than give a class token (of class-attention models the last one alone), those that there are. The settings stay the
 protocol's own; the result records what was read under `read_instead`, with a warning.
 """
@@ -18,13 +19,17 @@ Suited = TypeVar("Suited")
 
 
 def suited(task: Suited, spec: FrozenSpec) -> Suited:
-    """A task with a setting `pool`, which becomes avg where the network has no class token."""
-    return task if spec.has_class_token else replace(task, pool="avg")  # type: ignore[type-var]
+    """A task with a setting `pool`, which becomes avg where the network has no class token, cls where no patches."""
+    if spec.has_class_token and spec.has_patches:
+        return task
+    return replace(task, pool="cls" if spec.has_class_token else "avg")  # type: ignore[type-var]
 
 
 def readout_of(text: str, spec: FrozenSpec) -> str:
     """What a network has of a readout: of a single block without a class token, cls4+avg is avg."""
     asked = Readout.parse(text)
+    if not spec.has_patches:
+        asked = asked._replace(pool="cls", with_average=False)
     if asked.pool == "cls" and spec.class_attention:
         return str(asked._replace(blocks=1, block=0))
     there = asked._replace(blocks=min(asked.blocks, spec.depth), block=min(asked.block, spec.depth))
@@ -46,6 +51,7 @@ def noted(outcome: Outcome, read: Mapping[str, str], spec: FrozenSpec) -> Outcom
 def _lack(asked: Iterable[str], spec: FrozenSpec) -> str:
     # Why these cannot be read.
     found = [] if spec.has_class_token else ["no class token"]
+    found += [] if spec.has_patches else ["no patch tokens"]
     if spec.class_attention:
         found.append("a class token after its last block alone")
     elif any(int(blocks) > spec.depth for text in asked for blocks in re.findall(r"\d+", text)):

@@ -12,6 +12,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.own_networks import OwnExport
 from checkpoints.resolve import load, load_frozen
 from engine.core_threads import run_on_core_threads
+from probes.features.kinds import FeatureKind
 
 
 @pytest.fixture
@@ -42,6 +43,19 @@ def test_patches_come_in_three_forms(nets):
     assert all(torch.equal(features[name].patches, features["maps"].patches) for name in features)
     assert features["maps"].cls is None
     assert torch.allclose(features["rows"].cls, features["rows"].avg, atol=1e-6)
+
+
+def test_one_vector_is_the_class_token_of_a_network_without_patches(nets):
+    nets()
+    export = opened("vector")
+    assert (export.spec.patch_size, export.spec.grid, export.spec.prefix, export.spec.width) == (0, (0, 0), 1, 12)
+    backbone = Backbone(export)
+    images = backbone.prepare(torch.randint(0, 256, (3, 3, 16, 24), dtype=torch.uint8))
+    features, of_maps = (Backbone(opened(name)).views(images, [(-1, True)])[-1, True] for name in ("vector", "maps"))
+    assert torch.equal(features.cls, of_maps.avg) and features.patches.shape == (3, 0, 0, 12)
+    assert FeatureKind("cls").exists_in(export.spec) and not FeatureKind("avg").exists_in(export.spec)
+    with pytest.raises(ValueError, match=r"no patch tokens at layer -1; add --set knn\.pool=cls"):
+        FeatureKind("avg").check(export.spec, "knn")
 
 
 def test_the_spec_says_what_the_network_does(nets):
@@ -93,9 +107,9 @@ WRONG = {
     changed("network.mean = (0.5,)"): "mean=(0.5,), std=(0.25, 0.25, 0.25): give whole pixels and three numbers each",
     changed("network.crop = 2.0"): "crop=2.0: must be above 0 and up to 1",
     changed("network.image_size = 21"): "give another image_size",
-    changed("network.forward = lambda x: x"): "returns a Tensor; it has to return class token",
+    changed("network.forward = lambda x: x"): "returns a Tensor (1, 3, 16, 24) for 1 images; it has to return one vector",
     changed("network.forward = lambda x: (None, x, (1, 1))"): "not, or doubly, on a grid of 1 x 1",
-    changed("network.forward = lambda x: (None, x, None)"): "it has to return class token",
+    changed("network.forward = lambda x: (None, x, None)"): "it has to return one vector",
     changed("network.forward = lambda x: 1 / 0"): "fails on images (1, 3, 16, 24): ZeroDivision",
     RANDOM: "other features when asked twice",
     "other = 5": "has no function 'other'",

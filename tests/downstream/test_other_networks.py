@@ -56,6 +56,14 @@ def test_frozen_dense_tasks_run(task, data, own, tmp_path):
     assert work.memory > 0 and task.model_flops(own.spec, 19)["evaluation"] > 0
 
 
+@pytest.mark.parametrize(("task", "data"), [(LINEAR, "tiny-cityscapes:"), (MAPS, "tiny-ade20k:")])
+def test_one_vector_of_an_image_is_refused(task, data, own, tmp_path):
+    export = load_frozen("module:toynets:vector")
+    for ask in (lambda: task.check_network(export.spec), lambda: task.run(export, workspace(tmp_path, data))):
+        with pytest.raises(ValueError, match="toynets:vector gives one vector of an image, and .* reads patch tokens"):
+            ask()
+
+
 @pytest.mark.parametrize("name", NEED_A_VIT)
 def test_what_trains_the_network_needs_a_vit(name, own, tmp_path):
     task = NEED_A_VIT[name]

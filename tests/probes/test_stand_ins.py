@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from own_networks import write_networks
 from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from checkpoints.export import ViTExport
-from checkpoints.resolve import load
+from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from probes.features.extract import transform_of
@@ -67,6 +68,14 @@ def data(tmp_path_factory):
 def test_readouts_of_a_network_of_two_blocks(facts, readout, read):
     spec = replace(export_of_size(16).spec, pool="avg", **facts)
     assert readout_of(readout, spec) == read
+
+
+def test_readouts_of_a_network_that_gives_one_vector(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_networks(tmp_path)
+    spec = load_frozen("module:toynets:vector").spec
+    found = {readout: readout_of(readout, spec) for readout in ("avg", "cls4+avg", "avg4", "cls@1")}
+    assert found == {"avg": "cls1", "cls4+avg": "cls1", "avg4": "cls1", "cls@1": "cls@1"}
 
 
 @pytest.mark.parametrize(
