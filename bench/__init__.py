@@ -10,6 +10,7 @@ from bench.api import (
     load,
     pretrain,
     report,
+    visualize,
 )
 from bench.calls import Options
 
@@ -24,4 +25,14 @@ __all__ = [
     "load",
     "pretrain",
     "report",
+    "visualize",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """`bench.__version__`, looked up when it is asked for."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("ssl-vit-bench")
+    raise AttributeError(f"module 'bench' has no attribute {name!r}")

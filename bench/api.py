@@ -4,23 +4,36 @@ Each function builds the request that its command builds and runs it in the same
 the other: what `bench run` left in a folder is not evaluated again, and `bench leaderboard` shows what a notebook
 measured. What the commands print is returned; progress and warnings go to standard error.
 
-Users' mistakes are ValueErrors of one line, which names the command's option, such as `--data`. Nothing heavy is
-imported before a function is called.
+Users' mistakes are ValueErrors of one line, which names the argument. Nothing heavy is imported before a function is
+called.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bench.calls import Options, commands, named_url, reference_to, source_pool, workspace
+from bench.calls import (
+    Options,
+    commands,
+    in_python,
+    is_module,
+    named_data,
+    reference_to,
+    source_pool,
+    workspace,
+)
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import nn
+
     from bench.results.board import Board
-    from bench.results.record import Result
+    from bench.results.record import Result, Results
     from bench.statistics.report import Comparisons
     from checkpoints.export import ViTExport
     from checkpoints.frozen import FrozenExport
+    from checkpoints.own_networks import Forward
     from probes.features.extract import FeatureSet
 
 OUT = Path("bench-results")  # folder of results and features, where none is named
@@ -49,6 +62,12 @@ class Leaderboard:
             for (group, metric), cell in row.cells.items()
         ]
 
+    def to_pandas(self) -> "DataFrame":
+        """`records` as pandas' DataFrame. ImportError, in one line, where pandas is not installed."""
+        from bench.results.record import as_frame
+
+        return as_frame(self.records)
+
     def __str__(self) -> str:
         from bench.board.tables import to_terminal
 
@@ -59,8 +78,9 @@ class Leaderboard:
 
 
 def load(
-    checkpoint: str | Path,
+    checkpoint: "str | Path | nn.Module | FrozenExport",
     *,
+    forward: "Forward | None" = None,
     branch: str | None = None,
     prefix: str | None = None,
     heads: int | None = None,
@@ -71,17 +91,21 @@ def load(
     """The checkpoint as an export, imported if need be; nothing is written.
 
     checkpoint: an export folder, a checkpoint file, the folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH,
-    pixels:SIDE, or module:PACKAGE:FUNCTION, any network of your own, whose code then runs. The other arguments are the
-    options of `bench import`, for facts that no tensor shows. `export.build()` is the network: images (B, 3, H, W) ->
-    for each layer asked for, the last one by default, tokens (B, P+L, D) of P prefix tokens and L patches.
+    pixels:SIDE, or module:PACKAGE:FUNCTION, any network of your own, whose code then runs. Or a module in memory, which
+    is copied: of timm's and transformers' ViTs it becomes an export, of any other a frozen network (docs/python.md).
+    forward: for a module, how its features are read: `forward(module, images)` of images (B, 3, H, W). The other
+    arguments are the options of `bench import`, for facts that no tensor shows. `export.build()` is the network: images
+    -> for each layer asked for, the last one by default, tokens (B, P+L, D) of P prefix tokens and L patches.
 
     ValueError where it cannot be read, is not what was exported, or its format is not clear.
     """
     with commands():
         from bench.run.checkpoints import default_name, opened
+        from checkpoints.export import ViTExport
         from checkpoints.import_options import ImportOptions
         from checkpoints.own_networks import SCHEME
-        from checkpoints.resolve import load_frozen
+        from checkpoints.resolve import load_frozen, of_module
+        from engine.printing import say
 
         options = ImportOptions(
             branch=branch,
@@ -91,16 +115,28 @@ def load(
             statistics=statistics,
             architecture=architecture,
         )
-        if str(checkpoint).startswith(f"{SCHEME}:"):
-            return load_frozen(checkpoint, options)
-        reference, export = opened(str(checkpoint), options)
+        if is_module(checkpoint):
+            export = of_module(checkpoint, options, forward)
+            reference = str(export.facts.get("source_file", type(checkpoint).__name__))
+        elif forward is not None:
+            raise ValueError("forward= is for a torch.nn.Module")
+        elif not isinstance(checkpoint, str | Path):
+            if not hasattr(checkpoint, "digest"):
+                kind = type(checkpoint).__name__
+                raise ValueError(f"checkpoint: a {kind} is none; give a reference, a torch.nn.Module or an export")
+            return checkpoint
+        elif str(checkpoint).startswith(f"{SCHEME}:"):
+            reference, export = str(checkpoint), load_frozen(checkpoint, options)
+        else:
+            reference, export = opened(str(checkpoint), options)
         name = export.facts.get("name") or default_name(reference, export.digest)
-        return replace(export, facts=dict(export.facts) | {"name": name})
+        say(*(f"bench: {name}: assumed: {in_python(each)}" for each in export.facts.get("assumed") or ()), errors=True)
+        return replace(export, facts={**export.facts, "name": name}) if isinstance(export, ViTExport) else export
 
 
 def extract(
-    checkpoint: "FrozenExport | str | Path",
-    data: str,
+    checkpoint: "FrozenExport | nn.Module | str | Path",
+    data: Any,
     split: Literal["train", "val"] = "val",
     *,
     pool: Literal["cls", "avg"] | None = None,
@@ -112,9 +148,10 @@ def extract(
 ) -> "FeatureSet":
     """Frozen features of one split of an image set, from `out`/cache where an evaluation or a call left them.
 
-    Of the n readable images: `.features` (n, D) float32, `.labels` (n,) int64, `.indices` (n,) int64, the place of each
-    row in the set. pool: class token or mean of the patches; None: what the checkpoint's source evaluates. layer: block
-    number, negative from the end. norm: with the final LayerNorm. limit: at most so many images, evenly spread.
+    data: a URL, or images in memory as `evaluate` takes them. Of the n readable images: `.features` (n, D) float32,
+    `.labels` (n,) int64, `.indices` (n,) int64, the place of each row in the set. pool: class token or mean of the
+    patches; None: what the checkpoint's source evaluates. layer: block number, negative from the end. norm: with the
+    final LayerNorm. limit: at most so many images, evenly spread.
 
     ValueError for a set or a checkpoint that cannot be read, a feature that the network lacks, and features that are
     not finite; UnreadableImage, which is one, with the path of an image, unless `options.skip_bad`.
@@ -124,19 +161,24 @@ def extract(
         from probes.features.extract import extract as extracted
         from probes.features.kinds import FeatureKind
 
-        export = load(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        export, (urls, _held) = load(checkpoint), named_data(data)
         kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
         kind.check(export.spec, "TASK")
-        space = replace(workspace(Path(out), options, seed=0, limit=limit), data=named_url(data).partition("=")[2])
+        space = replace(workspace(Path(out), options, seed=0, limit=limit), data=urls[0].partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
 
 
 def evaluate(
-    checkpoint: "FrozenExport | str | Path",
+    checkpoint: "FrozenExport | nn.Module | str | Path",
     protocol: str,
-    data: str,
+    data: Any = None,
     *,
+    images: Any = None,
+    labels: Any = None,
     name: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    statistics: str | None = None,
+    forward: "Forward | None" = None,
     settings: Mapping[str, Any] | None = None,
     select: Literal["holdout", "val"] | None = None,
     seed: int = 0,
@@ -147,11 +189,14 @@ def evaluate(
 ) -> "Result":
     """What one protocol says about a checkpoint on an image set, as `bench run` measures and records it.
 
-    protocol: such as "knn@dino" (`bench list --protocols`). data: "NAME=URL", or a URL alone, whose last part is then
-    the name: "folder:/data/cifar10" is "cifar10". name: of the checkpoint in results. settings: changed settings of the
-    protocol, such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless
-    `rerun`. `result.metrics["top1_k20"]` has `.value`, in its `.unit`, and `.interval`, the 95 % interval over
-    validation images; `result.numbers` has the values alone.
+    checkpoint, and image_size, statistics, forward: as for `load`. protocol: such as "knn@dino" (`bench list
+    --protocols`). data: "NAME=URL", or a URL alone, whose last part is then the name: "folder:/data/cifar10" is
+    "cifar10". Or a pair (train, val) of datasets like torchvision's, whose items are an image and its label.
+    images, labels: arrays or lists, of which a fifth of each class is held out for validation, or pairs (train, val) of
+    them; `data` is then their name. name: of the checkpoint in results. settings: changed settings of the protocol,
+    such as {"k": (10, 20)}; the result is marked. A result that is in `out` already is returned, unless `rerun`.
+    `result.metrics["top1_k20"]` has `.value`, in its `.unit`, and `.interval`, the 95 % interval over validation
+    images; `result.numbers` has the values alone.
 
     ValueError for a wrong request. The task's own error where it fails, which is also recorded.
     engine.training.interruptions.Stopped where a signal stopped a training: the same call goes on.
@@ -165,10 +210,25 @@ def evaluate(
         raise ValueError(
             f"{protocol!r} means {len(meant)} protocols, such as {meant[0]!r}: name one, or use evaluate_suite"
         )
+    if images is not None or labels is not None:
+        if images is None or labels is None or not isinstance(data, str | None):
+            raise ValueError("images= and labels= go together, without datasets; data= is then their name")
+        if isinstance(images, tuple) != isinstance(labels, tuple) or (
+            isinstance(images, tuple) and not len(images) == len(labels) == 2
+        ):
+            raise ValueError("images= and labels= are each one array or list, or each a pair (train, val) of these")
+        splits = tuple(zip(images, labels, strict=True)) if isinstance(images, tuple) else ((images, labels), None)
+        data = {data or "images": splits}
+    elif data is None:
+        raise ValueError("which images? give data=, such as 'folder:/data/cifar10', or images= and labels=")
+    elif not isinstance(data, str | Mapping):
+        data = {"images": data}
+    if image_size is not None or statistics is not None or forward is not None:
+        checkpoint = load(checkpoint, image_size=image_size, statistics=statistics, forward=forward)
     (found,) = evaluate_suite(
         [checkpoint],
         protocol,
-        [data],
+        data,
         names=[name] if name else (),
         settings=changes,
         select=select,
@@ -182,9 +242,9 @@ def evaluate(
 
 
 def evaluate_suite(
-    checkpoints: "Sequence[FrozenExport | str | Path]",
+    checkpoints: "Sequence[FrozenExport | nn.Module | str | Path]",
     suite: str,
-    data: Sequence[str],
+    data: Any,
     *,
     names: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
@@ -194,24 +254,28 @@ def evaluate_suite(
     rerun: bool = False,
     out: str | Path = OUT,
     options: Options | None = None,
-) -> "list[Result]":
+) -> "Results":
     """All results of several checkpoints, protocols and image sets; images are read and features extracted once.
 
-    suite: a suite ("frozen"), a task ("knn"), a protocol, or several with commas between them. settings: by
-    "TASK.FIELD", such as {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which there is no set are
-    left out. If tasks fail, the others are evaluated first; then the first error is raised, and all are recorded.
+    suite: a suite ("frozen"), a task ("knn"), a protocol, or several with commas between them. data: URLs, or a
+    dictionary, name -> URL or images in memory as `evaluate` takes them. settings: by "TASK.FIELD", such as
+    {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which there is no set are left out. If tasks
+    fail, the others are evaluated first; then the first error is raised, and all are recorded.
     """
     with commands():
         from bench.cli.settings import setting_text
-        from bench.results.record import read_result
+        from bench.results.record import Results, read_result
         from bench.run.runner import RunRequest, run_jobs
+        from engine.printing import say
 
-        folder = Path(out)
+        folder, (urls, _held) = Path(out), named_data(data)
+        given = list(checkpoints) if isinstance(checkpoints, list | tuple) else [checkpoints]
+        exports = [each if isinstance(each, str | Path) else load(each) for each in given]
         request = RunRequest(
-            checkpoints=tuple(reference_to(each, folder) for each in checkpoints),
+            checkpoints=tuple(reference_to(each, folder) for each in exports),
             names=tuple(names),
             suite=suite,
-            data=tuple(map(named_url, data)),
+            data=tuple(urls),
             select=select,
             changes=tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items()),
             out=folder,
@@ -221,7 +285,11 @@ def evaluate_suite(
         tally = run_jobs(request)
         if tally.errors:
             raise tally.errors[0]
-        return [read_result(job.path) for job in tally.jobs]
+        results = Results(read_result(job.path) for job in tally.jobs)
+        named = {each.checkpoint.name: each.checkpoint.assumed for each in results if each.checkpoint.assumed}
+        if any(isinstance(each, str | Path) for each in given):  # of others `load` has said it
+            say(*(f"bench: {name}: assumed: {in_python(text)}" for name, text in named.items()), errors=True)
+        return results
 
 
 def compare(
@@ -346,3 +414,52 @@ def pretrain(
         if run_pretraining(request) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")
         return opened(str(out))[1]
+
+
+def visualize(
+    kind: str,
+    checkpoints: "FrozenExport | nn.Module | str | Path | Sequence[FrozenExport | nn.Module | str | Path]",
+    images: str | Path | Sequence[str | Path],
+    out: str | Path = OUT / "pictures",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+    split: Literal["train", "val"] | None = None,
+    limit: int | None = 4,
+    size: int | None = None,
+    square: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    formats: Sequence[Literal["png", "svg"]] = ("png",),
+) -> list[Path]:
+    """Draw what checkpoints see, several side by side, as `bench visualize` does; the paths of the pictures.
+
+    kind: "attention", "pca", "masks" and others (docs/visualize.md). images: image files, folders, or URLs. settings:
+    of the kind, such as {"layer": -2}. limit: images of each folder or URL. size: short side of the images for the
+    networks, in pixels; None: as each was trained. square: the middle of each image alone.
+
+    ValueError for another kind, a setting that it lacks, images that cannot be read, and networks that are no ViTs.
+    """
+    with commands():
+        from bench.cli.devices import chosen_device
+        from bench.cli.settings import setting_text
+        from bench.pictures.drawing import chosen_kind, draw_pictures
+        from bench.pictures.pictures import Format
+        from bench.pictures.shown import Shown, checkpoints_of
+
+        if unknown := [form for form in formats if form not in get_args(Format)]:
+            raise ValueError(f"formats: {unknown[0]!r} is none of {', '.join(get_args(Format))}")
+        chosen = chosen_kind(kind, [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()])
+        several = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
+        loaded = [each if isinstance(each, str | Path) else load(each) for each in several]
+        shown = Shown(
+            checkpoints=checkpoints_of([reference_to(each, Path(out)) for each in loaded], names or None),
+            sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
+            split=split,
+            limit=limit,
+            size=size,
+            square=square,
+            seed=seed,
+            device=chosen_device(device),
+        )
+        return list(draw_pictures(chosen, shown, Path(out), tuple(dict.fromkeys(formats))))

@@ -1,15 +1,17 @@
 """What the functions of `import bench` share: options, names of checkpoints and images, output that is kept back."""
 
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from checkpoints.frozen import FrozenExport, FrozenSpec
     from engine.tasks import Workspace
+    from imagesets.schemes.memory import HeldSets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +31,44 @@ class Options:
 @contextmanager
 def commands() -> Iterator[None]:
     """Our packages, where no module of the user's hides one; what commands say to people on standard output is kept
-    back."""
+    back, and options of the command line are called by the arguments that stand for them."""
     from bench.__main__ import hiding_module
 
     if path := hiding_module():
         raise ImportError(
             f"{str(path)!r} hides the package {path.stem!r} of bench; rename it, or start Python elsewhere"
         )
-    with redirect_stdout(io.StringIO()):
-        yield
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    except ValueError as error:
+        error.args = tuple(in_python(part) if isinstance(part, str) else part for part in error.args)
+        raise
+
+
+# Options of the command line whose arguments have other names; of all others the hyphens become underscores.
+ARGUMENTS = {"set": "settings", "compile": "Options.compiled"}
+OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
+COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
+
+
+def in_python(message: str) -> str:
+    """A message with the names of arguments in place of those of options: "--statistics" becomes "statistics="."""
+
+    def argument(match: re.Match[str]) -> str:
+        option, colon, space = match[1], match[2] or "", match[3] or ""
+        name = (
+            f"Options.{option.replace('-', '_')}"
+            if option in OPTIONS
+            else ARGUMENTS.get(option, option.replace("-", "_"))
+        )
+        if colon:
+            return f"{name}:{space}"
+        return (
+            f"{name}=" if not match.start() else f"{name}={space}"
+        )  # a message begins with the value that it is about
+
+    return COMMAND_LINE.sub(argument, message)
 
 
 def workspace(out: Path, options: Options | None, seed: int, limit: int | None) -> "Workspace":
@@ -61,6 +92,14 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
         batch_size=options.batch_size,
         workers=options.workers,
     )
+
+
+def is_module(checkpoint: Any) -> bool:
+    """Whether it is a module of torch, which is then imported already."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(checkpoint, torch.nn.Module)
 
 
 def reference_to(checkpoint: "FrozenExport | str | Path", out: Path) -> str:
@@ -96,3 +135,32 @@ def named_url(data: str) -> str:
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"
+
+
+def named_data(data: Any) -> "tuple[list[str], list[HeldSets]]":
+    """`NAME=URL` of each image set, and what is held of those that are in memory. data: URLs, `NAME=URL`, pairs
+    (train, val) of datasets or of arrays, or a mapping of names to these."""
+    from imagesets.schemes.memory import hold
+
+    if isinstance(data, Mapping):
+        sets = dict(data)
+    else:
+        several = isinstance(data, list | tuple) and not _is_pair(data)
+        given = list(data) if several else [data]
+        sets = {named_url(each).partition("=")[0] if isinstance(each, str) else "images": each for each in given}
+        if len(sets) < len(given):
+            names = [named_url(each) for each in given if isinstance(each, str)]
+            raise ValueError(f"data: two image sets have one name ({', '.join(names)}); give a dictionary, name -> set")
+    urls, held = [], []
+    for name, each in sets.items():
+        if not isinstance(each, str):
+            held.append(hold(name, *each) if _is_pair(each) else hold(name, each))
+            urls.append(f"{name}={held[-1].url}")
+        else:
+            urls.append(named_url(each) if not isinstance(data, Mapping) else f"{name}={each}")
+    return urls, held
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether it is a pair (train, val) of datasets or arrays."""
+    return isinstance(data, tuple) and len(data) == 2 and not any(isinstance(part, str) for part in data)

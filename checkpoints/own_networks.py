@@ -193,7 +193,7 @@ def held_network(
     except Exception as error:  # of any type: the module decides
         raise ValueError(f"{name} cannot be copied, and so not be evaluated ({_said(error)})") from error
     if of_timm or type(network).__module__.startswith("torchvision."):
-        network.thread_safe = True  # type: ignore[assignment]  # a plain attribute
+        network.thread_safe = True
     if forward or of_timm:
         network = Called(network, forward or _before_classifier)
     preparation, size = _preparation(said, name)
@@ -225,13 +225,14 @@ def _classifier_in(network: nn.Module, width: int) -> tuple[str, ...]:
 
 def _before_classifier(network: nn.Module, images: Tensor) -> Tensor:
     """(B, D) what the classifier of a timm model would read."""
-    return network.forward_head(network.forward_features(images), pre_logits=True)  # type: ignore[operator]
+    return network.forward_head(network.forward_features(images), pre_logits=True)
 
 
 def _code_of(network: nn.Module, forward: Forward | None) -> dict[str, str]:
     """What is code of the user's in a network -> SHA-256 of its source; and "structure", that of its printed form."""
     found = {"structure": hashlib.sha256(repr(network).encode()).hexdigest()}
-    for item in dict.fromkeys([*map(type, network.modules()), *([forward] if forward else [])]):
+    items: list[Any] = [*dict.fromkeys(map(type, network.modules())), *([forward] if forward else [])]
+    for item in items:
         if _is_installed(getattr(item, "__module__", "")):
             continue
         try:

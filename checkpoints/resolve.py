@@ -77,7 +77,8 @@ def of_module(network: nn.Module, options: ImportOptions, forward: Forward | Non
         return import_file(importer, model, replace(options, statistics=None))
     if replace(options, image_size=None, statistics=None) != ImportOptions():
         raise ValueError(
-            f"{type(network).__name__} is evaluated frozen: of the options of imports it takes --image-size and --statistics"
+            f"{type(network).__name__} is evaluated frozen: leave all options of imports but --image-size and "
+            "--statistics"
         )
     return held_network(network, forward, options.image_size, options.preparation if options.statistics else None)
 

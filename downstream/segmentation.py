@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
+from checkpoints.spec import ViTSpec
 from downstream.data.scenes import TINY, SceneSet, class_pixels
 from downstream.dense_task import DenseTask
 from downstream.loop.training import open_both
@@ -53,7 +54,7 @@ class Segmentation(DenseTask):
     def check_network(self, spec: FrozenSpec) -> None:
         if not self.frozen:
             vit_spec(spec, self.TRAINED)
-        if not spec.has_patches:
+        if not (isinstance(spec, ViTSpec) or spec.has_patches):
             raise ValueError(
                 f"{spec.reference} gives one vector of an image, and segmentation reads patch tokens: let it return "
                 "class token or None, patch tokens and their grid"

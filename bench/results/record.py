@@ -7,10 +7,11 @@ good one: when it was made again and that failed, the failure is `<stem>.failed.
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from zipfile import BadZipFile
 
 import msgspec
@@ -20,7 +21,11 @@ from bench.results.schema1 import as_schema_2
 from bench.results.units import interval_decimals, number_text
 from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
+from engine.printing import printable
 from engine.tasks import Workspace
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = 2
 
@@ -75,6 +80,7 @@ class CheckpointUsed:
     source: str = ""  # the imported file, or the reference given
     parameters: int = 0  # number of weights
     plugin: str = ""  # the package whose importer or method made the export, `benchtoys 1.0`; empty for ours
+    assumed: str = ""  # what neither the file nor the user said, such as image statistics
     training_cost: TrainingCost = field(default_factory=TrainingCost)  # of a pretraining of ours:
 
     @property
@@ -155,6 +161,13 @@ class Result:
         """Metric -> its value alone."""
         return {name: metric.value for name, metric in self.metrics.items()}
 
+    def to_pandas(self) -> "DataFrame":
+        """A row for each metric, as `Results.records` has them. ImportError, in one line, without pandas."""
+        return Results([self]).to_pandas()
+
+    def _repr_html_(self) -> str:
+        return Results([self])._repr_html_()
+
     def __str__(self) -> str:
         """`dino_small, knn@dino on cifar10: top1_k10 97.60 [96.0, 98.7], top5_k10 99.80 [...]`"""
         ending = ", ".join(f"{name} {metric}" for name, metric in self.metrics.items()) or self.message
@@ -180,6 +193,50 @@ class Result:
             return json.dumps(msgspec.to_builtins(self, enc_hook=_plain), indent=1, allow_nan=False) + "\n"
         except TypeError as error:
             raise ValueError(f"{self.protocol.name}: a fact is not a JSON value: {error}") from error
+
+
+class Results(list[Result]):
+    """Results, which print as a line each; a notebook shows them as a table."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A dictionary for each metric: checkpoint, data, protocol, metric, value, unit, low and high end of the 95 %
+        interval (or None), seed, and what makes it incomparable with the plain protocol's."""
+        return [
+            {"checkpoint": each.checkpoint.name, "data": each.data.name, "protocol": each.protocol.name}
+            | {"metric": name, "value": metric.value, "unit": metric.unit}
+            | dict(zip(("low", "high"), metric.interval or (None, None), strict=True))
+            | {"seed": each.seed, "variant": " ".join(each.variant)}
+            for each in self
+            for name, metric in each.metrics.items()
+        ]
+
+    def to_pandas(self) -> "DataFrame":
+        """`records` as pandas' DataFrame. ImportError, in one line, where pandas is not installed."""
+        return as_frame(self.records)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        heads = ("checkpoint", "data", "protocol", "metric", "value [95 % interval]")
+        rows = [
+            (each.checkpoint.name, each.data.name, " ".join((each.protocol.name, *each.variant)), name, metric)
+            for each in self
+            for name, metric in each.metrics.items()
+        ]
+        cells = ["".join(f"<td>{escape(printable(cell))}</td>" for cell in row) for row in rows]
+        head = "".join(f"<th>{text}</th>" for text in heads)
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
+    """Rows as pandas' DataFrame, a column for each key. ImportError, in one line, where pandas is not installed."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas, which is not installed: pip install pandas") from error
+    return DataFrame(list(records))
 
 
 def short(value: Any) -> str:

@@ -110,6 +110,7 @@ def describe(export: FrozenExport, name: str, reference: str) -> CheckpointUsed:
         source=str(facts.get("source_file") or facts.get("source") or reference),
         parameters=export.parameters,
         plugin=str(facts.get("plugin") or ""),
+        assumed="; ".join(facts.get("assumed") or ()),
         training_cost=TrainingCost.of(facts),
     )
 

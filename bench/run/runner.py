@@ -199,6 +199,8 @@ def _run_one(
     world = request.space.world
     say_once = say if world.is_rank0 else _say_nothing
     say_once(checkpoint_title(checkpoint))
+    if checkpoint.used.assumed:
+        say_once(f"  assumed: {checkpoint.used.assumed}")
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import bench as api
 from bench.results.record import read_result, result_files
@@ -103,21 +104,150 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
     assert not (tmp_path / "bench-results/exports").exists()
 
 
+GREY = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8) // 4 + 60 * (np.arange(60) % 3)[:, None, None]
+KINDS = [["dark", "grey", "light"][number % 3] for number in range(60)]
+
+
+def small_network() -> torch.nn.Module:
+    """One vector (B, 6) of an image, as a CNN without its classifier gives it."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 6, 4, stride=4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+
+def test_a_module_and_arrays_are_evaluated_in_one_call(tmp_path):
+    network = small_network().train()
+    how = dict(images=GREY.astype(np.uint8), labels=KINDS, image_size=16, statistics="half", out=tmp_path)
+    first = api.evaluate(network, "knn@dino", "greys", **how)
+    assert (first.checkpoint.name, first.data.name, first.data.images) == (
+        "Sequential",
+        "greys",
+        {"train": 48, "val": 12},
+    )
+    assert first.metrics["top1_k10"].value == 100 and network.training
+    assert api.evaluate(small_network(), "knn@dino", "greys", **how) == first  # its date too: the same weights and code
+    with torch.no_grad():
+        network[0].weight[0] += 1
+    assert api.evaluate(network, "knn@dino", "greys", **how).checkpoint.digest != first.checkpoint.digest
+    other = api.evaluate(network, "knn@dino", "greys", **how | {"forward": lambda net, images: net(images)[:, :3]})
+    assert len({path.parent for path in result_files(tmp_path)}) == 3 and other.metrics["top1_k10"].value == 100
+
+
+def test_datasets_and_several_checkpoints(exports, tmp_path):
+    class Greys(torch.utils.data.Dataset):
+        def __init__(self, places):
+            self.places = places
+
+        def __len__(self):
+            return len(self.places)
+
+        def __getitem__(self, place):
+            return torch.from_numpy(GREY[self.places[place]]).float()[None] / 255, self.places[place] % 3
+
+    pair = (Greys(range(40)), Greys(range(40, 60)))
+    own = api.load(small_network(), image_size=16, statistics="half")
+    results = api.evaluate_suite([own, exports[0]], "knn@dino", {"a": pair, "b": "digits:"}, limit=30, out=tmp_path)
+    assert [(each.checkpoint.name, each.data.name) for each in results] == [
+        ("Sequential", "a"), ("Sequential", "b"), ("first", "a"), ("first", "b")
+    ]  # fmt: skip
+    assert api.extract(own, pair, "train", out=tmp_path).features.shape == (40, 6)
+    frame = results.to_pandas()
+    assert len(frame) == sum(len(each.metrics) for each in results)
+    assert (
+        frame.value[0] == results[0].metrics["top1_k10"].value
+        and frame.low[0] == results[0].metrics["top1_k10"].interval[0]
+    )
+    assert results[2]._repr_html_().count("<tr>") == 1 + len(results[2].metrics)
+    board = api.leaderboard(tmp_path).to_pandas()
+    assert set(board.checkpoint) == {"Sequential", "first"}
+
+
+def test_a_timm_vit_in_memory_is_an_export():
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=3).train()
+    export = api.load(network, statistics="half")
+    assert isinstance(export, ViTExport) and export.mean == (0.5, 0.5, 0.5) and network.training
+    assert export.facts["name"] == "vit_tiny_patch16_224" and export.facts["dropped"] == {"classifier": 2}
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(export.build()(images)[0], network.eval().forward_features(images), atol=1e-5)
+    assert api.load(export) is export
+    cnn = timm.create_model("resnet18", num_classes=7)
+    frozen = api.load(cnn, image_size=32)
+    with torch.no_grad():
+        pooled = cnn.eval().forward_head(cnn.forward_features(images), pre_logits=True)
+    assert torch.allclose(frozen.build()(images)[0][:, 0], pooled, atol=1e-5)
+    assert (frozen.spec.size, frozen.facts["name"]) == ((32, 32), "resnet18")
+    assert frozen.mean == pytest.approx((0.485, 0.456, 0.406))
+
+
+def test_what_looks_like_a_classifier_is_said(capsys):
+    class Net(torch.nn.Module):
+        image_size, mean, std = 16, (0.5,) * 3, (0.5,) * 3
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc = small_network(), torch.nn.Linear(6, 10)
+
+        def forward(self, images):
+            return self.fc(self.body(images))
+
+    assert "fc (6 -> 10)" in api.load(Net()).facts["assumed"][0]
+    assert "Net: assumed: its layer fc (6 -> 10)" in capsys.readouterr().err
+    net = Net()
+    net.fc = torch.nn.Identity()
+    assert "assumed" not in api.load(net).facts
+
+
+def test_pictures_and_the_version(exports, tmp_path):
+    (path,) = api.visualize("pca", exports[0], "digits:", tmp_path, limit=2, size=32)
+    assert path == tmp_path / "pca.png" and path.read_bytes()[:4] == b"\x89PNG"
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", api.__version__)
+
+
+def test_a_table_without_pandas_is_one_line(exports, tmp_path, monkeypatch):
+    result = api.evaluate(exports[0], "knn@dino", "digits:", limit=30, out=tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for ask in (result.to_pandas, api.leaderboard(tmp_path).to_pandas):
+        with pytest.raises(ImportError, match="pip install pandas") as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda export: api.load(small_network()),
+            r"no attribute image_size, mean, std; .*bench.load\(network, image_size=",
+        ),
+        (lambda export: api.load(small_network(), image_size=16, statistics="imagnet"), "^statistics=imagnet: give"),
+        (
+            lambda export: api.load(small_network(), image_size=16, heads=3),
+            "leave all options of imports but image_size=",
+        ),
+        (lambda export: api.load(3), "checkpoint: a int is none"),
+        (lambda export: api.load(export, forward=len), "^forward= is for a torch.nn.Module"),
+        (lambda export: api.evaluate(export, "knn@dino"), "which images"),
+        (lambda export: api.evaluate(export, "knn@dino", images=GREY), "images= and labels= go together"),
+        (lambda export: api.evaluate(export, "knn@dino", images=(GREY, GREY), labels=KINDS), "each a pair"),
+        (lambda export: api.evaluate(export, "knn@dino", [1, 2]), "memory:images/train/0: TypeError"),
+        (lambda export: api.visualize("pcb", export, "digits:"), "did you mean 'pca'"),
+        (lambda export: api.visualize("pca", export, "digits:", formats=["jpg"]), "'jpg' is none of png, svg"),
+        (lambda export: api.visualize("pca", export, "nowhere"), "nowhere"),
         (lambda export: api.load("nothing.pth"), "no checkpoint 'nothing.pth': no such file or folder, nor timm:NAME"),
         (lambda export: api.evaluate(export, "knn@dyno", "digits:"), "did you mean 'knn@dino'"),
         (lambda export: api.evaluate(export, "knn", "digits:"), "'knn' means [0-9]+ protocols, such as 'knn@dino'"),
-        (lambda export: api.evaluate(export, "knn@dino", "x=digit:"), "--data x=digit:: "),
-        (lambda export: api.evaluate(export, "knn@dino", "/no/where"), "--data where=/no/where: "),
+        (lambda export: api.evaluate(export, "knn@dino", "x=digit:"), "^data=x=digit:: "),
+        (lambda export: api.evaluate(export, "knn@dino", "/no/where"), "^data=where=/no/where: "),
         (lambda export: api.evaluate(export, "knn@dino", "digits:", settings={"q": 1}), "has no setting 'q'"),
-        (lambda export: api.evaluate(export, "knn@dino", "digits:", options=api.Options(device="tpu")), "--device tpu"),
+        (
+            lambda export: api.evaluate(export, "knn@dino", "digits:", options=api.Options(device="tpu")),
+            "^Options.device=tpu: ",
+        ),
         (lambda export: api.evaluate_suite([export], "knn@dino", ["a=digits:"], names=["b", "c"]), "2 names for 1"),
         (lambda export: api.extract(export, "digits:", options=api.Options(precision="float16")), "it is for pretrain"),
         (
             lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", options=api.Options(decode="fast")),
-            "--decode fast: it is for evaluations",
+            "^Options.decode=fast: it is for evaluations",
         ),
         (lambda export: api.extract(export, "digits:", layer=7), "layer 7: the model has 2 blocks"),
         (lambda export: api.extract(export, "digit:"), "digit"),
@@ -126,7 +256,7 @@ def test_a_network_of_the_users_own(tmp_path, monkeypatch):
         (lambda export: api.leaderboard(formats=["tex"]), "no format 'tex'; did you mean 'latex'"),
         (lambda export: api.report("nowhere"), "nowhere holds no results"),
         (lambda export: api.pretrain("mae", "smok", "digits:", "runs/a"), "mae has no recipe 'smok'; did you mean"),
-        (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "--set q: no such"),
+        (lambda export: api.pretrain("mae", "smoke", "digits:", "runs/a", settings={"q": 1}), "^settings=q: no such"),
     ],
 )
 def test_mistakes_are_one_line(call, message, exports, tmp_path, monkeypatch):

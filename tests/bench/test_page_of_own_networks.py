@@ -31,3 +31,16 @@ def test_the_example_of_the_page_runs(bench, tmp_path, monkeypatch):
     assert re.fullmatch(r"module:mynets:resnet18 \(mynets.py [0-9a-f]{12}\)", checkpoint["source"])
     assert checkpoint["parameters"] == 11_176_512 and len(checkpoint["digest"]) == 64
     assert not Path("results/exports").exists()
+
+
+def test_one_vector_of_an_image_is_evaluated_without_dense_tasks(bench, tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    (tmp_path / "mynets.py").write_text(code.replace("224", "32").replace('weights="IMAGENET1K_V1"', ""))
+    monkeypatch.chdir(tmp_path)
+    words = ("--checkpoint", "module:mynets:vectors", "--suite", "knn@moca,segmenter_linear@smoke", "--limit", 24)
+    data = ("--data", "digits=digits:", "city=tiny-cityscapes:", "--out", "results")
+    exit_code, out, err = bench("run", *words, *data)
+    assert exit_code == 0 and "vectors is evaluated without segmenter_linear@smoke" in out, out + err
+    (path,) = Path("results/results").rglob("knn@moca*.json")
+    found = json.loads(path.read_text())
+    assert found["facts"]["read_instead"] == {"avg": "cls"} and found["checkpoint"]["architecture"] == "ResNet"

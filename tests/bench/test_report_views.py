@@ -9,6 +9,7 @@ from made_results import made_checkpoint, save_result
 from PIL import Image
 from shown_results import result
 
+from bench.pictures.pictures import Panel, PanelRow, Picture, encoded
 from bench.report_page import visualized
 from bench.report_page.figures import calibration_figure, lines_figure
 from bench.report_page.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
@@ -17,7 +18,6 @@ from bench.report_page.views import learning_curve, view_of
 from bench.report_page.visualized import PictureRecord
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured
-from bench.visualize.pictures import Panel, PanelRow, Picture, encoded
 from imagesets.sets import open_set
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from small_trainings import digits, trainer
 
-from bench.visualize.inputs import as_image, given_views, method_views, visible_patches
-from bench.visualize.kinds.masks import Masks, panel_rows, view_panel
-from bench.visualize.kinds.reconstruction import pixel_error, rebuilt_image
-from bench.visualize.runs import ShownRun
-from bench.visualize.shown import checkpoints_of
+from bench.pictures.inputs import as_image, given_views, method_views, visible_patches
+from bench.pictures.kinds.masks import Masks, panel_rows, view_panel
+from bench.pictures.kinds.reconstruction import pixel_error, rebuilt_image
+from bench.pictures.runs import ShownRun
+from bench.pictures.shown import checkpoints_of
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 from pretrain.method import Method

@@ -107,7 +107,9 @@ WRONG = {
     changed("network.mean = (0.5,)"): "mean=(0.5,), std=(0.25, 0.25, 0.25): give whole pixels and three numbers each",
     changed("network.crop = 2.0"): "crop=2.0: must be above 0 and up to 1",
     changed("network.image_size = 21"): "give another image_size",
-    changed("network.forward = lambda x: x"): "returns a Tensor (1, 3, 16, 24) for 1 images; it has to return one vector",
+    changed(
+        "network.forward = lambda x: x"
+    ): "returns a Tensor (1, 3, 16, 24) for 1 images; it has to return one vector",
     changed("network.forward = lambda x: (None, x, (1, 1))"): "not, or doubly, on a grid of 1 x 1",
     changed("network.forward = lambda x: (None, x, None)"): "it has to return one vector",
     changed("network.forward = lambda x: 1 / 0"): "fails on images (1, 3, 16, 24): ZeroDivision",

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.deep_image_prior import inverted
-from bench.visualize.inputs import as_image
-from bench.visualize.pictures import Panel, Picture
-from bench.visualize.shown import Shown, Viewer, viewers
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.deep_image_prior import inverted
+from bench.pictures.inputs import as_image
+from bench.pictures.pictures import Panel, Picture
+from bench.pictures.shown import Shown, Viewer, viewers
 from engine import checks
 from engine.progress import Progress
 from pretrain.parts.masking import kept

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.visualize.pictures import Panel, PanelRow, Picture
+from bench.pictures.pictures import Panel, PanelRow, Picture
 
 Block = Sequence[Sequence[Panel | None]]  # rows of panels, of one checkpoint and one image
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.pictures import Box, Panel, Picture, Spot
-from bench.visualize.queries import block_text, check_places, patches_at, points_at
-from bench.visualize.shown import Shown, ShownImage, Viewer, viewers
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.pictures import Box, Panel, Picture, Spot
+from bench.pictures.queries import block_text, check_places, patches_at, points_at
+from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
 from engine import checks
 from probes.knn.neighbours import search, unit_rows
 

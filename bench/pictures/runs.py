@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bench.visualize.shown import ShownCheckpoint
+from bench.pictures.shown import ShownCheckpoint
 from checkpoints.export import is_export
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method
 from pretrain.method import Method

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.pictures import Panel, Picture
-from bench.visualize.queries import block_text, check_heads, heads_text, of_heads
-from bench.visualize.shown import Shown, ShownImage, Viewer, viewers
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.pictures import Panel, Picture
+from bench.pictures.queries import block_text, check_heads, heads_text, of_heads
+from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
 from engine import checks
 
 

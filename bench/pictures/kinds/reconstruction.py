@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from PIL import Image
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.inputs import as_image, method_views
-from bench.visualize.pictures import Panel, Picture
-from bench.visualize.runs import ShownRun
-from bench.visualize.shown import Shown, middle, required
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.inputs import as_image, method_views
+from bench.pictures.pictures import Panel, Picture
+from bench.pictures.runs import ShownRun
+from bench.pictures.shown import Shown, middle, required
 from imagesets.transforms import FILTERS
 from pretrain.method import Method, Rebuilt
 from pretrain.parts.masking import patchify

@@ -6,10 +6,10 @@ Read off each method's own views and forward pass, with its initial weights.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from bench.pictures.inputs import GivenView, as_image, given_views, method_views
+from bench.pictures.pictures import Panel, PanelRow, Picture
+from bench.pictures.shown import Shown
 from bench.pretraining.recipes import choose_recipe
-from bench.visualize.inputs import GivenView, as_image, given_views, method_views
-from bench.visualize.pictures import Panel, PanelRow, Picture
-from bench.visualize.shown import Shown
 from checkpoints.spec import Preparation
 from engine import checks
 from engine.choices import meant

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from bench.pictures.pictures import Panel, PanelMarks
 from bench.run.checkpoints import checked_name, default_name, opened
-from bench.visualize.pictures import Panel, PanelMarks
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import ViTSpec

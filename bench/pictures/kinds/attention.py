@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.pictures import Panel, Picture
-from bench.visualize.queries import (
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.pictures import Panel, Picture
+from bench.pictures.queries import (
     QUARTERS,
     block_text,
     check_heads,
@@ -23,7 +23,7 @@ from bench.visualize.queries import (
     patches_at,
     points_at,
 )
-from bench.visualize.shown import Shown, ShownImage, Viewer, viewers
+from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
 from engine import checks
 
 

@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from bench.visualize.arrangement import Block, arranged
-from bench.visualize.components import in_lab, in_rgb, is_foreground, principal_components, spread_evenly
-from bench.visualize.pictures import Panel, Picture
-from bench.visualize.queries import block_text
-from bench.visualize.shown import Shown, Viewer, viewers
+from bench.pictures.arrangement import Block, arranged
+from bench.pictures.components import in_lab, in_rgb, is_foreground, principal_components, spread_evenly
+from bench.pictures.pictures import Panel, Picture
+from bench.pictures.queries import block_text
+from bench.pictures.shown import Shown, Viewer, viewers
 from engine import checks
 
 COLOURINGS = {"lab": in_lab, "rgb": in_rgb}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bench.visualize.pictures import Spot
+from bench.pictures.pictures import Spot
 
 QUARTERS = (0.25, 0.25, 0.75, 0.25, 0.25, 0.75, 0.75, 0.75)  # four patches, as in ExtreMA's figure 1
 HEADS = re.compile(r"mean|all|\d+(,\d+)*")

@@ -1,0 +1,120 @@
+"""Images in memory: the forms in which a program may give them, what is fingerprinted, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from imagesets.schemes.memory import Arrays, hold
+from imagesets.sets import open_set
+
+GREY = np.arange(10 * 4 * 5, dtype=np.uint8).reshape(10, 4, 5)
+LABELS = np.arange(10) % 2
+COLOURS = np.stack([GREY, 255 - GREY, GREY // 2], axis=-1)  # (10, 4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        COLOURS,
+        list(map(Image.fromarray, COLOURS)),
+        torch.from_numpy(COLOURS).permute(0, 3, 1, 2),
+        torch.from_numpy(COLOURS).permute(0, 3, 1, 2).float() / 255,
+        COLOURS.astype(np.float64) / 255,
+        COLOURS.astype(np.int64),
+    ],
+    ids=["uint8", "PIL", "channels first", "as ToTensor gives them", "float64", "int64"],
+)
+def test_all_forms_are_the_same_images(images):
+    held, plain = hold("given", (images, LABELS)), hold("plain", (COLOURS, LABELS))
+    for split in ("train", "val"):
+        one, other = open_set(held.url, split), open_set(plain.url, split)
+        assert one.fingerprint == other.fingerprint and one.labels.tolist() == other.labels.tolist()
+        assert all(one.image(place).tobytes() == other.image(place).tobytes() for place in range(len(one)))
+
+
+def test_a_fifth_of_each_class_is_held_out():
+    held = hold("images", (COLOURS, LABELS))
+    train, val = open_set(held.url, "train"), open_set(held.url, "val")
+    assert np.bincount(train.labels).tolist() == [4, 4] and np.bincount(val.labels).tolist() == [1, 1]
+    assert {*train.images.places, *val.images.places} == set(range(10)) and "20% of each class" in val.notes[0]
+
+
+class Dicts:
+    """Items as datasets of Hugging Face give them."""
+
+    classes = ("cat", "dog", "owl")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> dict:
+        return {"image": Image.fromarray(COLOURS[place]), "label": int(LABELS[place])}
+
+
+def test_datasets_name_their_classes():
+    held = hold("pets", Dicts(6), Dicts(4))
+    train, val = open_set(held.url, "train"), open_set(held.url, "val")
+    assert train.classes == val.classes == ("cat", "dog", "owl") and (len(train), len(val)) == (6, 4)
+    assert train.image(3).getpixel((1, 2)) == tuple(COLOURS[3, 2, 1])
+    assert train.limited(2).images.path(1) == "memory:pets/train/3"
+
+
+def test_labels_may_be_names_any_numbers_or_several():
+    named = hold("named", (GREY, ["a", "c"] * 5), (GREY[:2], ["b", "a"]))
+    assert open_set(named.url, "val").classes == ("a", "b", "c") and open_set(named.url, "val").labels.tolist() == [
+        1,
+        0,
+    ]
+    apart = hold("apart", (GREY, LABELS * 7 + 3))
+    assert open_set(apart.url, "train").classes == ("3", "10")
+    several = np.eye(3, dtype=int)[np.arange(10) % 3]
+    both = hold("several", (GREY, several), (GREY, several))
+    assert open_set(both.url, "train").has_several_labels and len(open_set(both.url, "train").classes) == 3
+
+
+def test_contents_count_and_places_do_not():
+    first = open_set((held := hold("a", (COLOURS, LABELS), (COLOURS, LABELS))).url, "train").fingerprint
+    other = COLOURS.copy()
+    other[3, 0, 0, 0] += 1
+    changed = hold("b", (other, LABELS), (COLOURS, LABELS))
+    assert open_set(changed.url, "train").fingerprint != first
+    assert open_set(changed.url, "val").fingerprint == first and held.url == "memory:a"
+
+
+class Random(Dicts):
+    def __getitem__(self, place: int) -> tuple:
+        return np.random.randint(0, 255, (4, 4, 3), np.uint8), 0
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ((COLOURS, LABELS[:9]), "10 images and 9 labels"),
+        ((COLOURS, LABELS + 0.9), r"labels such as .*0\.9.*float64"),
+        ((COLOURS / 1.0, LABELS), "memory:x/train/0: an image of float64 has values from 0 to 255; .*normalisation"),
+        ((COLOURS[:, :, :, :2], LABELS), r"an image is a ndarray \(4, 5, 2\) of uint8; give PIL images"),
+        ((COLOURS, np.full((10, 2), 3)), "several labels an image are 0, 1 or -1"),
+        ((COLOURS, np.ones((10, 2), int)), "give training and validation images"),
+        ((COLOURS[:0], LABELS[:0]), "no images"),
+        (iter(()), "train is a tuple_iterator; give a dataset with a length"),
+        (Random(5), "memory:x/train/0 is another image when read again: leave random augmentation out"),
+        ([1, 2], "memory:x/train/0: TypeError"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line(train, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        hold("x", train)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_go_with_the_program_that_held_them():
+    held = hold("gone", Arrays(COLOURS, LABELS))
+    assert len(open_set(held.url, "val")) == 2
+    del held
+    with pytest.raises(ValueError, match="memory:gone: its images were given by a Python program"):
+        open_set("memory:gone", "val")
