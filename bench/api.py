@@ -63,7 +63,7 @@ class Leaderboard:
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """`records` as pandas' DataFrame. ImportError, in one line, where pandas is not installed."""
+        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
         from bench.results.record import as_frame
 
         return as_frame(self.records)
@@ -446,7 +446,9 @@ def visualize(
         from bench.pictures.drawing import chosen_kind, draw_pictures
         from bench.pictures.pictures import Format
         from bench.pictures.shown import Shown, checkpoints_of
+        from engine.optional import require
 
+        require("matplotlib")
         if unknown := [form for form in formats if form not in get_args(Format)]:
             raise ValueError(f"formats: {unknown[0]!r} is none of {', '.join(get_args(Format))}")
         chosen = chosen_kind(kind, [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()])

@@ -16,6 +16,7 @@ OPTIONAL = {
     "cyanure": ("cyanure", "cyanure", "lowshot.solver=cyanure"),
     "pyarrow": ("pyarrow", "tables", "parquet: image sets and --format parquet"),
     "datasets": ("datasets", "tables", "hf: image sets"),
+    "pandas": ("pandas", "tables", "to_pandas()"),
     "wandb": ("wandb", "wandb", "bench pretrain --wandb"),
 }
 

@@ -21,6 +21,7 @@ from bench.results.schema1 import as_schema_2
 from bench.results.units import interval_decimals, number_text
 from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
+from engine.optional import require
 from engine.printing import printable
 from engine.tasks import Workspace
 
@@ -162,7 +163,7 @@ class Result:
         return {name: metric.value for name, metric in self.metrics.items()}
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each metric, as `Results.records` has them. ImportError, in one line, without pandas."""
+        """A row for each metric, as `Results.records` has them. ValueError, in one line, without pandas."""
         return Results([self]).to_pandas()
 
     def _repr_html_(self) -> str:
@@ -212,7 +213,7 @@ class Results(list[Result]):
         ]
 
     def to_pandas(self) -> "DataFrame":
-        """`records` as pandas' DataFrame. ImportError, in one line, where pandas is not installed."""
+        """`records` as pandas' DataFrame. ValueError, in one line, where pandas is not installed."""
         return as_frame(self.records)
 
     def __str__(self) -> str:
@@ -231,11 +232,10 @@ class Results(list[Result]):
 
 
 def as_frame(records: Sequence[Mapping[str, Any]]) -> "DataFrame":
-    """Rows as pandas' DataFrame, a column for each key. ImportError, in one line, where pandas is not installed."""
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas, which is not installed: pip install pandas") from error
+    """Rows as pandas' DataFrame, a column for each key. ValueError, in one line, where pandas is not installed."""
+    require("pandas")
+    from pandas import DataFrame
+
     return DataFrame(list(records))
 
 
