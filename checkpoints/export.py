@@ -260,7 +260,7 @@ class ViTExport(PreparesImages):
         folder = Path(folder)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            own, of_timm = dict(config["vit_export"]), _read_by_timm(config)
+            own, of_timm = dict(config["vit_export"]), read_by_timm(config)
             if own.pop("format") != FORMAT:
                 raise ValueError(f"{folder}: written by another version of the format; update this tool")
             spec = ViTSpec(**own.pop("spec"))
@@ -276,9 +276,13 @@ class ViTExport(PreparesImages):
         export = cls(spec=spec, preparation=preparation, tensors=tensors, extra=extra, facts=own, fingerprint=stored)
         if unchanged and export.digest != recorded:
             raise ValueError(f"{folder}: weights or settings changed since the export was written; import it again")
-        if unchanged and (changed := _changed(_read_by_timm(export._config()), of_timm)):
+        if unchanged and (changed := export.difference_for_timm(of_timm)):
             raise ValueError(f"{folder}/config.json: what timm reads was changed: {changed}; import it again")
         return export
+
+    def difference_for_timm(self, settings: Mapping[str, Any]) -> str:
+        """Which `settings`, as `read_by_timm` gives them, are not those of this export; empty where all are."""
+        return _changed(read_by_timm(self._config()), settings)
 
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
@@ -301,7 +305,7 @@ def some(words: Sequence[str], separator: str = ", ") -> str:
     return separator.join(words[:SHOWN]) + more
 
 
-def _read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm reads of a config.json, flat, as JSON values; without what describes and decides nothing."""
     found = {key: config.get(key) for key in ("architecture", "num_classes", "num_features", "global_pool")}
     for part in ("model_args", "pretrained_cfg"):

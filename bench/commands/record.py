@@ -14,6 +14,7 @@ examples:
   bench record results --to published
   bench record --check published            tables, cards and commands are made again and compared, byte by byte
   bench record results --check published    and the results are those of the folder `results`
+  bench record results --to published --sign ~/.ssh/id_ed25519
 
 exit codes of --check: 0 everything agrees; 1 it does not, with a line for each difference
 """
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--licence", nargs="+", default=[], metavar="NAME=SPDX",
         help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0")  # fmt: skip
     add_publication(parser)
+    parser.add_argument("--sign", type=Path, metavar="KEY",
+        help="sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed")  # fmt: skip
     parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated, for Every Eval Ever")
 
 
@@ -37,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: written, or everything agrees; 1: a check found a difference."""
     from bench.results.record import check_folder
     from bench.sharing.groups import publication_from
-    from bench.sharing.record import check_record, write_record, written_by
+    from bench.sharing.record import check_record, signer, write_record, written_by
     from engine.printing import say
 
     if arguments.out:
@@ -48,13 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
             say(line)
             differences += 1
         found = f"{differences} difference{'s' if differences > 1 else ''}{written_by(arguments.check)}"
-        say(found if differences else "board and records agree")
+        signature = f"; signed with {key}" if (key := signer(arguments.check)[0]) else ""
+        say(found if differences else f"board and records agree{signature}")
         return int(differences > 0)
     if not arguments.out:
         raise ValueError("record of what? give the folder that `bench run --out` wrote to: bench record OUT --to DIR")
     publication = publication_from(
         arguments.model_id, arguments.hub_dataset, arguments.source, arguments.organization, arguments.licence
     )
-    write_record(arguments.out, arguments.to, publication)
+    write_record(arguments.out, arguments.to, publication, arguments.sign)
     say(f"written: {arguments.to}; bench record --check {shlex.quote(str(arguments.to))} proves that it agrees")
     return 0

@@ -8,7 +8,7 @@
     cards/NAME-DIGEST/        model cards with .eval_results/, made of results/ and checkpoints/
     every_eval_ever/data/     the results in that form
     commands.sh, README.md    how to make them again, and how to check the record
-    SHA256SUMS                of all other files, for `sha256sum -c`
+    SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
 
 The first three are copied, without the folders of the machine (redaction.py); all others are functions of them. So a
 check can make them again and compare bytes.
@@ -16,6 +16,7 @@ check can make them again and compare bytes.
 
 import json
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -28,20 +29,22 @@ from bench.results.board import board_of
 from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, read_result, result_files
 from bench.sharing.card import CardSubject, card_files, read_config
+from bench.sharing.contradictions import contradictions
 from bench.sharing.every_eval_ever import TOOL, every_eval_records
 from bench.sharing.groups import Publication
 from bench.sharing.redaction import without_folders
 from bench.sharing.rerun import rerun_script
-from bench.statistics.intervals import averages_to
 from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Measured
 from bench.statistics.significance import Key, key_of, level_with_best
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
+from engine.printing import printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
-ABOUT, SUMS = "record.json", "SHA256SUMS"
+ABOUT, SUMS, SIGNATURE = "record.json", "SHA256SUMS", "SHA256SUMS.sig"
+KEPT = ("config.json", COST, RUN, LOG)  # of a checkpoint: of its export, then of its training
 README = """# Record of a leaderboard
 
 Made by `bench record`. Every number of [leaderboard.md](leaderboard.md) comes from a file of `results/`; its text says
@@ -64,8 +67,11 @@ they are those that lie here.
 """
 
 
-def write_record(out: Path, folder: Path, publication: Publication) -> Publication:
-    """Write the record of OUT, in one step; an older record there is replaced, anything else is not."""
+def write_record(out: Path, folder: Path, publication: Publication, key: Path | None = None) -> Publication:
+    """Write the record of OUT, in one step; an older record there is replaced, anything else is not.
+
+    key: of ssh, which signs the sums.
+    """
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something that is no record: choose a new folder for --to")
     with folder_atomic(folder) as temporary:
@@ -74,7 +80,29 @@ def write_record(out: Path, folder: Path, publication: Publication) -> Publicati
         for name, text in derived_files(temporary).items():
             write_atomic(temporary / name, text)
         write_atomic(temporary / SUMS, _sums(temporary))
+        if key and (problem := _ssh("sign", "-f", str(key), str(temporary / SUMS))[1]):
+            raise ValueError(f"--sign {key}: {problem}")
     return publication
+
+
+def signer(folder: Path) -> tuple[str, str]:
+    """By which key a record is signed, as ssh-keygen says it, or what is wrong with the signature; "" for neither."""
+    if not (folder / SIGNATURE).exists():
+        return "", ""
+    said, problem = _ssh("check-novalidate", "-s", str(folder / SIGNATURE), read=folder / SUMS)
+    return said.partition("signature with ")[2], f"{SIGNATURE}: not of {SUMS} ({problem})" if problem else ""
+
+
+def _ssh(action: str, *words: str, read: Path = Path(os.devnull)) -> tuple[str, str]:
+    """What `ssh-keygen -Y` says, and why it failed; "" where it did not."""
+    try:
+        with open(read, "rb") as file:
+            done = subprocess.run(
+                ["ssh-keygen", "-Y", action, "-n", "bench-record", *words], stdin=file, capture_output=True, text=True
+            )
+    except OSError as error:
+        return "", f"{error.filename}: {error.strerror}"
+    return printable(done.stdout.strip()), printable(done.stderr.strip() or "refused") if done.returncode else ""
 
 
 def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, bytes]]:
@@ -90,7 +118,7 @@ def copied_files(out: Path, publication: Publication) -> Iterator[tuple[str, byt
                 yield str(each.relative_to(out)), _shared(each)
     for checkpoint in used.values():
         if source := _export_of(out, checkpoint):
-            for path in (source / "config.json", source / COST, *_of_training(source)):
+            for path in (*(source / name for name in KEPT[:2]), *_of_training(source)):
                 if path.is_file():
                     yield f"checkpoints/{checkpoint.unique_name}/{path.name}", _shared(path)
 
@@ -120,22 +148,25 @@ def check_record(folder: Path, out: Path | None = None) -> Iterator[str]:
     """
     publication = publication_of(folder)
     yield from _changed(folder)
+    yield from filter(None, signer(folder)[1:])
     try:
         derived = derived_files(folder)
     except ValueError as error:
         yield f"{error}".replace(f"{folder}/", "")
         return
-    yield from _unproven(folder)  # before the tables, which differ because of it
+    measured = [Measured(path=path, result=read_result(path)) for path in result_files(folder)]
+    yield from contradictions(folder, measured)  # before the tables, which differ because of it
     for name, text in derived.items():
         if not (folder / name).is_file():
             yield f"{name}: missing"
         elif (folder / name).read_bytes() != text.encode():
             yield f"{name}: not what the results give{_first_difference((folder / name).read_bytes(), text)}"
-    expected = {ABOUT, SUMS, *derived}
-    copied = ("results/", "checkpoints/")
-    for name in sorted(_files(folder) - expected):
-        if not name.startswith(copied):
-            yield f"{name}: follows from no result"
+    expected = {ABOUT, SUMS, SIGNATURE, *derived}
+    for each in measured:
+        beside = [each.path.with_suffix(suffix) for suffix in (".json", ".npz", ".log")]
+        kept = [folder / "checkpoints" / each.result.checkpoint.unique_name / name for name in KEPT]
+        expected |= {str(path.relative_to(folder)) for path in (*beside, *kept)}
+    yield from (f"{name}: follows from no result" for name in sorted(_files(folder) - expected))
     if out is not None:
         yield from _against(folder, out, publication)
 
@@ -225,7 +256,7 @@ def _changed(folder: Path) -> Iterator[str]:
         return
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     known = {name: total for total, _, name in (line.partition("  ") for line in lines)}
-    there = _files(folder) - {SUMS}
+    there = _files(folder) - {SUMS, SIGNATURE}
     for name in sorted(known.keys() | there):
         if name not in there:
             yield f"{name}: missing"
@@ -233,23 +264,6 @@ def _changed(folder: Path) -> Iterator[str]:
             yield f"{name}: added later ({SUMS} does not name it)"
         elif sha256_of_file(folder / name) != known[name]:
             yield f"{name}: changed later ({SUMS} has another digest)"
-
-
-def _unproven(folder: Path) -> Iterator[str]:
-    """Numbers that are not the mean of what they were for the images, though their intervals say so."""
-    for path in result_files(folder):
-        result = read_result(path)
-        measured = Measured(path=path, result=result)
-        for name, metric in result.metrics.items():
-            if metric.array is None or metric.array_over != "images" or metric.interval is None:
-                continue
-            try:
-                values = measured.arrays[metric.array]
-            except (ValueError, KeyError):
-                yield f"{path.relative_to(folder)}: {name}: its values for the images are missing"
-                continue
-            if not averages_to(values, metric.value, metric.unit):
-                yield f"{path.relative_to(folder)}: {name} is not the mean of its values for the images"
 
 
 def _against(folder: Path, out: Path, publication: Publication) -> Iterator[str]:

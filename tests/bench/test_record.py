@@ -10,33 +10,35 @@ from random import Random
 
 import numpy as np
 import pytest
-from made_results import any_board, harmless, made_checkpoint, made_metrics, made_result, save_result
+from made_results import any_board, harmless, made_checkpoint, made_result, save_result
 
 from bench.cli.main import parse_arguments
+from bench.cli.settings import settings_of
 from bench.results.record import DataUsed, ProtocolUsed, read_result
+from bench.run.checkpoints import describe
+from bench.run.outcomes import recorded
+from bench.run.suites import catalogue
 from bench.sharing.card import CardSubject
-from bench.sharing.record import SUMS, check_record, derived_files
+from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files
 from bench.sharing.redaction import without_folders
 from bench.sharing.rerun import rerun_script
 from bench.statistics.significance import key_of
 from checkpoints.export import ViTExport
 from engine.printing import printable
+from engine.tasks import Metric, Outcome
 
 PRIVATE = "/home/alice/secret"
 LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": True}
 
 
-def measured_on_images(number: int, seed: int, **others):
-    """A result of 40 images, and which of them were right."""
-    right = np.random.default_rng(number + seed).random(40) < 0.5 + number / 10
-    value = 100 * float(right.mean())
-    metrics = {
-        name: replace(metric, array=name)
-        for name, metric in made_metrics({"top1": value}, {"top1": (value - 5, value + 5)}).items()
-    }
+def measured_on_images(number: int, seed: int, images: int = 40, **others):
+    """A result of `images` of 40 images, and which of them were right."""
+    right = np.random.default_rng(number + seed).random(images) < 0.5 + number / 10
+    kept = recorded(Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)}), images)
     data = DataUsed(name="digits", url=f"folder:{PRIVATE}/digits", images={"val": 40}, fingerprints={"val": "f" * 64})
-    fields = {"data": data, "seed": seed, "facts": {"read": f"{PRIVATE}/a.png"}, "settings": {"k": 5}} | others
-    return metrics, fields, {"top1": right}
+    facts, settings = {"read": f"{PRIVATE}/a.png"}, settings_of(catalogue().protocols["knn@dino"].task)
+    fields = {"data": data, "seed": seed, "facts": facts, "settings": settings, "interval_method": kept.interval_method}
+    return kept.metrics, fields | others, kept.arrays
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +46,25 @@ def folder(exports, tmp_path_factory) -> Path:
     """OUT with an export, another checkpoint, raw pixels, variants, and a failure with its log."""
     out = tmp_path_factory.mktemp("out")
     export = ViTExport.load(exports[0])
-    first = made_checkpoint("first", digest=export.digest, method="random", source="random.pth")
+    first = describe(export, "first", "random.pth")
     export.save(out / "exports" / f"first-{export.digest[:8]}")
     second = made_checkpoint("second", 2, source=f"dino:{PRIVATE}/second.pth")
     training = tmp_path_factory.mktemp("runs") / "mae"
-    trained = ViTExport.load(exports[1]).save(training / "export")
-    (training / "run.json").write_text(json.dumps({"data": f"images:{PRIVATE}/photos"}))
+    other = ViTExport.load(exports[1])
+    other = replace(other, facts=dict(other.facts) | {"method": "mae", "recipe": "32px", "source_file": ""})
+    trained = other.save(training / "export")
+    identity = {"data": f"images:{PRIVATE}/photos", "method": "mae", "recipe": "32px"}
+    (training / "run.json").write_text(json.dumps(identity))
     (training / "log.jsonl").write_text('{"loss": 1.0}\n')
-    made = {"method": "mae", "recipe": "32px", "source": str(trained)}
-    third = made_checkpoint("third", digest=ViTExport.load(trained).digest, **made)
+    third = describe(other, "third", str(trained))
     floor = made_checkpoint("pixels-32", 3, method="pixels", source="pixels:32")
     for number, used in enumerate((first, second, floor, third)):
         for seed in (0, 1):
             metrics, fields, arrays = measured_on_images(number, seed)
             save_result(out, made_result(used, metrics, **fields), arrays)
     changed = ProtocolUsed(name="knn@dino", version=1, modified=True, changes={"k": [5, 10]})
-    metrics, fields, arrays = measured_on_images(1, 0, protocol=changed, **LIMITED)
+    metrics, fields, arrays = measured_on_images(1, 0, 8, protocol=changed, **LIMITED)
+    fields["settings"] = fields["settings"] | changed.changes
     save_result(out, made_result(second, metrics, **fields), arrays)
     message = f"{PRIVATE}/x.png: unreadable"
     failed = made_result(second, {}, status="failed", message=message, protocol=ProtocolUsed(name="b@c", version=1))
@@ -170,7 +175,7 @@ def rebuilt(folder: Path) -> None:
     for name, text in derived_files(folder).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    names = sorted(set(contents(folder)) - {SUMS})
+    names = sorted(set(contents(folder)) - {SUMS, SIGNATURE})
     found = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True)
     (folder / SUMS).write_text(found.stdout)
 
@@ -203,7 +208,24 @@ def test_files_that_are_lost_or_added_are_found(copy):
     (copy / "cards" / "more.md").write_text("more")
     lines = list(check_record(copy))
     assert "cards/more.md: follows from no result" in lines and "commands.sh: missing" in lines
-    assert [line for line in lines if line.endswith("its values for the images are missing")]
+    assert [line for line in lines if line.endswith("knn@dino-seed0.json: array top1: lost")]
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
+def test_a_signature_is_of_these_sums(bench, folder, tmp_path):
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert bench("record", folder, "--to", tmp_path / "signed", "--sign", key)[0] == 0
+    print_of_key = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout
+    code, said, _ = bench("record", "--check", tmp_path / "signed")
+    assert code == 0 and said.strip().endswith(print_of_key.split()[1])
+    (tmp_path / "signed" / "README.md").write_text("mine")
+    rebuilt(tmp_path / "signed")
+    (tmp_path / "signed" / SUMS).write_text((tmp_path / "signed" / SUMS).read_text() + "\n")
+    code, said, _ = bench("record", "--check", tmp_path / "signed")
+    assert code == 1 and "SHA256SUMS.sig: not of SHA256SUMS" in said
+    code, _, err = bench("record", folder, "--to", tmp_path / "new", "--sign", tmp_path / "none")
+    assert code == 2 and f"--sign {tmp_path / 'none'}" in err and not (tmp_path / "new").exists()
 
 
 def test_a_result_that_cannot_be_read_is_found(copy):

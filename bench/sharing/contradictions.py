@@ -1,0 +1,339 @@
+"""Where results contradict themselves: their own arrays and facts, their place, what is known of their protocol and
+checkpoint, or other results on the same images.
+
+All of it holds of every result that `bench run` writes, so that a line says an edit or a damaged file. What it cannot
+find is in docs/sharing.md: numbers that were edited together with everything that they follow from.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import isclose, isfinite
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from bench.cli.messages import in_one_line
+from bench.cli.settings import settings_of
+from bench.results.record import CheckpointUsed, Result, images_seen, result_path, result_stem
+from bench.run.checkpoints import describe
+from bench.run.suites import ChosenProtocol, catalogue
+from bench.sharing.card import read_config
+from bench.statistics import intervals
+from bench.statistics.matching import Measured
+from checkpoints.export import ViTExport, read_by_timm
+from checkpoints.spec import Preparation, ViTSpec
+from checkpoints.undrawn import Undrawn
+from checkpoints.vit import ViT
+from downstream.metrics.average_precision import weighted_ap
+from downstream.metrics.scores import LABELLED, RIGHT, weighted_scores
+from engine.resampling import Score, resampled
+from pretrain.loop.exporting import RUN
+
+NEAR = partial(isclose, rel_tol=1e-6, abs_tol=1e-6)  # the same number by another processor or version of a library
+MALFORMED = (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, IndexError)  # what odd values raise
+AREAS = re.compile(r"areas(_\d+)?")
+
+
+def contradictions(folder: Path, measured: Sequence[Measured]) -> Iterator[str]:
+    """A line for each, with the file. folder: of the record, in which the results lie."""
+    protocols, others = catalogue().protocols, Others()
+    for each in measured:
+        place, result = each.path.relative_to(folder), each.result
+        try:
+            arrays = each.arrays if each.path.with_suffix(".npz").exists() else {}
+            for lines in (
+                _of_place(place, result),
+                _of_protocol(protocols, result),
+                _of_metrics(result, arrays),
+                _of_facts(result),
+                _recomputed(result, arrays),
+                others.differences(str(place), result, arrays),
+            ):
+                yield from (f"{place}: {line}" for line in lines)
+        except MALFORMED as error:
+            yield f"{place}: its parts do not fit together ({type(error).__name__}: {in_one_line(error)})"
+        each.forget_arrays()
+    yield from others.wrong_predictions()
+    used: dict[str, list[CheckpointUsed]] = {}
+    for each in measured:
+        used.setdefault(f"checkpoints/{each.result.checkpoint.unique_name}", []).append(each.result.checkpoint)
+    for name, checkpoints in used.items():
+        if (folder / name / "config.json").is_file():
+            yield from (f"{name}: {line}" for line in _of_checkpoint(folder / name, checkpoints))
+
+
+def _of_place(place: Path, result: Result) -> Iterator[str]:
+    """The path says checkpoint, image set, protocol, settings and seed."""
+    space: Any = SimpleNamespace(**{name: getattr(result, name) for name in ("seed", "limit", "precision", "decode")})
+    stem = result_stem(result.protocol, result.settings, space)
+    expected = result_path(Path(), result.checkpoint, result.data.name, stem)
+    private = result.protocol.modified and "path-" in str(result.settings)  # a folder was left out of the digest's text
+    if expected != place.with_name(place.name.replace(".failed.json", ".json")) and not private:
+        yield f"it says that it is {expected}"
+    if place.name.endswith(".failed.json") and result.status != "failed":
+        yield "its name says that it failed, its status does not"
+
+
+def _of_protocol(protocols: Mapping[str, ChosenProtocol], result: Result) -> Iterator[str]:
+    """Settings are those of the named protocol, but for the changes that are stated."""
+    used, settings = result.protocol, result.settings
+    if used.modified != bool(used.changes):
+        yield "protocol.modified and protocol.changes disagree"
+    known = protocols.get(used.name)
+    if not known or known.protocol.version != used.version:
+        known = None
+    elif (result.task, used.plugin) != (known.key, known.plugin):
+        yield f"{used.name} is a protocol of {known.plugin or known.key}, not of {used.plugin or result.task}"
+    own = settings_of(known.task) if known else {}
+    for name in {**settings, **used.changes}:
+        if name in used.changes and settings.get(name) != used.changes[name]:
+            yield f"setting {name} is not what protocol.changes says"
+        elif name not in used.changes and name in own and settings[name] != own[name]:
+            yield f"setting {name} is {settings[name]}, and of {used.name} version {used.version} it is {own[name]}"
+
+
+def _of_metrics(result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Every number follows from its array, and every array belongs to the number of its name."""
+    if (result.status == "ok") != bool(result.metrics) or (result.status == "ok") == bool(result.message):
+        yield "it has numbers and a message, or neither"
+    named = {metric.array for metric in result.metrics.values() if metric.array}
+    yield from (f"array {name}: lost" for name in sorted({*named, *result.arrays} - arrays.keys()))
+    yield from (f"array {name}: of no metric" for name in sorted(arrays.keys() - named - {*result.arrays}))
+    methods, problems = set(), []
+    for name, metric in result.metrics.items():
+        of, values = metric.deviation_of, arrays.get(metric.array or "")
+        if not isfinite(metric.value):
+            yield f"{name} is no number"
+        if of and (of not in result.metrics or metric.unit != result.metrics[of].unit or metric.value < 0):
+            yield f"{name} is no deviation of {of}"
+        if of and not result.protocol.plugin and name != f"{of}_std":
+            yield f"{name} is no name of a deviation of {of}"
+        if metric.array is None:
+            if metric.interval or not (of or result.protocol.plugin):
+                yield f"{name} has no values that it could follow from"
+            continue
+        if metric.array != (name if metric.array_over == "images" else f"{name}_resampled"):
+            yield f"{name} names the array {metric.array}, over {metric.array_over}"
+        elif values is not None:
+            found, method, problem = _interval(result, name, values)
+            methods |= {method} if found else set()
+            problems += [problem] if problem else []
+            if problem:
+                continue
+            if bool(found) != bool(metric.interval):
+                yield f"{name} has {'no interval' if found else 'an interval'}, and its values give another answer"
+            elif found and not all(map(NEAR, found, metric.interval or ())):
+                low, high = found
+                yield f"{name} has another interval than its values give, which is [{low:.4f}, {high:.4f}]"
+    yield from problems
+    if not problems and named <= arrays.keys() and result.interval_method != "; ".join(sorted(methods)):
+        yield f"its intervals are not by {result.interval_method!a:.80}"
+
+
+def _interval(result: Result, name: str, values: np.ndarray) -> tuple[tuple[float, float] | None, str, str]:
+    """Interval, method and what is wrong with the values of a metric, "" for nothing."""
+    metric, images = result.metrics[name], images_seen(result.data, result.limit)
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None, "", f"{name}: its array does not hold numbers in a row"
+    if metric.array_over == "resamples":
+        if images < 2 or not (~np.isnan(values)).any():
+            return None, "", ""
+        return intervals.bootstrap_interval(values, images), intervals.BOOTSTRAP_METHOD, ""
+    if len(values) != images:
+        return None, "", f"{name} has values for {len(values)} images, of {images}"
+    if np.isnan(values).any() and not (result.skipped or result.protocol.plugin):
+        return None, "", f"{name} lacks values for images, and none was left out"
+    if not intervals.averages_to(values, metric.value, metric.unit):
+        return None, "", f"{name} is not the mean of its values for the images"
+    return *intervals.of_mean(values, metric.unit), ""
+
+
+def _recomputed(result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Dense metrics and their values on resamples, from the areas or detections of the images."""
+    images = images_seen(result.data, result.limit)
+    areas = [values for name, values in arrays.items() if AREAS.fullmatch(name)]
+    score: Score | None = None
+    if areas and not result.protocol.plugin:
+        score = partial(weighted_scores, areas)
+    elif "box_hits" in arrays and not result.protocol.plugin:
+        score = partial(weighted_ap, arrays)
+    if score is None:
+        return
+    rows = [len(values) for values in (*areas, *([] if areas else [arrays["classes"], arrays["objects"]]))]
+    if set(rows) != {images}:
+        yield f"its areas or detections are of {rows[0]} images, of {images}"
+        return
+    for values in areas:
+        if (values < 0).any() or (values.min(-1) < values[..., RIGHT]).any():
+            yield "areas: more pixels are right than predicted or labelled"
+    whole = score(np.ones((1, images)))
+    lengths = [len(values) for name, values in arrays.items() if name.endswith("_resampled")]
+    drawn = resampled(score, images, most=max(lengths, default=1))
+    for name in whole.keys() & result.metrics.keys():
+        if not NEAR(float(whole[name][0]), result.metrics[name].value):
+            yield f"{name} is not what the areas or detections give, {float(whole[name][0]):.4f}"
+        kept = arrays.get(f"{name}_resampled")
+        if kept is not None and (
+            kept.shape != drawn[name].shape or not np.allclose(kept, drawn[name], 1e-6, 1e-6, equal_nan=True)
+        ):
+            yield f"{name}_resampled is not what the areas or detections give"
+    if len(areas) > 1 and "mIoU_std" in result.metrics:
+        spread = float(np.std([weighted_scores([values], np.ones((1, images)))["mIoU"][0] for values in areas], ddof=1))
+        if not NEAR(spread, result.metrics["mIoU_std"].value):
+            yield f"mIoU_std is not the deviation of its trainings, {spread:.4f}"
+
+
+def _of_facts(result: Result) -> Iterator[str]:
+    """What the facts repeat of numbers and images."""
+    if result.protocol.plugin or result.status != "ok":
+        return
+    facts, cost = result.facts, result.cost
+    try:
+        for name, value in _numbers_in(facts).items():
+            if name in result.metrics and not NEAR(value, result.metrics[name].value):
+                yield f"{name} is not what its facts say, {value:.4f}"
+        for split, fingerprint in result.data.fingerprints.items():
+            own = facts[split] if isinstance(facts.get(split), Mapping) else {}
+            expected = fingerprint, result.data.images[split]
+            is_whole = result.limit is None and own.get("url") == result.data.url
+            if is_whole and (own["fingerprint"], own["images"]) != expected:
+                yield f"facts.{split} is of other images than data"
+            if own.get("precision", result.precision) != result.precision:
+                yield f"facts.{split} is of another precision"
+        if result.skipped and not result.skip_bad:
+            yield "images were left out without skip_bad"
+        if "top1" in result.metrics and "select" in result.settings:
+            by_val = result.settings["select"] == "val"
+            selection = facts.get("selection", result.settings["select"])
+            if result.metrics["top1"].chosen_on_val != by_val or selection != result.settings["select"]:
+                yield f"top1: chosen otherwise than by its setting select={result.settings['select']}"
+        if result.task == "knn":
+            several = len(result.settings["temperature"]) > 1
+            if any(metric.chosen_on_val != several for metric in result.metrics.values()):
+                yield "the temperature is chosen on the validation images where there are several, and only there"
+        if "chosen_on" in facts and result.metrics["mIoU"].chosen_on_val != bool(facts["chosen_on"]):
+            yield "mIoU: chosen otherwise than its facts say"
+        forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
+        if result.images_per_second != (round(forwards / seconds, 1) if forwards and seconds else None):
+            yield "images_per_second does not follow from its cost"
+    except MALFORMED as error:
+        yield f"its facts are not those of its task ({type(error).__name__}: {error})"
+
+
+def _numbers_in(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Metric -> its value, where a task's facts say it too."""
+    found: dict[str, float] = {}
+    if "reported_step" in facts:  # dense: the evaluations of each training
+        reported = [each[str(step)] for each, step in zip(facts["evaluations"], facts["reported_step"], strict=True)]
+        found |= {name: float(np.mean([each[name] for each in reported])) for name in reported[0]}
+        if len(reported) > 1:
+            found["mIoU_std"] = float(np.std([each["mIoU"] for each in reported], ddof=1))
+    fits: dict[str, list[float]] = {}
+    for fit in facts.get("fits", ()):
+        if "top1" in fit:  # low-shot: under its name without lambda, and with it where there are several
+            name = f"top1_{fit['subset']}"
+            fits.setdefault(name, []).append(fit["top1"])
+            fits.setdefault(f"{name}_lambda{fit['lambda']:g}", []).append(fit["top1"])
+    for name, values in fits.items():
+        found |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
+    for entry in facts["history"] if "epoch" in facts and "history" in facts else ():  # fine-tuning
+        if "val" in entry and entry["epoch"] == facts["epoch"]:
+            found["top1"] = entry["val"]
+        if "val" in entry and entry["epoch"] == facts["last_epoch"]:
+            found["top1_last"] = entry["val"]
+    for k, sweep in facts.get("per_temperature", {}).items():
+        found[f"top1_{k}_bestT"] = max(entry["top1"] for entry in sweep)
+    return found
+
+
+class Others:
+    """What results on the same images say of these: an image has one label, however it was predicted."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, tuple[str, int]] = {}  # fingerprint -> result, images
+        self.kinds: dict[str, tuple[str, list[Any]]] = {}  # protocol, settings and versions -> result, kinds of metrics
+        self.labelled: dict[tuple[Any, ...], tuple[str, np.ndarray]] = {}  # images, what -> result, what is labelled
+        self.predictions: dict[tuple[Any, ...], list[tuple[str, np.ndarray, np.ndarray]]] = {}
+
+    def differences(self, place: str, result: Result, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Against the results before; remembers this one."""
+        if result.status != "ok" or result.protocol.plugin:
+            return
+        images = result.data.fingerprints.get("val", place), result.limit
+        for split, fingerprint in result.data.fingerprints.items():
+            other, count = self.counts.setdefault(fingerprint, (place, result.data.images[split]))
+            if count != result.data.images[split]:
+                yield f"{split}: {result.data.images[split]} images, of the same fingerprint {count} in {other}"
+        kinds = [
+            (name, each.unit, each.higher_is_better, each.chosen_on_val, each.deviation_of, each.array, each.array_over)
+            for name, each in result.metrics.items()
+        ]
+        key = f"{result.protocol.name} {result.settings} {result.versions} {result.data.fingerprints} {result.limit}"
+        other, expected = self.kinds.setdefault(key, (place, kinds))
+        if kinds != expected and not result.skipped:
+            yield f"its metrics are described otherwise than in {other}"
+        labelled = [("areas", each[..., LABELLED]) for name, each in arrays.items() if AREAS.fullmatch(name)]
+        labelled += [("objects", arrays["objects"])] if "objects" in arrays else []
+        for what, values in labelled:
+            other, known = self.labelled.setdefault((what, *images), (place, values))
+            if not np.array_equal(values, known):
+                yield f"{what}: other things are labelled than in {other}"
+        top1 = next((metric.array for name, metric in result.metrics.items() if name.startswith("top1")), None)
+        if top1 and "predicted" in arrays and arrays["predicted"].shape == arrays[top1].shape:
+            shares = arrays[top1]
+            top5 = arrays.get(top1.replace("top1", "top5"))
+            if top5 is not None and (top5 < shares).any():
+                yield f"{top1}: right where {top1.replace('top1', 'top5')} is wrong"
+            self.predictions.setdefault(images, []).append((place, arrays["predicted"], shares))
+
+    def wrong_predictions(self) -> Iterator[str]:
+        """Predictions called right or wrong against the label that another result's right prediction shows."""
+        for results in self.predictions.values():
+            lengths = {len(predicted) for _, predicted, _ in results}
+            if len(lengths) > 1:
+                yield f"{results[0][0]}: predictions of other numbers of images than beside it"
+                continue
+            labels, shown_by = np.full(lengths.pop(), -1), np.zeros(len(results[0][1]), int)
+            for number, (_, predicted, shares) in enumerate(results):
+                new = (shares == 1) & (labels < 0)
+                labels[new], shown_by[new] = predicted[new], number
+            for place, predicted, shares in results:
+                right = (labels >= 0) & (shares == 1) & (predicted != labels)
+                wrong = (labels >= 0) & (shares == 0) & (predicted == labels)
+                if (right | wrong).any():
+                    image = int(np.flatnonzero(right | wrong)[0])
+                    yield f"{place}: image {image} has another class than in {results[shown_by[image]][0]}"
+
+
+def _of_checkpoint(folder: Path, used: Sequence[CheckpointUsed]) -> Iterator[str]:
+    """config.json against itself, against what results say of the checkpoint, and against the training's settings."""
+    try:
+        config = read_config(folder)
+        own = dict(config["vit_export"])
+        given = own.pop("preparation")
+        preparation = Preparation(**given | {key: tuple(given[key]) for key in ("mean", "std")})
+        spec, digest = ViTSpec(**own.pop("spec")), own.pop("digest")
+        export = ViTExport(spec=spec, preparation=preparation, tensors={}, facts=own)
+        if changed := export.difference_for_timm(read_by_timm(config)):
+            yield f"config.json: {changed}"
+        with torch.device("meta"), Undrawn():
+            parameters = sum(tensor.numel() for tensor in ViT(spec, initialise=False).state_dict().values())
+        said = SimpleNamespace(digest=digest, spec=spec, facts=own, parameters=parameters)
+        for each in used:
+            known = describe(said, each.name, each.source)  # type: ignore[arg-type]  # all that it reads of an export
+            fields = ("digest", "method", "recipe", "branch", "architecture", "parameters", "plugin", "training_cost")
+            differ = [name for name in fields if getattr(known, name) != getattr(each, name)]
+            if differ:
+                yield f"config.json: {', '.join(differ)} as no result says it"
+                break
+        if (folder / RUN).is_file():
+            training = msgspec.json.decode((folder / RUN).read_bytes())
+            differ = [name for name in ("method", "recipe") if name in training and training[name] != own.get(name)]
+            yield from (f"{RUN}: {name} is not that of config.json" for name in differ)
+    except MALFORMED as error:
+        yield f"is no export ({type(error).__name__}: {error})"
