@@ -3,10 +3,14 @@
 Score of class c = sum of exp(similarity / T) over those of the first k neighbours that are labelled c (InstDisc, Wu et
 al. 2018; DINO eval_knn.py:146-181). One search at the largest k answers every k and temperature.
 
-Letters: Q queries, K neighbours found, k that vote, T temperature.
+Most classes among the neighbours cannot outrank the query's own class at any k and temperature, because each of their
+neighbours lies behind one of its own. `_contenders` leaves them out once, before the votes of all k and temperatures.
+
+Letters: Q queries, K neighbours found, k that vote, T temperature, P pairs of a query and a class that is counted, M
+neighbours labelled with these classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,22 +18,16 @@ import torch
 
 from engine.core_threads import run_on_core_threads
 from probes.features.rows import row_slices
-from probes.scores import Hits
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache
+LOWEST = -700.0  # exp(-745) is 0, and weights are positive
 
 
-def no_hits(queries: int) -> Hits:
-    """To be filled in."""
-    return Hits(*(np.zeros(queries, dtype) for dtype in (bool, bool, np.int64, np.float32)))
+class TopHits(NamedTuple):
+    """Whether the class of each query is among the 1 or 5 classes with the highest scores: (Q,) bool."""
 
-
-class _Decision(NamedTuple):
-    """Of some queries (q,): the place of their class, from 0; the number of the first class, its share of scores."""
-
-    place: np.ndarray
-    first: np.ndarray
-    share: np.ndarray
+    top1: np.ndarray
+    top5: np.ndarray
 
 
 def vote(
@@ -38,7 +36,7 @@ def vote(
     labels: np.ndarray,
     ks: Sequence[int],
     temperatures: Sequence[float],
-) -> dict[tuple[int, float], Hits]:
+) -> dict[tuple[int, float], TopHits]:
     """(k, T) -> hits, from similarities (Q, K) float32, falling, and neighbour_labels (Q, K), for the `labels` (Q,).
 
     Classes with equal scores rank by number. Only classes that occur among the k neighbours count for the top five: the
@@ -47,31 +45,62 @@ def vote(
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
         raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    hits = {(k, t): no_hits(len(labels)) for k in ks for t in temperatures}
+    if max(neighbour_labels.max(), labels.max()) < 1 << (31 - 2 * similarities.shape[1].bit_length()):
+        neighbour_labels = neighbour_labels.astype(np.int32)  # `_by_class` sorts it in half the time
+    hits = {(k, t): TopHits(*np.zeros((2, len(labels)), bool)) for k in ks for t in temperatures}
 
     def count(rows: slice) -> None:
-        near, candidates, truth = _local_classes(neighbour_labels[rows], labels[rows])
-        classes = np.zeros((len(near), candidates), np.int64)  # number among the query's neighbours -> class
-        np.put_along_axis(classes, near.numpy(), neighbour_labels[rows], axis=1)
-        lead = torch.from_numpy(similarities[rows]).double()
-        lead = lead - lead[:, :1]  # a common factor of all scores, taken out so that exp cannot overflow
+        lead, own = _lead(similarities[rows]), labels[rows]
+        places, ranks, pairs, queries, classes = _contenders(lead, neighbour_labels[rows], own, temperatures)
+        is_lower = classes < own[queries]
+        own_pairs = np.full(len(own), len(queries))  # of a query without one: a pair more, whose score is 0
+        own_pairs[queries[classes == own[queries]]] = np.flatnonzero(classes == own[queries])
         for temperature in temperatures:
-            weights = (lead / temperature).clamp_(min=-700).exp_()  # exp(-745) is 0, and weights are positive
-            for k, ranked in _ranks(weights, near, candidates, truth, ks):
-                found = hits[k, temperature]
-                found.top1[rows], found.top5[rows] = ranked.place < 1, ranked.place < 5
-                found.predicted[rows] = np.take_along_axis(classes, ranked.first[:, None], axis=1)[:, 0]
-                found.confidence[rows] = ranked.share
+            weights = _weights(lead.ravel()[places], temperature)
+            for k in ks:
+                voters = np.searchsorted(ranks, k)
+                present = int(pairs[:voters].max(initial=-1)) + 1  # pairs are numbered as they first occur
+                scores = np.bincount(pairs[:voters], weights[:voters], len(queries) + 1)
+                own_scores = scores[own_pairs]
+                scores, to_beat = scores[:present], own_scores[queries[:present]]
+                is_ahead = (scores > to_beat) | (is_lower[:present] & (scores == to_beat))
+                ahead = np.bincount(queries[:present][is_ahead], minlength=len(own))
+                ahead[own_scores == 0] = 5  # no neighbour of the query's class
+                hits[k, temperature].top1[rows], hits[k, temperature].top5[rows] = ahead < 1, ahead < 5
 
     run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
     return hits
 
 
+def winners(
+    similarities: np.ndarray, neighbour_labels: np.ndarray, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each query the class with the highest score (Q,) int64, and its share of all scores (Q,) float32.
+
+    All the neighbours given vote: similarities (Q, k) float32, falling, and neighbour_labels (Q, k).
+    """
+    winner, share = np.zeros(len(similarities), np.int64), np.zeros(len(similarities), np.float32)
+
+    def count(rows: slice) -> None:
+        classes, ranks, _ = _by_class(neighbour_labels[rows])
+        is_first = np.diff(classes, axis=1, prepend=-1) != 0
+        numbers, each = is_first.cumsum(axis=1) - 1, np.arange(len(classes))
+        weights = np.take_along_axis(_weights(_lead(similarities[rows]), temperature), ranks, axis=1)
+        cells = numbers + classes.shape[1] * each[:, None]
+        scores = np.bincount(cells.ravel(), weights.ravel(), cells.size).reshape(cells.shape)
+        best = scores.argmax(axis=1)  # of equals the first, as above
+        winner[rows] = classes[each, (numbers == best[:, None]).argmax(axis=1)]
+        share[rows] = scores[each, best] / scores.sum(axis=1)
+
+    run_on_core_threads(count, list(row_slices(len(similarities), VOTERS)))
+    return winner, share
+
+
 def all_hits(
-    parts: Sequence[tuple[np.ndarray, Mapping[tuple[int, float], Hits]]], queries: int
-) -> dict[tuple[int, float], Hits]:
+    parts: Sequence[tuple[np.ndarray, Mapping[tuple[int, float], TopHits]]], queries: int
+) -> dict[tuple[int, float], TopHits]:
     """Hits of all queries, from parts: places of some of them, and (k, T) -> their hits."""
-    whole = {pair: no_hits(queries) for pair in parts[0][1]}
+    whole = {pair: TopHits(*np.zeros((2, queries), bool)) for pair in parts[0][1]}
     for places, hits in parts:
         for pair, found in hits.items():
             for all_values, values in zip(whole[pair], found, strict=True):
@@ -79,38 +108,66 @@ def all_hits(
     return whole
 
 
-def _local_classes(neighbour_labels: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """Number the classes among each query's neighbours in rising order: 0, 1, ...
+def _lead(similarities: np.ndarray) -> np.ndarray:
+    # Without the largest of each query: a common factor of all scores, taken out so that exp cannot overflow.
+    return similarities.astype(np.float64) - similarities[:, :1]
 
-    Returns these numbers for the neighbours (Q, K), how many there are at most, and each query's own (Q, 1): -1 where
-    it is not among them. Scores need (Q, how many) then, not (Q, all classes).
+
+def _weights(lead: np.ndarray, temperature: float) -> np.ndarray:
+    return torch.from_numpy(lead / temperature).clamp_(min=LOWEST).exp_().numpy()
+
+
+def _by_class(neighbour_labels: np.ndarray, more: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The neighbours (Q, K) of each query by class and rank: their classes, their ranks, and `more`, from 0 to K."""
+    count = neighbour_labels.shape[1]
+    bits = count.bit_length()
+    mask = (1 << bits) - 1
+    keys = neighbour_labels << 2 * bits
+    keys |= np.arange(count, dtype=keys.dtype) << bits
+    keys |= more
+    keys.sort(axis=1)
+    return keys >> 2 * bits, keys >> bits & mask, keys & mask
+
+
+def _contenders(
+    lead: np.ndarray, neighbour_labels: np.ndarray, labels: np.ndarray, temperatures: Sequence[float]
+) -> tuple[np.ndarray, ...]:
+    """The neighbours of each query's class and of those that may outrank it, of queries whose class has neighbours.
+
+    Returns, by rank, their flat places in (Q, K), ranks and pairs (M,); and of the pairs queries and classes (P,).
+
+    A class is left out if its j-th neighbour comes behind the j-th of the query's own class, for all j. As weights fall
+    with the rank, it never has a higher score, nor the same one where the first of these differences is larger than
+    what is lost in rounding: sums of up to K weights err by less than K^2 2^-53 of their largest.
     """
-    near = torch.from_numpy(np.ascontiguousarray(neighbour_labels, np.int64))
-    ordered, places = near.sort(dim=1)
-    number = torch.zeros_like(near)
-    number[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(dim=1)
-    local = torch.empty_like(near).scatter_(1, places, number)
-    matches = near == torch.from_numpy(np.ascontiguousarray(labels, np.int64)).unsqueeze(1)
-    truth = torch.where(matches, local, -1).amax(dim=1, keepdim=True)
-    return local, int(number.max()) + 1, truth
-
-
-def _ranks(
-    weights: torch.Tensor, near: torch.Tensor, candidates: int, truth: torch.Tensor, ks: Sequence[int]
-) -> Iterator[tuple[int, _Decision]]:
-    """For each k what the first k neighbours say; the place of the true class is a large number where it is not among
-    them."""
-    scores = torch.zeros(len(weights), candidates, dtype=weights.dtype)
-    before_truth = torch.arange(candidates) < truth
-    counted = 0
-    for k in sorted(ks):
-        scores.scatter_add_(1, near[:, counted:k], weights[:, counted:k])
-        counted = k
-        own = scores.gather(1, truth.clamp(min=0))
-        ahead = (scores > own) | ((scores == own) & before_truth)
-        absent = (truth < 0) | (own == 0)
-        place = ahead.sum(dim=1, keepdim=True).masked_fill_(absent, candidates + 5)
-        counts = scores.numpy()
-        first = counts.argmax(axis=1)  # of equals the first, as above
-        share = np.take_along_axis(counts, first[:, None], axis=1)[:, 0] / counts.sum(axis=1)
-        yield k, _Decision(place.squeeze(1).numpy(), first, share)
+    count = neighbour_labels.shape[1]
+    own = neighbour_labels == labels[:, None]
+    nearer = own.cumsum(axis=1, dtype=neighbour_labels.dtype)
+    has_own = nearer[:, -1] > 0
+    nearer -= own  # neighbours of the own class nearer than each
+    first = own.argmax(axis=1)[:, None]
+    highest, following = (np.take_along_axis(lead, np.minimum(first + step, count - 1), 1)[:, 0] for step in (0, 1))
+    no_ties = (highest - following > count**2 * 1e-15 * max(temperatures)) & (
+        highest > (LOWEST + 1) * min(temperatures)
+    )
+    nearer[~no_ties] = 0
+    classes, ranks, nearer = _by_class(neighbour_labels, nearer)
+    classes = classes.ravel()
+    is_first = np.ones(classes.size, bool)
+    np.not_equal(classes[1:], classes[:-1], out=is_first[1:])
+    is_first[::count] = True
+    # The neighbour that many places before is of the same class: the class has had as many, and this one more.
+    may_win = classes[np.arange(classes.size) - nearer.ravel()] == classes
+    may_win &= ((nearer <= np.arange(count)) & has_own[:, None]).ravel()
+    may_win[1:] &= is_first[1:] | ~may_win[:-1]
+    starts = np.append(np.flatnonzero(is_first), classes.size)
+    kept = np.unique(np.searchsorted(starts, np.flatnonzero(may_win), side="right")) - 1
+    starts, sizes = starts[kept], starts[kept + 1] - starts[kept]
+    by_rank = np.argsort(ranks.ravel()[starts], kind="stable")
+    starts, sizes = starts[by_rank], sizes[by_rank]
+    pairs = np.repeat(np.arange(len(starts)), sizes)
+    places = np.arange(len(pairs)) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+    ranks = ranks.ravel()[places]
+    by_rank = np.argsort(ranks.astype(np.uint16 if count < 1 << 16 else np.int64), kind="stable")
+    places = places // count * count + ranks
+    return places[by_rank], ranks[by_rank], pairs[by_rank], starts // count, classes[starts]

@@ -24,8 +24,8 @@ from probes.features.kinds import FeatureKind
 from probes.features.planning import feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
-from probes.knn.votes import all_hits, vote
-from probes.scores import Hits, accuracy, cost, percent, prediction_arrays, with_class_means
+from probes.knn.votes import TopHits, all_hits, vote, winners
+from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import check_labels, open_splits
 
 SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each
@@ -101,13 +101,16 @@ class Knn(Task):
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable_ks(self.k, len(gallery))
-        hits, shown = self.classify(gallery, queries, ks, space)
-        return self.outcome(hits, shown if self.fraction == 1 else {}, ks, gallery, queries, val)
+        hits, predictions, neighbours = self.classify(gallery, queries, ks, space)
+        arrays = neighbours if self.fraction == 1 else {}
+        arrays |= prediction_arrays(*predictions, queries.indices, len(val))
+        return self.outcome(hits, arrays, ks, gallery, queries, val)
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
-    ) -> tuple[dict[tuple[int, float], Hits], dict[str, np.ndarray]]:
-        """(k, T) -> hits of all queries, and neighbours of a few to look at; the processes share search and votes."""
+    ) -> tuple[dict[tuple[int, float], TopHits], tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]:
+        """(k, T) -> hits of all queries; their classes (Q,) and how sure these are (Q,) by the first k and its best T;
+        and neighbours of a few to look at. The processes share search and votes."""
         world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
         tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
@@ -116,42 +119,49 @@ class Knn(Task):
                 prepare=unit_rows, world=world, advance=progress.advance,
             )  # fmt: skip
 
-        def voted() -> tuple[np.ndarray, dict[tuple[int, float], Hits]]:
+        def voted() -> tuple[np.ndarray, dict[tuple[int, float], TopHits]]:
             labels = gallery.labels[near.indices], queries.labels[near.places]
             return near.places, vote(near.similarities, *labels, ks, self.temperature)
 
+        def predicted() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            best, labels = self.best_temperature(hits, ks[0]), gallery.labels[near.indices[:, : ks[0]]]
+            return near.places, *winners(near.similarities[:, : ks[0]], labels, best)
+
         hits = all_hits(world.gather_results(voted), len(asked))
+        places, *predictions = map(np.concatenate, zip(*world.gather_results(predicted), strict=True))
+        classes, shares = (values[np.argsort(places)] for values in predictions)
         parts = world.gather_results(lambda: few_of(near, len(asked)))
         found = Neighbours(*(np.concatenate(each) for each in zip(*parts, strict=True)))
         order = np.argsort(found.places)
-        return hits, {
+        neighbours = {
             "neighbours_of": queries.indices[found.places[order]],
             "neighbours": gallery.indices[found.indices[order]],
             "similarities": found.similarities[order],
         }
+        return hits, (classes, shares), neighbours
+
+    def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
+        """That of the highest top-1 accuracy on the validation images; of equals the first."""
+        return max(self.temperature, key=lambda temperature: percent(hits[k, temperature].top1))
 
     def outcome(
         self,
-        hits: Mapping[tuple[int, float], Hits],
-        shown: Mapping[str, np.ndarray],
+        hits: Mapping[tuple[int, float], TopHits],
+        arrays: Mapping[str, np.ndarray],
         ks: Sequence[int],
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
     ) -> Outcome:
-        """Accuracies on the validation images, and what they rest on; of the first k what was predicted."""
-        metrics, sweep, several, arrays = {}, {}, len(self.temperature) > 1, dict(shown)
+        """Accuracies on the validation images, and what they rest on."""
+        metrics, sweep, several = {}, {}, len(self.temperature) > 1
         for k in ks:
-            by_temperature = {t: percent(hits[k, t].top1) for t in self.temperature}
-            best = max(self.temperature, key=by_temperature.__getitem__)
             suffix = f"k{k}_bestT" if several else f"k{k}"
-            found = hits[k, best]
+            found = hits[k, self.best_temperature(hits, k)]
             for top, right in (("top1", found.top1), ("top5", found.top5)):
                 metrics[f"{top}_{suffix}"] = accuracy(right, queries.indices, len(val), chosen_on_val=several)
-            if k == ks[0]:
-                arrays |= prediction_arrays(found.predicted, found.confidence, queries.indices, len(val))
             sweep[f"k{k}"] = [
-                {"T": t, "top1": by_temperature[t], "top5": percent(hits[k, t].top5)} for t in self.temperature
+                {"T": t, "top1": percent(hits[k, t].top1), "top5": percent(hits[k, t].top5)} for t in self.temperature
             ]
         facts: dict[str, Any] = {"train": gallery.facts, "val": queries.facts, "gallery": len(gallery)}
         if several:

@@ -11,7 +11,7 @@ from meeting import together
 from engine.distributed import World
 from probes.knn import neighbours, votes
 from probes.knn.neighbours import search, tiles_of, unit_rows
-from probes.knn.votes import vote
+from probes.knn.votes import vote, winners
 
 BACKENDS = ("faiss", "torch")
 by_torch = neighbours._torch
@@ -186,11 +186,12 @@ def test_votes_are_the_formula(voters, monkeypatch):
     near, labels = random.integers(0, 12, (50, 40)), random.integers(0, 12, 50)
     hits = vote(similarities, near, labels, (40, 3, 10), (0.07, 0.5))
     for (k, temperature), ours in hits.items():
+        predicted, confidence = winners(similarities[:, :k], near[:, :k], temperature)
         for query, label in enumerate(labels):
             found = scores(similarities[query], near[query], k, temperature)
             ranked = sorted(found, key=lambda name: (-found[name], name))
-            assert ours.top1[query] == (ranked[0] == label) and ours.predicted[query] == ranked[0]
-            assert ours.confidence[query] == pytest.approx(found[ranked[0]] / sum(found.values()), rel=1e-6)
+            assert ours.top1[query] == (ranked[0] == label) and predicted[query] == ranked[0]
+            assert confidence[query] == pytest.approx(found[ranked[0]] / sum(found.values()), rel=1e-6)
             assert ours.top5[query] == (label in ranked[:5])
 
 
@@ -199,8 +200,33 @@ def test_equal_scores_rank_by_class_and_absent_classes_never_count():
     near = np.array([[8, 3]] * 3)
     hits = vote(similarities, near, np.array([3, 8, 0]), (2,), (0.07,))[2, 0.07]
     assert hits.top1.tolist() == [True, False, False]
-    assert hits.predicted.tolist() == [3, 3, 3] and hits.confidence.tolist() == [0.5, 0.5, 0.5]
     assert hits.top5.tolist() == [True, True, False]
+    predicted, confidence = winners(similarities, near, 0.07)
+    assert predicted.tolist() == [3, 3, 3] and confidence.tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("spread", ["uniform", "all equal", "few values", "wide"])
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_leaving_out_classes_that_cannot_win_changes_nothing(spread, classes):
+    random = np.random.default_rng(classes)
+    drawn = -np.sort(-random.uniform(0, 1, (60, 50)), axis=1)
+    values = {"uniform": drawn, "all equal": 0 * drawn, "few values": np.round(4 * drawn), "wide": 1000 * drawn}[spread]
+    similarities, near = values.astype(np.float32), random.integers(0, classes, (60, 50))
+    labels = np.where(random.random(60) < 0.5, near[:, 3], random.integers(0, classes, 60))
+    for (k, temperature), ours in vote(similarities, near, labels, (1, 7, 50), (1e-3, 0.07, 1e12)).items():
+        places = [place_of(labels[query], similarities[query, :k], near[query, :k], temperature) for query in range(60)]
+        assert ours.top1.tolist() == [place < 1 for place in places]
+        assert ours.top5.tolist() == [place < 5 for place in places]
+
+
+def place_of(label, similarities, near, temperature):
+    """Place of a class among those of the neighbours by the same weights, each class summed in the order of ranks."""
+    lead = similarities.astype(np.float64) - similarities[0]
+    weights = torch.from_numpy(lead / temperature).clamp(min=-700).exp().tolist()
+    found = {}
+    for name, weight in zip(near.tolist(), weights, strict=True):
+        found[name] = found.get(name, 0.0) + weight
+    return sorted(found, key=lambda name: (-found[name], name)).index(label) if label in found else 5
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e4])
