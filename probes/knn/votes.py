@@ -52,20 +52,22 @@ def vote(
     def count(rows: slice) -> None:
         lead, own = _lead(similarities[rows]), labels[rows]
         places, ranks, pairs, queries, classes = _contenders(lead, neighbour_labels[rows], own, temperatures)
-        is_lower = classes < own[queries]
-        own_pairs = np.full(len(own), len(queries))  # of a query without one: a pair more, whose score is 0
-        own_pairs[queries[classes == own[queries]]] = np.flatnonzero(classes == own[queries])
-        for temperature in temperatures:
-            weights = _weights(lead.ravel()[places], temperature)
-            for k in ks:
-                voters = np.searchsorted(ranks, k)
-                present = int(pairs[:voters].max(initial=-1)) + 1  # pairs are numbered as they first occur
-                scores = np.bincount(pairs[:voters], weights[:voters], len(queries) + 1)
-                own_scores = scores[own_pairs]
-                scores, to_beat = scores[:present], own_scores[queries[:present]]
-                is_ahead = (scores > to_beat) | (is_lower[:present] & (scores == to_beat))
+        is_lower, is_own = classes < own[queries], classes == own[queries]
+        own_pairs = np.full(len(own), len(queries))  # where there is none, one more than there are pairs
+        own_pairs[queries[is_own]] = np.flatnonzero(is_own)
+        weights = [_weights(lead.ravel()[places], temperature) for temperature in temperatures]
+        for k in ks:
+            voters = pairs[: np.searchsorted(ranks, k)]
+            present = int(voters.max(initial=-1)) + 1  # pairs are numbered as they first occur
+            lower, absent = is_lower[:present], own_pairs >= present
+            own_pair = np.minimum(own_pairs, present)[queries[:present]]
+            for temperature, weight in zip(temperatures, weights, strict=True):
+                scores = np.bincount(voters, weight[: len(voters)], present + 1)
+                to_beat, scores = scores[own_pair], scores[:present]
+                is_ahead = scores > to_beat
+                is_ahead |= lower & (scores == to_beat)
                 ahead = np.bincount(queries[:present][is_ahead], minlength=len(own))
-                ahead[own_scores == 0] = 5  # no neighbour of the query's class
+                ahead[absent] = 5
                 hits[k, temperature].top1[rows], hits[k, temperature].top5[rows] = ahead < 1, ahead < 5
 
     run_on_core_threads(count, list(row_slices(len(labels), VOTERS)))
@@ -82,8 +84,8 @@ def winners(
     winner, share = np.zeros(len(similarities), np.int64), np.zeros(len(similarities), np.float32)
 
     def count(rows: slice) -> None:
-        classes, ranks, _ = _by_class(neighbour_labels[rows])
-        is_first = np.diff(classes, axis=1, prepend=-1) != 0
+        keys, is_first, bits = _by_class(neighbour_labels[rows])
+        classes, ranks = keys >> 2 * bits, keys >> bits & ((1 << bits) - 1)
         numbers, each = is_first.cumsum(axis=1) - 1, np.arange(len(classes))
         weights = np.take_along_axis(_weights(_lead(similarities[rows]), temperature), ranks, axis=1)
         cells = numbers + classes.shape[1] * each[:, None]
@@ -117,16 +119,20 @@ def _weights(lead: np.ndarray, temperature: float) -> np.ndarray:
     return torch.from_numpy(lead / temperature).clamp_(min=LOWEST).exp_().numpy()
 
 
-def _by_class(neighbour_labels: np.ndarray, more: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The neighbours (Q, K) of each query by class and rank: their classes, their ranks, and `more`, from 0 to K."""
+def _by_class(neighbour_labels: np.ndarray, nearer: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    """The neighbours (Q, K) of each query by class and rank, and which of them is the first of its class (Q, K).
+
+    A neighbour is a number: its class, its rank and `nearer`, from 0 to K, in as many bits each as returned.
+    """
     count = neighbour_labels.shape[1]
     bits = count.bit_length()
-    mask = (1 << bits) - 1
     keys = neighbour_labels << 2 * bits
     keys |= np.arange(count, dtype=keys.dtype) << bits
-    keys |= more
+    keys |= nearer
     keys.sort(axis=1)
-    return keys >> 2 * bits, keys >> bits & mask, keys & mask
+    is_first = np.ones(keys.shape, bool)
+    np.greater((keys[:, 1:] ^ keys[:, :-1]) >> 2 * bits, 0, out=is_first[:, 1:])
+    return keys, is_first, bits
 
 
 def _contenders(
@@ -136,38 +142,44 @@ def _contenders(
 
     Returns, by rank, their flat places in (Q, K), ranks and pairs (M,); and of the pairs queries and classes (P,).
 
+    Pairs are numbered by the rank of their nearest neighbour, so that the first k neighbours have the first pairs.
+
     A class is left out if its j-th neighbour comes behind the j-th of the query's own class, for all j. As weights fall
     with the rank, it never has a higher score, nor the same one where the first of these differences is larger than
     what is lost in rounding: sums of up to K weights err by less than K^2 2^-53 of their largest.
     """
     count = neighbour_labels.shape[1]
     own = neighbour_labels == labels[:, None]
-    nearer = own.cumsum(axis=1, dtype=neighbour_labels.dtype)
+    nearer = own.astype(neighbour_labels.dtype).cumsum(axis=1, dtype=neighbour_labels.dtype)
     has_own = nearer[:, -1] > 0
     nearer -= own  # neighbours of the own class nearer than each
-    first = own.argmax(axis=1)[:, None]
-    highest, following = (np.take_along_axis(lead, np.minimum(first + step, count - 1), 1)[:, 0] for step in (0, 1))
-    no_ties = (highest - following > count**2 * 1e-15 * max(temperatures)) & (
-        highest > (LOWEST + 1) * min(temperatures)
-    )
+    queries, first = np.arange(len(labels)), own.argmax(axis=1)
+    highest, following = lead[queries, first], lead[queries, np.minimum(first + 1, count - 1)]
+    no_ties = highest - following > count**2 * 1e-15 * max(temperatures)
+    no_ties &= highest > (LOWEST + 1) * min(temperatures)
     nearer[~no_ties] = 0
-    classes, ranks, nearer = _by_class(neighbour_labels, nearer)
-    classes = classes.ravel()
-    is_first = np.ones(classes.size, bool)
-    np.not_equal(classes[1:], classes[:-1], out=is_first[1:])
-    is_first[::count] = True
-    # The neighbour that many places before is of the same class: the class has had as many, and this one more.
-    may_win = classes[np.arange(classes.size) - nearer.ravel()] == classes
-    may_win &= ((nearer <= np.arange(count)) & has_own[:, None]).ravel()
-    may_win[1:] &= is_first[1:] | ~may_win[:-1]
-    starts = np.append(np.flatnonzero(is_first), classes.size)
-    kept = np.unique(np.searchsorted(starts, np.flatnonzero(may_win), side="right")) - 1
-    starts, sizes = starts[kept], starts[kept + 1] - starts[kept]
-    by_rank = np.argsort(ranks.ravel()[starts], kind="stable")
-    starts, sizes = starts[by_rank], sizes[by_rank]
-    pairs = np.repeat(np.arange(len(starts)), sizes)
-    places = np.arange(len(pairs)) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
-    ranks = ranks.ravel()[places]
-    by_rank = np.argsort(ranks.astype(np.uint16 if count < 1 << 16 else np.int64), kind="stable")
-    places = places // count * count + ranks
-    return places[by_rank], ranks[by_rank], pairs[by_rank], starts // count, classes[starts]
+    nearer[~has_own] = count
+    keys, is_first, bits = _by_class(neighbour_labels, nearer)
+    mask = (1 << bits) - 1
+    # The only neighbour of a class is left out at once where one of the own class is nearer: most of them.
+    may_win = ~is_first | ((keys & mask) == 0)
+    may_win[:, :-1] |= ~is_first[:, 1:]
+    places = np.flatnonzero(may_win)
+    keys, is_first = keys.ravel()[places], is_first.ravel()[places]
+    ranks = keys >> bits & mask
+    each = np.arange(len(places))
+    starts = np.maximum.accumulate(np.where(is_first, each, 0))  # of its class, for each neighbour
+    is_kept = np.zeros(len(places), bool)
+    is_kept[starts[each - starts >= keys & mask]] = True  # a neighbour that is not behind its counterpart
+    kept, firsts = np.flatnonzero(is_kept[starts]), np.flatnonzero(is_kept)
+    kept = kept[np.argsort(ranks[kept].astype(np.min_scalar_type(count)), kind="stable")]
+    firsts = firsts[np.argsort(ranks[firsts].astype(np.min_scalar_type(count)), kind="stable")]
+    pairs = np.zeros(len(places), np.int64)
+    pairs[firsts] = np.arange(len(firsts))
+    return (
+        places[kept] // count * count + ranks[kept],
+        ranks[kept],
+        pairs[starts[kept]],
+        places[firsts] // count,
+        keys[firsts] >> 2 * bits,
+    )
