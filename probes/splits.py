@@ -1,12 +1,13 @@
 """The images that a probe works on: two splits, opened and checked together, and held-out training images, which select
 heads and epochs in place of the validation images."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.tasks import Workspace
-from imagesets.selection import stratified_sample
+from imagesets.selection import held_out_sample
 from imagesets.sets import SPLITS, ImageSet, open_set, parse_url
-from imagesets.subsets import class_counts
 
 
 def open_splits(space: Workspace, several_labels: bool = False) -> tuple[ImageSet, ImageSet]:
@@ -31,18 +32,24 @@ def open_splits(space: Workspace, several_labels: bool = False) -> tuple[ImageSe
 
 
 def held_out(train: ImageSet, share: float, seed: int) -> np.ndarray:
-    """Images (n,) of the set, the same share of every class, at least one and never all; ascending.
-
-    Raises ValueError for a class of one image.
-    """
-    counts = class_counts(train)
-    if (counts == 1).any():
+    """Images (n,) of the set, the same share of every class, at least one and never all, so none of a class of one
+    image; ascending. ValueError where every class is such."""
+    found = held_out_sample(train.labels, len(train.classes), share, seed)
+    if not len(found):
         raise ValueError(
-            f"{train.url}: class {train.classes[int((counts == 1).argmax())]!r} has one training image, which cannot "
-            "be held out as well; add images, raise --limit, or set select=val"
+            f"{train.url}: every class has one training image, so none can be held out to select by; add images, raise "
+            "--limit, or --select val"
         )
-    shares = np.clip(np.rint(share * counts), 1, np.maximum(counts - 1, 1)).astype(np.int64)
-    return stratified_sample(train.labels, np.where(counts > 0, shares, 0), seed)
+    return found
+
+
+def without_held_out(labels: np.ndarray, classes: Sequence[str]) -> str:
+    """A warning about classes with one training image (N,), of which none is held out; "" where there are none."""
+    single = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 1)
+    if not len(single):
+        return ""
+    first = f"{classes[single[0]]!r}{' first' if len(single) > 1 else ''}"
+    return f"{len(single)} of {len(classes)} classes, {first}, have one training image: none of theirs is held out"
 
 
 def check_labels(trained: np.ndarray, evaluated: np.ndarray, train: ImageSet) -> None:

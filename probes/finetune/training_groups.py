@@ -85,7 +85,7 @@ def group_size(share: int, largest: int, even: bool) -> int:
         return size
     raise ValueError(
         f"{share} images for each process and step cannot be mixed in pairs; give an even batch for each process, or "
-        "set mixup=0 and cutmix=0"
+        "none: --set finetune.mixup=0 finetune.cutmix=0 (semi.mixup for semi@...)"
     )
 
 

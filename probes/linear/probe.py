@@ -24,7 +24,7 @@ from probes.linear.company import Company, TrainEpoch, divided, from_cache
 from probes.linear.settings import LinearSettings
 from probes.linear.sweep import Sweep
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
-from probes.splits import check_labels, held_out, open_splits
+from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 # Of a training's state on disk; raise it when the same settings would train otherwise. 2: the order of augmented images
 # without those held out is that of all images.
@@ -179,6 +179,8 @@ class Probe:
             found.append(
                 f"batches of {plan.size}, all there is to train on, and not of {plan.asked}; rates are scaled by it"
             )
+        if self.task.select == "holdout" and (single := without_held_out(train.labels, train.classes)):
+            found.append(single)
         absent = np.setdiff1d(np.arange(len(train.classes)), self.queries.labels)
         if len(absent):
             first = train.classes[absent[0]]

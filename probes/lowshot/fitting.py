@@ -114,11 +114,14 @@ class Fitter:
     def try_out(self, name: str, rows: np.ndarray, lambdas: Sequence[float], world: World) -> list[Tried]:
         """How fits of some rows, but for a share of each class, do on that share. Gaps are recorded, not demanded."""
         counts = np.bincount(self.labels[rows], minlength=self.classes)
-        shares = quotas(counts, round(self.holdout * len(rows)))
-        if not shares.any() or (shares >= counts).any():
+        total = round(self.holdout * len(rows))
+        shares = quotas(counts, total)
+        if (shares >= counts).any():  # not always: equal shares of other classes would change with these bounds
+            shares = quotas(counts - 1, total)
+        if not shares.any():
             raise ValueError(
-                f"{name}: holding out {self.holdout:g} of {len(rows)} images leaves a class none to train on, or "
-                "nothing to choose by; set holdout=0, or use more images"
+                f"{name}: holding out {self.holdout:g} of {len(rows)} images leaves nothing to choose lambda by; "
+                "--set lowshot.holdout=0, or use more images"
             )
         held = np.zeros(len(rows), bool)
         held[stratified_sample(self.labels[rows], shares, self.seed)] = True
@@ -172,7 +175,7 @@ class Fitter:
             raise ValueError(
                 f"{name}: the optimum for lambda {raw:g} ({self.effective(raw, count):.3g} against the mean loss) was "
                 f"not reached: gap {gap:.1e} after {iterations} iterations of {self.solver}, "
-                f"{self.gap_allowed:.0e} asked; raise max_iterations, or lambda"
+                f"{self.gap_allowed:.0e} asked; raise --set lowshot.max_iterations=N, or lambdas"
             )
 
     def evaluated(

@@ -81,7 +81,7 @@ class ClassByClass:
         means = np.where(known, tried, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         means[(tried == -1).any(axis=0)] = -1
         if means.max() < 0:
-            raise ValueError("no lambda was certified for every class; raise max_iterations, or the lambdas")
+            raise ValueError("no lambda was certified for every class; raise --set lowshot.max_iterations=N")
         return float(self.fitter.lambdas[int(means.argmax())])
 
     def fit_class(self, unit: Unit, team: World) -> list[ClassFit]:

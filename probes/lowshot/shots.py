@@ -30,13 +30,9 @@ def subsets(
 ) -> list[Subset]:
     """`splits` draws for every number of shots and one for every share; from the folder `lists` when it is given.
 
-    Seeds 0, 1, ... of a run share no draw. ValueError where a class has fewer images than shots or none at all, and for
-    lists that are absent or do not fit the set.
+    Seeds 0, 1, ... of a run share no draw. ValueError where a class has fewer images than shots, and for lists that are
+    absent or do not fit the set.
     """
-    if len(lacking := np.flatnonzero(class_counts(train) == 0)):
-        raise ValueError(
-            f"{train.url}: class {train.classes[lacking[0]]!r} has no training image; add some, or raise --limit"
-        )
     seeds = range(seed * splits, (seed + 1) * splits)
     found = []
     for count in shots:
@@ -46,6 +42,25 @@ def subsets(
     for share in shares:
         found.append(Subset(name=percentage(share), split=0, images=part_of(train, share, seeds[0], lists)))
     return found
+
+
+def possible_shots(train: ImageSet, shots: Sequence[int], others: bool) -> tuple[tuple[int, ...], str]:
+    """The numbers of shots that every class has images for, and a sentence about those that are left out, "" if none.
+
+    others: whether there is something else to evaluate on. ValueError where nothing is left, or a class has no image.
+    """
+    counts = class_counts(train)
+    fewest, name = int(counts.min()), train.classes[int(counts.argmin())]
+    if not fewest:
+        raise ValueError(f"{train.url}: class {name!r} has no training image; add some, or raise --limit")
+    found, lost = tuple(count for count in shots if count <= fewest), [count for count in shots if count > fewest]
+    if not lost:
+        return found, ""
+    what = f"{' and '.join(map(str, lost))} images per class"
+    images = f"class {name!r} has {fewest} training image{'s' * (fewest > 1)}"
+    if not (found or others):
+        raise ValueError(f"{train.url}: {what} asked, but {images}; --set lowshot.shots={fewest}, or add images")
+    return found, f"{what} left out: {images}"
 
 
 def part_of(train: ImageSet, share: float, seed: int, lists: str) -> ImageSet:
@@ -106,8 +121,9 @@ def shot_list(folder: Path, count: int, split: int) -> Path:
 def existing(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(
-            f"{path}: no such list; give `lists` the folder that holds imagenet_subsets1 to 3 of "
-            "github.com/facebookresearch/msn (10percent.txt: google-research/simclr), or leave it empty to draw by seed"
+            f"{path}: no such list; name the folder that holds imagenet_subsets1 to 3 of github.com/facebookresearch/"
+            "msn (10percent.txt: google-research/simclr): --set lowshot.lists=FOLDER (semi.lists for semi@...), or "
+            "leave it empty to draw by the seed"
         )
     return path
 

@@ -38,7 +38,7 @@ from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, 
 from probes.lowshot.shots import part_of
 from probes.published import as_reported, protocols_of
 from probes.scores import with_class_means
-from probes.splits import check_labels, held_out, open_splits
+from probes.splits import check_labels, held_out, open_splits, without_held_out
 
 VERSION = 3  # of a training's state on disk; raise it when the same settings would train otherwise
 MICRO_BATCH = {"cpu": 32, "cuda": 128}  # images in a forward pass, unless --batch-size is given
@@ -98,15 +98,20 @@ class Finetune(FinetuneSettings, Task):
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val = open_splits(space)
-        train, held = part_of(train, self.fraction, space.seed, self.lists), None
+        train, held, single = part_of(train, self.fraction, space.seed, self.lists), None, ""
         if self.select == "holdout":
+            single = without_held_out(train.labels, train.classes)
             places, name = held_out(train, self.holdout, space.seed), f"{self.holdout:g}-seed{space.seed}"
             held = train.subset(places, f"holdout-{name}")
             train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
         check_labels(train.labels, val.labels, train)
         self.check_fills(len(train), f"{train.url}: ")
         task = suited(self, export.spec)
-        return noted(task.train(export, train, held, val, space), {self.pool: task.pool}, export.spec)
+        outcome = task.train(export, train, held, val, space)
+        if single:
+            facts = dict(outcome.facts)
+            outcome = replace(outcome, facts=facts | {"warnings": [*facts["warnings"], single]})
+        return noted(outcome, {self.pool: task.pool}, export.spec)
 
     def train(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace

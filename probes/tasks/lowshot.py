@@ -28,10 +28,10 @@ from probes.lowshot.fitting import SOLVERS, Convention, Fitted, Fitter, Solver
 from probes.lowshot.planning import rehearsed_fits, work_of_fits
 from probes.lowshot.prepared import PreparedRows, Preprocess
 from probes.lowshot.several_labels import ClassByClass
-from probes.lowshot.shots import OFFICIAL, Subset, indices_of, rows_among, subsets
+from probes.lowshot.shots import OFFICIAL, Subset, indices_of, possible_shots, rows_among, subsets
 from probes.published import changed_protocol
 from probes.scores import cost, prediction_arrays, spread_out, with_class_means
-from probes.splits import open_splits
+from probes.splits import open_splits, without_held_out
 
 # Up to here all training images are extracted, since other tasks read them too: minutes. Beyond, only those needed,
 # unless all are on disk already.
@@ -130,7 +130,8 @@ class LowShot(Task):
         world, (train, val) = space.world, open_splits(space, several_labels=self.takes_several_labels)
         if train.has_several_labels:
             return self.class_by_class(export, space, train, val)
-        parts = subsets(train, self.shots, self.fractions, self.splits, space.seed, self.lists)
+        shots, left_out = possible_shots(train, self.shots, bool(self.fractions))
+        parts = subsets(train, shots, self.fractions, self.splits, space.seed, self.lists)
         transform, indices = transform_of(export, space, self), indices_of(train, parts)
         everything = world.gather_objects(self.wants_all(export, train, transform, space))[0]
         wanted = np.arange(len(train)) if everything else np.unique(np.concatenate(indices))
@@ -149,7 +150,9 @@ class LowShot(Task):
                 "val": fitter.val.shapeless(np.arange(len(queries))),
             }
         )
-        return self.outcome(found, gallery, queries, val, shapeless)
+        doubts = [left_out] if left_out else []
+        doubts += [without_held_out(gallery.labels, train.classes)] if self.holdout else []
+        return self.outcome(found, gallery, queries, val, shapeless, [doubt for doubt in doubts if doubt])
 
     @property
     def takes_several_labels(self) -> bool:
@@ -210,6 +213,7 @@ class LowShot(Task):
         queries: FeatureSet,
         val: ImageSet,
         shapeless: dict[str, int],
+        doubts: Sequence[str],
     ) -> Outcome:
         """Mean and population standard deviation over the splits, as in MOCA's README_LOWSHOT.md; of the first metric
         what the fit of its first split predicts."""
@@ -220,7 +224,7 @@ class LowShot(Task):
                 groups.setdefault(metric_of(part, fitted, len(fits)), []).append(fitted)
                 subset = {"subset": part.name, "split": part.split, "fingerprint": part.images.fingerprint}
                 records.append(subset | dict(fitted.record))
-        metrics, warnings, repeated = {}, [], {}
+        metrics, warnings, repeated = {}, list(doubts), {}
         for metric, fits in groups.items():
             values = [fitted.record["top1"] for fitted in fits]
             right = np.mean([fitted.correct for fitted in fits], axis=0)

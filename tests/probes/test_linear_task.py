@@ -140,11 +140,15 @@ def test_one_class_is_refused(export, tmp_path):
         SMALL.run(export, workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8),))))
 
 
-def test_a_class_that_cannot_be_held_out_is_refused(export, tmp_path):
+def test_a_class_of_one_image_is_trained_on_and_not_held_out(export, tmp_path):
     space = workspace(tmp_path, write_folder(tmp_path / "set", counts=((12, 8), (1, 8))))
-    with pytest.raises(ValueError, match="class 'class1' has one training image"):
-        SMALL.run(export, space)
+    facts = SMALL.run(export, space).facts
+    held = round(SMALL.holdout * 12)
+    assert facts["training_images"] == 13 - held and any("'class1', have one" in line for line in facts["warnings"])
     assert replace(SMALL, select="val").run(export, space).facts["training_images"] == 13
+    space = workspace(tmp_path, write_folder(tmp_path / "ones", counts=((1, 8), (1, 8))))
+    with pytest.raises(ValueError, match=r"every class has one training image.* --select val"):
+        SMALL.run(export, space)
 
 
 def test_a_class_without_training_images_is_refused(export, tmp_path):

@@ -208,7 +208,7 @@ def test_held_out_training_images_choose(export, tmp_path):
     assert tops[fit["lambda"]] == max(tops.values()) > tops[1e4]
     assert list(outcome.metrics) == ["top1_100percent"] and fit["images"] == 500
     assert task.run(export, space).facts["fits"] == outcome.facts["fits"]
-    with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images leaves a class none"):
+    with pytest.raises(ValueError, match=r"holding out 0\.2 of 10 images .* --set lowshot\.holdout=0"):
         replace(task, shots=(1,), fractions=()).run(export, space)
 
 
@@ -224,10 +224,24 @@ def test_features_without_direction_are_zero_and_said(export, tmp_path):
     assert count == 0 and np.array_equal(kept, rows) and kept is not rows
 
 
+def test_a_class_of_one_image_leaves_out_what_is_not_possible(export, tmp_path):
+    url = write_set(tmp_path / "set", train=6)
+    for path in sorted((tmp_path / "set/train/n1").iterdir())[1:]:
+        path.unlink()
+    space, whole = workspace(tmp_path, url), replace(SMALL, shots=(1, 2, 5))
+    found, alone = whole.run(export, space), replace(SMALL, shots=(1,)).run(export, space)
+    assert found.numbers == alone.numbers and list(found.metrics) == ["top1_1shot", "top1_1shot_std", "top1_50percent"]
+    (warning,) = set(found.facts["warnings"]) - set(alone.facts["warnings"])
+    assert "2 and 5 images per class left out" in warning and "'n1' has 1" in warning
+    chosen = LowShot(shots=(), fractions=(1.0,), lambdas=(1e-3, 1e-2), holdout=0.4)
+    outcome = chosen.run(export, space)
+    assert "'n1'" in outcome.facts["warnings"][0] and len(outcome.facts["fits"][0]["holdout"]) == 2
+
+
 def test_a_class_with_too_few_or_no_images_is_named(export, tmp_path):
     url = write_set(tmp_path / "set", train=4)
-    with pytest.raises(ValueError, match="5 images per class asked, but class 'n0' has 4"):
-        replace(SMALL, shots=(5,)).run(export, workspace(tmp_path, url))
+    with pytest.raises(ValueError, match=r"5 images per class asked, but class 'n0' has 4 .*--set lowshot\.shots=4"):
+        replace(SMALL, shots=(5,), fractions=()).run(export, workspace(tmp_path, url))
     with pytest.raises(ValueError, match="class 'n0' has no training image"):
         SMALL.run(export, workspace(tmp_path, url, limit=1))
     for path in (tmp_path / "set" / "train" / "n1").iterdir():
