@@ -52,8 +52,17 @@ OPTIONS = ("device", "precision", "decode", "skip-bad", "batch-size", "workers")
 COMMAND_LINE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])(:)?( )?")
 
 
+IMPORT_COMMAND = re.compile(r"bench import (?:'([^']*)'|(\S+)) --out FOLDER((?: --[a-z-]+ [^\s;,)]+)*)")
+
+
 def in_python(message: str) -> str:
-    """A message with the names of arguments in place of those of options: "--statistics" becomes "statistics="."""
+    """A message with the names of arguments in place of those of options: "--statistics" becomes "statistics=", and
+    `bench import FILE --out FOLDER --heads N` becomes `bench.load('FILE', heads=N)`."""
+
+    def call(match: re.Match[str]) -> str:
+        words = match[3].split()
+        named = [f"{name[2:].replace('-', '_')}={value}" for name, value in zip(words[::2], words[1::2], strict=True)]
+        return f"bench.load({', '.join([repr(match[1] or match[2]), *named])})"
 
     def argument(match: re.Match[str]) -> str:
         option, colon, space = match[1], match[2] or "", match[3] or ""
@@ -68,7 +77,8 @@ def in_python(message: str) -> str:
             f"{name}=" if not match.start() else f"{name}={space}"
         )  # a message begins with the value that it is about
 
-    return COMMAND_LINE.sub(argument, message)
+    calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
+    return COMMAND_LINE.sub(argument, calls)
 
 
 def workspace(out: Path, options: Options | None, seed: int, limit: int | None) -> "Workspace":

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from huggingface_hub import constants, get_session, hf_hub_download, snapshot_download
 
-from checkpoints.transformers_folder import PREPARATION, is_transformers
+from checkpoints.transformers_folder import PREPARATION, PROCESSOR, is_transformers
 
-FILES = ["config.json", PREPARATION, "*.safetensors", "*.safetensors.index.json"]
+FILES = ["config.json", PREPARATION, PROCESSOR, "*.safetensors", "*.safetensors.index.json"]
 
 
 def transformers_snapshot(place: str) -> Path | None:

@@ -89,7 +89,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     reference = str(reference)
     scheme, colon, rest = reference.partition(":")
     of_hub = rest.partition(":")[0] in TIMM_SCHEMES
-    is_file = scheme == "timm" and not of_hub and ("/" in rest or Path(rest).is_file())
+    is_file = scheme == "timm" and not of_hub and ("/" in rest or _is_foreign(Path(rest)))
     if colon and scheme in TIMM_SCHEMES and not is_file:
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
@@ -124,6 +124,11 @@ def _beside(path: Path) -> str:
     there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
     near = closest(path.name, there)
     return f"; did you mean {path.parent / near}?" if near else ""
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether there is a foreign file, or a folder that holds one in several."""
+    return path.is_file() or is_distributed(path) or is_in_parts(path)
 
 
 def _foreign(path: Path) -> ForeignFile:

@@ -13,6 +13,7 @@ from engine.files import digest
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order of preference
 PREPARATION = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # of version 5 on: the same under "image_processor", beside a tokenizer
 
 
 def is_transformers(folder: Path) -> bool:
@@ -29,6 +30,8 @@ def read_folder(folder: Path) -> ForeignFile:
     tree: dict[str, Any] = {"config": _json(folder / "config.json")}
     if (folder / PREPARATION).exists():
         tree["preparation"] = _json(folder / PREPARATION)
+    elif (folder / PROCESSOR).exists():
+        tree["preparation"] = _json(folder / PROCESSOR).get("image_processor")
     return _joined(folder, _files(folder), split(tree)[1])
 
 

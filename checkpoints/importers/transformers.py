@@ -3,11 +3,13 @@
 It is as save_pretrained writes it. Of CLIP and SigLIP the vision towers are taken; DINOv2 may have registers.
 
 Sizes, head count, activation and LayerNorm eps come from config.json, image statistics from preprocessor_config.json.
+Without it, they are those of all published models of the type, where these agree.
 Positions go to another grid as the library's own interpolate_pos_encoding does. Heads and text towers are dropped.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,6 +76,15 @@ RENAMES = {
     r"^pre_layrnorm\.": "norm_pre.",
     r"^pooler\.layernorm\.": "fc_norm.",
 }
+# Type in config.json -> statistics on which the official code of its published models and the processors of the hub
+# agree. Of others they differ: "vit" is Google's (half) and DINO's (imagenet); of I-JEPA and data2vec the official
+# trainings have ImageNet's, the processors of the hub half.
+STATISTICS = {
+    **dict.fromkeys(("vit_mae", "dinov2", "dinov2_with_registers", "dinov3_vit"), "imagenet"),
+    **dict.fromkeys(("clip", "clip_vision_model", "aimv2", "aimv2_vision_model"), "clip"),
+    **dict.fromkeys(("siglip", "siglip_vision_model", "beit"), "half"),
+}
+SATELLITE = "; those of satellite images have 0.430,0.411,0.296,0.213,0.156,0.143"
 Convert = Callable[[BranchTensors, dict[str, Tensor]], tuple[ViTSpec, dict[str, Tensor]]]
 
 
@@ -264,13 +275,23 @@ KINDS: dict[str, Convert] = {
 
 
 def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
-    """As preprocessor_config.json says; the user's statistics before it."""
+    """As preprocessor_config.json says; the user's statistics before it, those of the type in place of none."""
     facts = branch.file.facts
     mean, std = facts.get("preparation.image_mean"), facts.get("preparation.image_std")
     if branch.options.statistics is not None:
         return branch.options.preparation
     if not (isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) == 3):
-        raise ValueError("there is no preprocessor_config.json with image_mean and image_std; use --statistics")
+        kind = _kind(branch)
+        if kind not in STATISTICS:
+            raise ValueError(
+                f"there is no preprocessor_config.json with image_mean and image_std, and published models of type "
+                f"{kind!r} differ in them; use --statistics imagenet, half or clip"
+            )
+        others = SATELLITE if kind == "dinov3_vit" else ""
+        branch.assumed.add(
+            f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have{others} (--statistics)"
+        )
+        return replace(branch.options, statistics=STATISTICS[kind]).preparation
     resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
     crop = 1.0
     if facts.get("preparation.do_center_crop") and isinstance(resized, int) and resized > min(spec.size):

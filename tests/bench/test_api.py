@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bench as api
+from bench.calls import in_python
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
 from engine.training.interruptions import Stopped
@@ -195,6 +196,12 @@ def test_what_looks_like_a_classifier_is_said(capsys):
     net = Net()
     net.fc = torch.nn.Identity()
     assert "assumed" not in api.load(net).facts
+
+
+def test_commands_in_messages_become_calls():
+    text = "say it: bench import 'timm:a b.pth' --out FOLDER --heads N; or --statistics half"
+    assert in_python(text) == "say it: bench.load('timm:a b.pth', heads=N); or statistics= half"
+    assert in_python("--data x=folder:/y: no") == "data=x=folder:/y: no" and in_python("a--b -- c") == "a--b -- c"
 
 
 def test_pictures_and_the_version(exports, tmp_path):

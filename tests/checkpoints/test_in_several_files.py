@@ -10,6 +10,7 @@ from pathlib import Path
 
 import malicious
 import pytest
+import timm
 import torch
 from examples import EXAMPLES
 from safetensors.torch import save_file
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from checkpoints.distributed_folder import _check_boxes, read_distributed
 from checkpoints.dotted import WRAPPERS
+from checkpoints.import_options import ImportOptions
 from checkpoints.reading import read_foreign
 from checkpoints.resolve import load
 
@@ -70,6 +72,18 @@ def in_pieces(folder: Path, **changes) -> Path:
     whole = official.Metadata(state_dict_metadata=stored, storage_data=places)
     (folder / ".metadata").write_bytes(pickle.dumps(whole))
     return folder
+
+
+def test_a_distributed_folder_beside_is_read_as_timms(tmp_path, monkeypatch):
+    """`timm:NAME` is the folder of that name where it holds a checkpoint, as a refusal advises."""
+    monkeypatch.chdir(tmp_path)
+    distributed(timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32).state_dict(), Path("dcp_folder"))
+    for reference in ("dcp_folder", "timm:dcp_folder"):
+        with pytest.raises(ValueError, match=r"^dcp_folder as timm: no tensor tells .* --statistics imagenet"):
+            load(reference)
+        assert load(reference, ImportOptions(statistics="imagenet")).spec.image_size == 32
+    with pytest.raises(ValueError, match="timm has no model 'nowhere'"):
+        load("timm:nowhere")
 
 
 def test_a_distributed_checkpoint_is_put_together(tmp_path, digest):

@@ -10,7 +10,8 @@ from random_networks import randomise
 from checkpoints.backbone import Backbone
 from checkpoints.import_options import ImportOptions
 from checkpoints.positions import sincos_positions
-from checkpoints.resolve import load
+from checkpoints.resolve import load, of_module
+from checkpoints.spec import CLIP_MEAN, HALF, IMAGENET_MEAN
 
 library = pytest.importorskip("transformers")
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8)
@@ -159,8 +160,44 @@ def test_without_its_norm_the_official_file_is_asked_for(tmp_path):
         load(tmp_path)
 
 
-def test_statistics_are_asked_for_where_the_folder_has_none(tmp_path):
-    drawn("ViT").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no preprocessor_config\.json .* use --statistics"):
+STATISTICS = {
+    **dict.fromkeys(("Dinov2", "Dinov2WithRegisters", "DINOv3ViT"), IMAGENET_MEAN),
+    **dict.fromkeys(("CLIPVision", "Aimv2Vision"), CLIP_MEAN),
+    **dict.fromkeys(("Beit", "SiglipVision"), HALF),
+}
+
+
+@pytest.mark.parametrize("key", STATISTICS)
+def test_statistics_of_a_known_type_are_assumed_and_said(key, tmp_path):
+    drawn(key).save_pretrained(tmp_path)
+    export = load(tmp_path)
+    assert export.mean == STATISTICS[key]
+    (said,) = export.facts["assumed"]
+    assert "--statistics" in said and json.loads((tmp_path / "config.json").read_text())["model_type"] in said
+    asked = load(tmp_path, ImportOptions(statistics="0.1,0.2,0.3,0.4,0.5,0.6"))
+    assert asked.mean == (0.1, 0.2, 0.3) and "assumed" not in asked.facts
+
+
+@pytest.mark.parametrize("key", ["ViT", "IJepa", "Data2VecVision"])
+def test_statistics_are_asked_for_where_published_models_of_the_type_differ(key, tmp_path):
+    drawn(key).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no preprocessor_config\.json .* use --statistics imagenet, half or clip"):
         load(tmp_path)
     assert load(tmp_path, ImportOptions(statistics="half")).mean == (0.5, 0.5, 0.5)
+
+
+def test_a_processor_of_images_and_texts_says_the_statistics(tmp_path):
+    drawn("CLIPVision").save_pretrained(tmp_path)
+    processor = {"image_processor": PREPARATION, "processor_class": "CLIPProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(processor))
+    export = load(tmp_path)
+    assert (export.mean, export.crop) == ((0.1, 0.2, 0.3), 0.8) and "assumed" not in export.facts
+
+
+@pytest.mark.parametrize("key", ["Dinov2", "DINOv3ViT", "CLIPVision"])
+def test_a_module_in_memory_is_the_export_of_its_folder(key, tmp_path):
+    model = drawn(key)
+    model.save_pretrained(tmp_path)
+    held, options = of_module(model, ImportOptions()), ImportOptions(statistics="half")
+    assert held.digest == load(tmp_path).digest and held.facts["assumed"] == load(tmp_path).facts["assumed"]
+    assert of_module(model, options).digest == load(tmp_path, options).digest
