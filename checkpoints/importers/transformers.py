@@ -288,9 +288,8 @@ def _preparation(branch: BranchTensors, spec: ViTSpec) -> Preparation:
                 f"{kind!r} differ in them; use --statistics imagenet, half or clip"
             )
         others = SATELLITE if kind == "dinov3_vit" else ""
-        branch.assumed.add(
-            f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have{others} (--statistics)"
-        )
+        said = f"the image statistics {STATISTICS[kind]!r}, as published models of type {kind!r} have"
+        branch.assumed.add(f"{said}{others} (--statistics)")
         return replace(branch.options, statistics=STATISTICS[kind]).preparation
     resized = facts.get("preparation.size.shortest_edge", facts.get("preparation.size"))
     crop = 1.0
