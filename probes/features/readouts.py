@@ -1,7 +1,8 @@
 """What a linear head reads: class tokens or mean patch tokens of the last n blocks, side by side.
 
 "cls4" is DINO's n_last_blocks=4, "avg" the mean patch token of the last block, "cls1+avg" both (iBOT's avgpool mode 2),
-"avg4" the mean patch tokens of the last 4 blocks (ours), "avg@8" that of the 8th block alone (SimMIM). Order as in iBOT
+"avg4" the mean patch tokens of the last 4 blocks (ours), "avg@8" that of the 8th block alone (SimMIM), "cls+avg@8" its
+class token and mean (BEiT). Order as in iBOT
 eval_linear.py:184-197: blocks from early to late, then the mean.
 """
 
@@ -14,13 +15,13 @@ import numpy as np
 from probes.features.kinds import FeatureKind
 from probes.features.rows import Rows
 
-FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg)@([1-9]\d*)")
+FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg|cls\+avg)@([1-9]\d*)")
 
 
 class Readout(NamedTuple):
     """`pool` of the last `blocks` blocks; with_average: and behind class tokens the mean patch of the last block.
 
-    block: of this one block instead, counted from 1.
+    block: of this one block instead, counted from 1; with_average: and the mean patch of the same.
     """
 
     pool: Literal["cls", "avg"]
@@ -34,15 +35,16 @@ class Readout(NamedTuple):
         found = FORM.fullmatch(text)
         if not found:
             raise ValueError(
-                f"readout {text!r}: write clsN, clsN+avg, avg or avgN, with N the number of last blocks, or cls@N or "
-                "avg@N, with N that of one block, from 1 on"
+                f"readout {text!r}: write clsN, clsN+avg, avg or avgN, with N the number of last blocks, or cls@N, "
+                "avg@N or cls+avg@N, with N that of one block, from 1 on"
             )
-        pool: Literal["cls", "avg"] = "cls" if "cls" in (found[1], found[6]) else "avg"
-        return cls(pool, int(found[2] or found[5] or 1), bool(found[3]), int(found[7] or 0))
+        pool: Literal["cls", "avg"] = "cls" if (found[1] or found[6] or "").startswith("cls") else "avg"
+        with_average = bool(found[3]) or found[6] == "cls+avg"
+        return cls(pool, int(found[2] or found[5] or 1), with_average, int(found[7] or 0))
 
     def __str__(self) -> str:
         if self.block:
-            return f"{self.pool}@{self.block}"
+            return f"{self.pool}{'+avg' if self.with_average else ''}@{self.block}"
         blocks = "" if self.pool == "avg" and self.blocks == 1 else self.blocks
         return f"{self.pool}{blocks}{'+avg' if self.with_average else ''}"
 
@@ -54,7 +56,8 @@ def kinds_of(readout: str, norm: bool) -> tuple[FeatureKind, ...]:
     """
     pool, blocks, with_average, block = Readout.parse(readout)
     if block:
-        return (FeatureKind(pool, block - 1, norm),)
+        average = (FeatureKind("avg", block - 1, norm),) if with_average else ()
+        return (FeatureKind(pool, block - 1, norm), *average)
     kinds = tuple(FeatureKind(pool, layer, norm) for layer in range(-blocks, 0))
     return (*kinds, FeatureKind("avg", -1, norm)) if with_average else kinds
 

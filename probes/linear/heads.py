@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from engine.lars import adapted
 
-Optimizer = Literal["sgd", "lars", "msn"]
+Optimizer = Literal["sgd", "lars", "msn", "adamw"]
 Entry = Literal["plain", "batch_norm", "layer_norm"]
 State = dict[str, Tensor]
 
@@ -26,6 +26,7 @@ LR_BATCH = 256  # batch that learning rates are stated for, in every source
 CACHE = 12 << 20  # bytes of a group's logits: 3 heads of 1000 classes at batch 1024, the quickest of 1, 3 and 45
 MIN_CLASSES = 64  # for torch's softmax, which is 10 times slower than its single steps over fewer classes
 SCALE = 0.01  # standard deviation of initial weights in every source; MAE's truncation at 2 is 200 deviations away
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # of torch.optim.AdamW
 PARAMETER = "parameter."  # prefix of a head's own tensors, beside those of its optimiser
 RUNNING = 0.1  # share of a batch in BatchNorm's running statistics: torch's default, which the sources keep
 
@@ -43,7 +44,7 @@ class Head:
 class HeadSettings:
     """Settings that all heads share."""
 
-    optimizer: Optimizer = "sgd"  # SGD with momentum, LARS, or MSN's SGD
+    optimizer: Optimizer = "sgd"  # SGD with momentum, LARS, MSN's SGD, or AdamW with torch's own betas
     momentum: float = 0.9  # of the optimiser
     # What precedes the linear layer: nothing, BatchNorm without affine parameters, or MSN's trained LayerNorm followed
     # by L2 normalisation, which optimizer="msn" trains.
@@ -162,6 +163,26 @@ class NormedGroup(HeadGroup):
         return self.tensors()
 
 
+class AdamGroup(HeadGroup):
+    """Heads trained by torch.optim.AdamW with its defaults; biases decay too (BEiT run_linear_eval.py:135-138)."""
+
+    def __init__(self, heads: Sequence[Head], places: range, weight: Tensor, recipe: HeadSettings) -> None:
+        super().__init__(heads, places, weight, recipe)
+        self.buffers |= {f"{name}_square": torch.zeros_like(value) for name, value in self.parameters.items()}
+        self.buffers["updates"] = torch.zeros_like(self.lr)
+
+    def step(self, inputs: Tensor, labels: Tensor, factor: float) -> Tensor:
+        errors, losses = residuals(self.logits(inputs), labels)
+        errors, updates, rate = errors.flatten(1) / len(inputs), self.buffers["updates"].add_(1), factor * self.lr
+        for name, gradient in (("weight", inputs.T @ errors), ("bias", errors.sum(dim=0))):
+            mean = self.buffers[name].lerp_(gradient, 1 - BETAS[0])
+            square = self.buffers[f"{name}_square"].lerp_(gradient.square_(), 1 - BETAS[1])
+            size = (square / (1 - BETAS[1] ** updates)).sqrt_().add_(ADAM_EPS)
+            step = mean / (1 - BETAS[0] ** updates) / size
+            self.parameters[name].mul_(1 - rate * self.weight_decay).sub_(step.mul_(rate))
+        return losses
+
+
 class Heads:
     """H heads in groups, or this process's share of them; their initial weights do not depend on the division.
 
@@ -192,7 +213,7 @@ class Heads:
             weight = torch.randn(classes, widths[head.readout], generator=generator, dtype=dtype)
             if place in self.own:
                 drawn[place] = weight.mul_(SCALE).to(device)
-        kind = NormedGroup if recipe.entry == "layer_norm" else HeadGroup
+        kind = {"msn": NormedGroup, "adamw": AdamGroup}.get(recipe.optimizer, HeadGroup)
         readouts = [heads[place].readout for place in self.own]
         self.groups = [
             kind(

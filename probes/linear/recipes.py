@@ -65,13 +65,20 @@ PUBLISHED = {
         "rate is for 256 images, as in DINO's code, is ours",
     ),
     "linear@msn": Published(
-        version=3,
+        version=4,
         settings=dict(
-            lrs=(0.2,), norm=False, optimizer="msn", entry="layer_norm", batch=8192, pace="iteration", drop_last=True
+            lrs=(0.2,),
+            norm=False,
+            optimizer="msn",
+            entry="layer_norm",
+            batch=8192,
+            pace="iteration",
+            drop_last=True,
+            interpolation="bilinear",
         ),
-        source="facebookresearch/msn linear_eval.py:90-110, :251-266, :343-382, src/sgd.py, "
-        "src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at batch 256 x 32, which "
-        "is 0.2 for 256; its validation images are augmented too, ours are not",
+        source="facebookresearch/msn linear_eval.py:90-110, :124-132 (evaluation: Resize 256, bilinear), :251-266, "
+        ":343-382, src/sgd.py, src/data_manager.py (drop_last) and configs/eval/lineval_msn_vits16.yaml: rate 6.4 at "
+        "batch 256 x 32, which is 0.2 for 256; its paper (appendix A.3) says batch 16 384 instead",
     ),
     "linear@dinov2": Published(
         version=2,
@@ -105,6 +112,19 @@ VARIANTS = {
         settings=dict(lrs=(3.0,), epochs=90, interpolation="bilinear"),
         source="facebookresearch/moco-v3 main_lincls.py and CONFIG.md (ViT-S and ViT-B: --lr=3 for 256 images, batch "
         "1024, 90 epochs, a cosine by epoch, torchvision's bilinear transforms, class token behind the final norm)",
+    ),
+    "linear@beit": Published(
+        settings=dict(
+            lrs=(0.001,),
+            weight_decays=(1e-4,),
+            readouts=tuple(f"cls+avg@{block}" for block in range(1, 13)),
+            norm=False,
+            optimizer="adamw",
+        ),
+        source="microsoft/unilm beit/run_linear_eval.py:93-139, :167-193 and get_started_for_image_classification.md "
+        "(ViT-B: lr 4e-3 at batch 8 x 128, 100 epochs, a cosine by epoch, AdamW, a head on class token and mean patch "
+        "of each of the 12 blocks, without norm); it reports the best layer and epoch on val (select=val); its image "
+        "statistics are 0.5 unless the export says otherwise (--statistics half on import)",
     ),
     "linear_lars@simmim": Published(
         version=2,

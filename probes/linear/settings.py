@@ -22,11 +22,11 @@ class LinearSettings:
 
     lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
     # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
-    # avg@N, the mean of the patches of the Nth block.
+    # avg@N, the mean of the patches of the Nth block, and cls+avg@N, its class token and mean.
     readouts: tuple[str, ...] = ("cls1",)
     weight_decays: tuple[float, ...] = (0.0,)  # of the heads
     norm: bool = True  # read behind the network's final norm
-    optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, or MSN's own SGD
+    optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
     momentum: float = 0.9  # of the optimizer
     entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
     eps: float = 1e-5  # of that norm

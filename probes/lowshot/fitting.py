@@ -22,6 +22,7 @@ from probes.features.rows import row_slices
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import READ, PreparedRows
+from probes.scores import class_mean
 
 Convention = Literal["divided by n", "as is"]
 Solver = Literal["lbfgs", "cyanure"]
@@ -52,16 +53,17 @@ class Fitted:
 
 
 class Tried(NamedTuple):
-    """A lambda tried on held-out rows. top1: in percent."""
+    """A lambda tried on held-out rows. top1, per_class (mean over the classes): accuracies in percent."""
 
     raw: float
     top1: float
+    per_class: float
     gap: float
     iterations: int
 
     @property
     def record(self) -> dict[str, float]:
-        return {"lambda": self.raw, "top1": self.top1, "gap": self.gap}
+        return {"lambda": self.raw, "top1": self.top1, "per_class": self.per_class, "gap": self.gap}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ class Fitter:
     """Settings of the fits, and what they work on.
 
     train (N, D), val (V, D): prepared features in their files. labels (N,), val_labels (V,): int64 in 0..C-1.
-    tolerance, max_iterations: the solver's own when None. holdout: share of the rows that selects among `lambdas`.
+    tolerance, max_iterations: the solver's own when None. holdout: share of the rows that selects among `lambdas`, by
+    the mean of the accuracies in each class if `per_class`, else by top-1 accuracy (dinov2 eval/log_regression.py:328).
     Where `is_large` says so, the rows of a fit stay in their file (probes/lowshot/blocks.py), and the processes of the
     world given share them; any other fit is one process's own, with its rows in memory.
     """
@@ -86,6 +89,7 @@ class Fitter:
     tolerance: float | None
     max_iterations: int | None
     seed: int
+    per_class: bool = False
 
     def is_large(self, count: int) -> bool:
         """Whether a fit of `count` rows is made in blocks. Decided by sizes alone, so that numbers do not depend on the
@@ -130,7 +134,8 @@ class Fitter:
             fit = self.minimised(rows[~held], raw, weights, world)
             weights = fit.weights
             right = self.right(rows[held], weights, world)
-            tried.append(Tried(raw, 100.0 * float(right.mean()), fit.gap, fit.iterations))
+            of_classes = class_mean(right, self.labels[rows[held]])
+            tried.append(Tried(raw, 100.0 * float(right.mean()), of_classes, fit.gap, fit.iterations))
         return tried
 
     def choose(self, name: str, rows: np.ndarray, tried: Sequence[Tried]) -> float:
@@ -138,7 +143,7 @@ class Fitter:
         certain = [entry for entry in tried if entry.gap <= self.gap_allowed]
         if not certain:
             self.demand(name, tried[-1].raw, len(rows), tried[-1].gap, tried[-1].iterations)
-        return max(certain, key=lambda entry: entry.top1).raw
+        return max(certain, key=lambda entry: entry.per_class if self.per_class else entry.top1).raw
 
     def minimised(self, rows: np.ndarray, raw: float, start: Tensor | None, world: World) -> logistic.Fit:
         """The fit of some rows, begun from `start` (D, C) by the solver that can; the caller checks its gap."""

@@ -109,6 +109,7 @@ PROTOCOLS = PAPERS | CACHED | OTHERS
 PROTOCOLS |= as_reported(
     {name: each for name, each in (PAPERS | OTHERS).items() if each.task != each.task.selecting("val")}
 )
+PROTOCOLS |= as_reported({"linear@msn": PAPERS["linear@msn"]}, version=2)
 # Table 12's one rate is the paper's, iBOT's sweep the code's.
 PROTOCOLS |= as_reported({"linear_sgd@moca": PAPERS["linear_sgd@moca"]}, lrs=(0.04,))
 

@@ -102,6 +102,23 @@ def test_probes_report_it_first_where_papers_do(name, export, tmp_path):
     assert low < kept.value < high and kept.array_over == "resamples"
 
 
+def test_a_penalty_is_chosen_by_the_metric_of_the_set(export, tmp_path):
+    """Held-out images choose by the mean over classes where papers report it, and by top-1 accuracy elsewhere."""
+    task = LowShot(
+        shots=(), fractions=(1.0,), lambdas=(1.0, 0.1, 0.01), holdout=0.3, pool="avg", preprocess="none", norm=True
+    )
+    chosen = {}
+    for reports, score in (("top1", "top1"), ("mean per class", "per_class")):
+        sets = OpenedSets()
+        for split in ("train", "val"):
+            sets.get("digits:", split, lambda _, split, reports=reports: uneven(split, reports))
+        (fit,) = task.run(export, Workspace(cache=tmp_path, data="digits:", opened=sets)).facts["fits"]
+        scores = {entry["lambda"]: entry[score] for entry in fit["holdout"]}
+        chosen[reports] = fit["lambda"]
+        assert fit["lambda"] == next(lam for lam, value in scores.items() if value == max(scores.values()))
+    assert chosen["top1"] != chosen["mean per class"]
+
+
 def test_two_checkpoints_are_tested_on_the_same_resamples():
     val, random = uneven("val"), np.random.RandomState(3)
     good, bad = ((random.rand(len(val)) < rate).astype(float) for rate in (0.9, 0.4))

@@ -13,7 +13,7 @@ from toy_exports import export_of_size, workspace
 from imagesets.sets import open_set
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
-from probes.features.readouts import joined, kinds_of
+from probes.features.readouts import Readout, joined, kinds_of
 from probes.linear import company
 from probes.linear.sweep import Sweep
 from probes.splits import open_splits
@@ -102,6 +102,8 @@ def test_readouts_lie_side_by_side(export, tmp_path):
     assert [kind.name for kind in kinds_of("cls2", norm=False)] == ["cls-layer-2-raw", "cls-layer-1-raw"]
     assert [kind.name for kind in kinds_of("avg@8", norm=False)] == ["avg-layer7-raw"]  # SimMIM's, counted from 1
     assert [kind.name for kind in kinds_of("cls@1", norm=True)] == ["cls-layer0-norm"]
+    assert [kind.name for kind in kinds_of("cls+avg@3", norm=False)] == ["cls-layer2-raw", "avg-layer2-raw"]  # BEiT's
+    assert str(Readout.parse("cls+avg@3")) == "cls+avg@3"
 
 
 def test_a_diverged_head_is_recorded_and_not_chosen(export, tmp_path):
