@@ -15,7 +15,7 @@ from timm.models.beit import gen_relative_position_index
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from checkpoints.export import ViTExport
+from checkpoints.export import Tables, ViTExport
 from checkpoints.frozen import FrozenExport
 from checkpoints.own_networks import OwnNetwork
 from checkpoints.positions import resize_relative
@@ -49,8 +49,12 @@ class DenseViT(ViT):
         return table[index].permute(2, 0, 1).unsqueeze(0)
 
 
-def dense_network(export: FrozenExport, image_size: int | tuple[int, int], drop_path: float) -> ViT | OwnNetwork:
+def dense_network(
+    export: FrozenExport, image_size: int | tuple[int, int], drop_path: float, tables: Tables = "shared"
+) -> ViT | OwnNetwork:
     """The export's patch encoder with tables resized for `image_size`, which training then moves.
+
+    tables: whether blocks share a relative position table, see ViTExport.with_tables.
 
     Class-attention blocks are left out: dense tasks read patches, which these blocks do not change (ExtreMA's README
     has its segmentation follow CAE "without the class token").
@@ -62,6 +66,7 @@ def dense_network(export: FrozenExport, image_size: int | tuple[int, int], drop_
         export = ViTExport(spec=spec, preparation=export.preparation, tensors=export.tensors)
     if image_size != export.spec.image_size:
         export = export.at_size(image_size)
+    export = export.with_tables(tables)
     network = export.build(drop_path)
     if export.spec.relative_position != "per_block":
         return network

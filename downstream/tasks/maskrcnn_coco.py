@@ -54,6 +54,19 @@ PROTOCOLS = {
         "_base_/models/mask_rcnn_vit_fpn.py (2000 proposals in training, 1000 in testing), taps without norm, frozen "
         f"position table, warm-up 500 from 0.001 as in Swin's schedule{OURS}",
     ),
+    "maskrcnn@cae": Protocol(
+        task=replace(EXTREMA, branch=""),
+        version=1,
+        source="lxtGH/CAE downstream_tasks/detection/evaluation/object_detection/configs/mask_rcnn/vit_base_giou_"
+        "4conv1f_coco_maskrcnn_1x_cae_sincos_init0.1_lr00003.py, README.md (16 x 2 images); the settings of "
+        f"maskrcnn@extrema, which are inferred from it{OURS}",
+    ),
+    "maskrcnn@cae_L": Protocol(
+        task=replace(EXTREMA, lr=2e-4, layer_decay=0.85, size="L", branch=""),
+        version=1,
+        source="lxtGH/CAE downstream_tasks/detection/evaluation/object_detection/configs/mask_rcnn/vit_large_giou_"
+        f"4conv1f_coco_maskrcnn_1x_cae_sincos_init0.1_lr00002_lrdr0.85_dp0.2.py; else as maskrcnn@cae{OURS}",
+    ),
     "maskrcnn@ibot": Protocol(
         task=IBOT,
         version=2,

@@ -5,11 +5,12 @@ rate decay, mIoU over the 2000 validation images in sliding windows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from checkpoints.export import Tables
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
@@ -18,7 +19,7 @@ from downstream.loop.training import Plan, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
-from engine.tasks import Outcome, Protocol, Workspace, settings_of
+from engine.tasks import ADDED, Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, Polynomial
 from engine.work import Scale, Work
 
@@ -59,6 +60,9 @@ class UperNet(Segmentation):
     channels: int | None = None  # of UPerHead; none: the network's width
     train_positions: bool = True  # train the position table, resized for the crop
     decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
+    # Relative position tables: one that blocks share kept, or copied into every block, whose rate it then trains at, or
+    # beside that fresh ones for a network that has none.
+    tables: Tables = field(default="shared", metadata=ADDED)
     judge_every: int = 0  # steps between evaluations; 0: at the end alone
     recompute: bool = False  # compute activations again in the backward pass, which takes less memory
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
@@ -141,7 +145,7 @@ class UperNet(Segmentation):
 
         sizes, width = self.pixels(export.spec), export.spec.width
         backbone = DenseBackbone(
-            dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path),
+            dense_network(export, sizes.crop, 0.0 if self.frozen else self.drop_path, self.tables),
             usual_taps(export.spec.depth),
             norm=self.norm,
             frozen=self.frozen,
@@ -164,7 +168,9 @@ class UperNet(Segmentation):
 
 
 LUT = UperNet(size="B")
-EXTREMA = UperNet(layer_decay=0.85, steps=80000, train_positions=False, size="B", branch="online")
+EXTREMA = UperNet(layer_decay=0.85, steps=80000, train_positions=False, tables="per_block", size="B", branch="online")
+BEIT = UperNet(lr=7e-4, tables="per_block", size="B")
+CAE = UperNet(train_positions=False, tables="fresh", size="B")
 IBOT = UperNet(lr=8e-5, norm=True, size="B")
 SMOKE = UperNet(
     lr=1e-2,
@@ -181,8 +187,8 @@ SMOKE = UperNet(
 )
 
 
-def _protocol(task: UperNet, source: str) -> Protocol:
-    return Protocol(task=task, version=1, source=f"{source}; bfloat16 in place of fp16 with --precision bfloat16")
+def _protocol(task: UperNet, source: str, version: int = 1) -> Protocol:
+    return Protocol(task=task, version=version, source=f"{source}; bfloat16 in place of fp16 with --precision bfloat16")
 
 
 IBOT_SOURCE = "bytedance/ibot evaluation/README.md (lr, out_with_norm) over evaluation/semantic_segmentation/configs/"
@@ -196,7 +202,28 @@ PROTOCOLS = {
         EXTREMA,
         "ExtreMA section 4 (80k, lr 1e-4, batch 16, decay 0.85, wd 0.05) and its README (CAE's code without the class "
         "token); from CAE's upernet_cae_base_12_512_slide_160k configuration, inferred: warm-up, drop path 0.1, taps "
-        "without norm, frozen position table, UPerHead of 768",
+        "without norm, frozen position table, UPerHead of 768; a shared relative table is copied into every block "
+        "(mmcv_custom/checkpoint.py:390-399); not taken over: use_rel_pos_bias, its tables of zeros, which are for a "
+        "sequence with a class token",
+        version=2,
+    ),
+    "upernet@beit": _protocol(
+        BEIT,
+        "microsoft/unilm beit/semantic_segmentation/configs/beit/upernet/upernet_beit_base_12_512_slide_160k_ade20k_"
+        "pt.py (self-supervised ViT-B: lr 7e-4, decay 0.65, wd 0.05, batch 8 x 2, warm-up 1500, drop path 0.1), "
+        "mmcv_custom/checkpoint.py:363-371 (its shared relative table copied into every block)",
+    ),
+    "upernet@cae": _protocol(
+        CAE,
+        "lxtGH/CAE downstream_tasks/semantic_segmentation/configs_local/cae/upernet/upernet_cae_base_12_512_slide_160k_"
+        "ade20k_pt_1e-4.py, for 1600 epochs of pretraining (lr 2e-4 for 800, 3e-4 for 300: README.md), decay 0.65, wd "
+        "0.05, batch 8 x 2, warm-up 1500, drop path 0.1; backbone/cae.py: frozen sine positions, a relative table of "
+        "zeros in every block",
+    ),
+    "upernet@cae_L": _protocol(
+        replace(CAE, lr=4e-5, layer_decay=0.95, drop_path=0.15, size="L"),
+        "lxtGH/CAE downstream_tasks/semantic_segmentation/configs_local/cae/upernet/upernet_cae_large_24_512_slide_"
+        "160k_ade20k_pt_decay095_4e-5_dp015.py; else as upernet@cae",
     ),
     "upernet@lut": _protocol(
         LUT,

@@ -1,5 +1,7 @@
 """A ViT-export as a backbone: maps, scales, grids that are not square, and what is trained."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from checkpoints.resolve import load
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
+    from downstream.loop.optimisation import optimizer_groups
     from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
 
 
@@ -48,6 +51,28 @@ def test_an_unusual_grid_reads_a_resized_table(name):
     late = backbone_of(name, image_size=32)(images_of(56, 56))
     early = backbone_of(name, image_size=56)(images_of(56, 56))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(late, early, strict=True))
+
+
+@pytest.mark.parametrize(("name", "tables"), [("shared", "per_block"), ("plain", "fresh")])
+@torch.no_grad()
+def test_tables_of_every_block_compute_the_same_and_have_their_own_rates(name, tables):
+    export = export_of(SPECS[name])
+    before, after = (DenseBackbone(dense_network(export, 48, 0.0, kind), (0, 2)).eval() for kind in ("shared", tables))
+    for size in ((48, 48), (24, 40)):
+        for one, other in zip(before(images_of(*size)), after(images_of(*size)), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+    groups = optimizer_groups(nn.ModuleDict({"backbone": after}), 3, 0.5, 1.0, weight_decay=0.1, decay_tokens=True)
+    rates = {name: (group["lr"], group["weight_decay"]) for group in groups for name in group["names"]}
+    found = [rates[f"backbone.vit.trunk.blocks.{block}.attn.relative_position_bias_table"] for block in range(3)]
+    assert found == [(0.125, 0.1), (0.25, 0.1), (0.5, 0.1)] and not any("rel_pos_bias." in name for name in rates)
+
+
+def test_networks_that_take_no_relative_tables_are_named():
+    with pytest.raises(ValueError, match="relative position tables need a plain ViT with a class token"):
+        dense_network(export_of(SPECS["class attention"]), 32, 0.0, "fresh")
+    quick = replace(PLAIN, architecture="vit_base_patch16_clip_quickgelu_224")
+    with pytest.raises(ValueError, match=r"quickgelu.*its blocks are not BEiT's"):
+        export_of(replace(quick)).with_tables("fresh")
 
 
 def test_raw_pixels_are_maps_without_weights():
