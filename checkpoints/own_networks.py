@@ -40,6 +40,10 @@ FORM = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
 RETURNS = (
     "it has to return one vector (B, D), or class token (B, D) or None, patch tokens, and their grid (rows, columns)"
 )
+FRESH = (
+    "random weights are meant: the function gave others when it was called again, so every run and process measures "
+    "another network; load weights in it, or draw them from a seed"
+)
 HELD = f"{SCHEME}:memory:"  # what begins the references of networks that a Python program holds
 Forward = Callable[[nn.Module, Tensor], Any]  # network, images (B, 3, H, W) -> what a network may return
 
@@ -250,20 +254,36 @@ def own_network(reference: str) -> OwnExport:
         if reference not in _held:
             raise ValueError(f"{reference} is a network that another Python program held; give the module again")
         return _held[reference]
-    function = _function(reference)
+    function, drawn = _function(reference), torch.get_rng_state()
+    network = _made_by(function, reference)
+    weights = digest_of_tensors(_tensors(network))
+    is_fresh = not torch.equal(drawn, torch.get_rng_state()) and weights != digest_of_tensors(
+        _tensors(_made_by(function, reference))
+    )
+    preparation, size = _preparation(_attributes(network), reference)
+    spec = _looked_at(network, reference, preparation, size)
+    modules = dict.fromkeys([function.__module__, type(network).__module__])
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source, modules) if file}
+    package = _distribution(function.__module__)
+    return OwnExport(
+        spec=spec,
+        preparation=preparation,
+        network=network,
+        files=files,
+        package=package,
+        assumed=(FRESH,) if is_fresh else (),
+    )
+
+
+def _made_by(function: Callable[[], Any], reference: str) -> nn.Module:
+    """What FUNCTION gives, on the CPU and frozen. ValueError where it fails or gives something else."""
     try:
         network = function()
     except Exception as error:
         raise ValueError(f"{reference} fails: {_said(error)}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{reference} returns a {type(network).__name__}; it has to return an nn.Module")
-    network = network.cpu().eval().requires_grad_(False)
-    preparation, size = _preparation(_attributes(network), reference)
-    spec = _looked_at(network, reference, preparation, size)
-    modules = dict.fromkeys([function.__module__, type(network).__module__])
-    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in map(_source, modules) if file}
-    package = _distribution(function.__module__)
-    return OwnExport(spec=spec, preparation=preparation, network=network, files=files, package=package)
+    return network.cpu().eval().requires_grad_(False)
 
 
 def _function(reference: str) -> Callable[[], Any]:

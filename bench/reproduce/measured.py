@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.published.values import LOG, SETS, PublishedValue
 from bench.reproduce.reach import Known, chosen
-from bench.reproduce.steps import Setup, run_name
+from bench.reproduce.steps import Setup, other_weights, run_name
 from bench.results.board import board_of, group_of
 from bench.results.record import Result
 from bench.statistics.matching import Measured
@@ -67,6 +67,8 @@ def _is_of(result: Result, value: PublishedValue, there: Known) -> bool:
 
 def _remarks(result: Result, value: PublishedValue) -> tuple[str, ...]:
     found = [f"computed in {result.precision}"] if result.precision != "float32" else []
+    other = other_weights(value, result.checkpoint.method, result.checkpoint.architecture)
+    found += [f"the weights are {other}"] if other else []
     found += [f"images by the {result.decode} decoder"] if result.decode != "exact" else []
     found += [f"{result.skipped} images left out"] if result.skipped else []
     if not _on_published_images(result, value):

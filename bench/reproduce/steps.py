@@ -1,5 +1,6 @@
 """The commands that would measure a published value: of weights that are given, or that are trained first."""
 
+import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedVa
 from bench.reproduce.reach import Known, known, reach, trained_by
 from bench.run.plan import named_urls
 from checkpoints.export import is_export
+from checkpoints.own_networks import SCHEME
 from checkpoints.resolve import TIMM_SCHEMES
+from checkpoints.spec import ViTSpec
 from engine.choices import meant
 from engine.printing import printable
-from pretrain.loop.exporting import EXPORT
+from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 
 START = "start"  # folder of a training that holds its initial weights, and the network of a value that is of these
 HEADER = """#!/usr/bin/env bash
@@ -131,6 +134,37 @@ def _imported(value: PublishedValue, reference: str, setup: Setup, there: Known)
     return [["bench", "import", named, "--out", folder, *options]], folder
 
 
+def other_weights(value: PublishedValue, method: str, architecture: str, epochs: float = 0) -> str:
+    """How weights differ from the published ones, as far as is known of them: `of mae, not moca`; "" for nothing.
+
+    method: of the export or the importer; timm's and transformers' say none. epochs: 0 where they are not known.
+    """
+    found, own = [], {*value.importer.split()[:1], trained_by(value)[0]} - {""}
+    if method in (SCHEME, "pixels"):
+        return "no checkpoint of a method: nothing says which weights these are"
+    if method not in ("", "timm", "transformers", *own):
+        found.append(f"of {method}, not {' or '.join(sorted(own)) or value.model}")
+    if architecture not in ("", value.architecture):
+        found.append(f"a {architecture}, not a {value.architecture}")
+    if epochs and value.epochs and abs(epochs - float(value.epochs)) >= 1:
+        found.append(f"after {epochs:g} epochs, not {value.epochs}")
+    return ", ".join(found)
+
+
+def _other_than(value: PublishedValue, reference: str, there: Known) -> str:
+    """The same of a reference, without reading weights: of the facts of an export or a training, or of its scheme."""
+    scheme, path = reference.partition(":")[0], Path(reference).expanduser()
+    if is_run(path):
+        path = finished_export(path) or path
+    if is_export(path):
+        facts = json.loads((path / "config.json").read_bytes())["vit_export"]
+        spec = ViTSpec(**facts["spec"])
+        return other_weights(value, str(facts.get("method") or ""), spec.label, facts.get("epochs") or 0)
+    if is_run(path):
+        return other_weights(value, identity_in(path)["method"], "")
+    return other_weights(value, scheme, "") if scheme in (*there.importers, SCHEME, "pixels") else ""
+
+
 def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
     """What there is not yet to measure it with: `weights`, `data`, or what is not in this tool; empty for nothing."""
     within = reach(value, there)
@@ -138,13 +172,15 @@ def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
         return list(dict.fromkeys(within.lacking))
     if value.protocol == LOG:
         return _missing_data(PRETRAINED_ON[value.images][0], setup)
-    return [*_missing_weights(value, setup), *_missing_data(value.data, setup)]
+    return [*_missing_weights(value, setup, there), *_missing_data(value.data, setup)]
 
 
-def _missing_weights(value: PublishedValue, setup: Setup) -> list[str]:
+def _missing_weights(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
     if reference := setup.given(value):
-        place = absent_file(reference)
-        return [f"weights, as {place} does not exist"] if place else []
+        if place := None if reference.startswith(f"{SCHEME}:") else absent_file(reference):
+            return [f"weights, as {place} does not exist"]
+        other = _other_than(value, reference, there)
+        return [f"these weights, as {reference} is {other}"] if other else []
     return [] if is_export(setup.export(value)) else ["weights"]
 
 
@@ -174,7 +210,8 @@ def script(table: str, setup: Setup) -> Iterator[str]:
         found = [shlex.join(words) for words in commands_of(value, setup, known())]
         yield ""
         yield printable(f"# {value.what}: {value.measured_by}, published {value.value:g}")
-        yield from (f"# not here: {reason}" for reason in ([] if found else missing_for(value, setup, known())))
+        missing = missing_for(value, setup, known())
+        yield from (f"# not here: {reason}" for reason in missing if not found or reason.startswith("these weights"))
         without = [line for line in found if "PATH-OF-" in line]
         yield from ("# weights: give --checkpoints NAME=PATH" for _ in without)
         yield from (f"# {line}" for line in without)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from bench.cli.messages import in_one_line
-from bench.cli.settings import settings_of
 from bench.results.record import CheckpointUsed, Result, images_seen, result_path, result_stem
 from bench.run.checkpoints import describe
 from bench.run.suites import ChosenProtocol, catalogue
@@ -32,6 +31,7 @@ from checkpoints.vit import ViT
 from downstream.metrics.average_precision import weighted_ap
 from downstream.metrics.scores import LABELLED, RIGHT, weighted_scores
 from engine.resampling import Score, resampled
+from engine.tasks import settings_of
 from pretrain.loop.exporting import RUN
 
 NEAR = partial(isclose, rel_tol=1e-6, abs_tol=1e-6)  # the same number by another processor or version of a library
@@ -89,11 +89,11 @@ def _of_protocol(protocols: Mapping[str, ChosenProtocol], result: Result) -> Ite
         known = None
     elif (result.task, used.plugin) != (known.key, known.plugin):
         yield f"{used.name} is a protocol of {known.plugin or known.key}, not of {used.plugin or result.task}"
-    own = settings_of(known.task) if known else {}
+    own = settings_of(known.task, complete=True) if known else {}
     for name in {**settings, **used.changes}:
-        if name in used.changes and settings.get(name) != used.changes[name]:
+        if name in used.changes and settings.get(name, used.changes[name]) != used.changes[name]:
             yield f"setting {name} is not what protocol.changes says"
-        elif name not in used.changes and name in own and settings[name] != own[name]:
+        elif name not in used.changes and settings[name] != own.get(name, settings[name]):
             yield f"setting {name} is {settings[name]}, and of {used.name} version {used.version} it is {own[name]}"
 
 

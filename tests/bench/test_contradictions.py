@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from made_results import made_result, save_result
 
-from bench.cli.settings import settings_of
 from bench.results.record import DataUsed, ProtocolUsed, read_result, result_files
 from bench.run.checkpoints import describe
 from bench.run.outcomes import recorded
@@ -21,7 +20,7 @@ from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport
 from downstream.metrics.scores import scores, weighted_scores
 from engine.resampling import resampled
-from engine.tasks import Metric, Outcome
+from engine.tasks import Metric, Outcome, settings_of
 
 IMAGES = 12  # of the scenes
 LINEAR = "linear_sgd@ibot_base_cached"

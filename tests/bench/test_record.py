@@ -13,7 +13,6 @@ import pytest
 from made_results import any_board, harmless, made_checkpoint, made_result, save_result
 
 from bench.cli.main import parse_arguments
-from bench.cli.settings import settings_of
 from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
 from bench.run.outcomes import recorded
@@ -25,7 +24,7 @@ from bench.sharing.rerun import rerun_script
 from bench.statistics.significance import key_of
 from checkpoints.export import ViTExport
 from engine.printing import printable
-from engine.tasks import Metric, Outcome
+from engine.tasks import Metric, Outcome, settings_of
 
 PRIVATE = "/home/alice/secret"
 LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": True}

@@ -14,6 +14,7 @@ from bench.reproduce.reach import known, reach
 from bench.reproduce.steps import Setup, commands_of, missing_for, script
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
+from checkpoints.export import ViTExport
 
 
 def setup(tmp_path, **others) -> Setup:
@@ -77,7 +78,9 @@ def test_a_table_with_a_number_measured_here(bench, exports, tmp_path):
     assert f"measured {top1['value']:.2f}, difference {top1['value'] - 77.2:+.2f} [{ends}]; " in line
     assert "on other images: 64 train + 32 val, imagenet has 1281167 train + 50000 val" in line
     after = out.splitlines()[out.splitlines().index(line) + 1 :]
-    assert after[0] == "    missing: nothing"
+    other = "of random, not moca, a ViT-12x2/16, not a ViT-B/16"
+    assert f"; the weights are {other}" in line
+    assert after[0] == f"    missing: these weights, as {exports[0]} is {other}"
     run = f"bench run --checkpoint {exports[0]} --name moca-b --suite knn@moca --data imagenet=tiny: --out {tmp_path}"
     assert after[1].strip() == run
     assert "missing: weights" in out  # of moca-l
@@ -191,6 +194,25 @@ def test_what_is_missing(tmp_path):
     assert missing_for(value, there, known()) == []
     there = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": "timm:vit_base_patch16_224.mae"})
     assert missing_for(value, there, known()) == []
+
+
+def test_other_weights_than_the_published_are_said(tmp_path, exports):
+    value = value_of("moca:table9", "moca-b", "top1")
+
+    def said(reference: str) -> str:
+        there = setup(tmp_path, data={"imagenet": "tiny:"}, checkpoints={"moca-b": reference})
+        missing = missing_for(value, there, known())
+        noted = [line for line in script("moca:table9", there) if line.startswith("# not here: these")]
+        assert any(reference in line for line in noted) == bool(missing)
+        return " ".join(missing)
+
+    export = ViTExport.load(exports[0])
+    mae = dict(export.facts) | {"method": "mae", "epochs": 1600}
+    assert "is of mae, not moca" in said(str(replace(export, facts=mae).save(tmp_path / "mae")))
+    (tmp_path / "mae.pth").touch()
+    assert "is of mae, not moca" in said(f"mae:{tmp_path / 'mae.pth'}")
+    assert said(f"moca:{tmp_path / 'mae.pth'}") == said("timm:vit_base_patch16_224.mae") == ""
+    assert "nothing says which weights these are" in said("module:torchvision.models:vit_b_16")
 
 
 def test_a_script_says_which_of_its_paths_are_examples(tmp_path):

@@ -166,3 +166,21 @@ def test_threads_take_turns(nets):
     run_on_core_threads(work, list(images), threads=4)
     assert all(torch.equal(found[number], network(images[number])[0]) for number in images)
     assert time.perf_counter() - started < 10
+
+
+def test_weights_that_every_call_draws_anew_are_said(nets):
+    nets(
+        """
+import torch
+def fresh(): return drawn(Patches())
+def drawn(network):
+    torch.nn.init.normal_(network.project.weight)
+    return network
+def seeded():
+    torch.manual_seed(3)
+    return drawn(Patches())
+"""
+    )
+    assert "called again" in opened("fresh").assumed[0]
+    for same in ("maps", "seeded"):
+        assert opened(same).assumed == ()
