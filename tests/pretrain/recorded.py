@@ -1,20 +1,260 @@
-"""How a method of ours is put into a recorded state, and how close what it then does must come to the recording."""
+"""The harness of all golden tests: a method, put into the recorded state, must repeat the recorded official training.
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+A golden file derives a class from `RecordedTraining`. It says how official names become ours and how the recorded
+configuration becomes a recipe, and inherits the tests. A test for which nothing is recorded is set to None there.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy, deepcopy
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
 from recordings import ELSEWHERE, absent, facts, tensors, under
-from torch import Tensor, nn
+from torch import Tensor
 
-from pretrain.loop.updates import EACH_EPS, Updates
-from pretrain.method import TrainProgress
+from engine.distributed import World
+from pretrain.loop.updates import Updates
+from pretrain.method import Method, TrainProgress
+from pretrain.parts.sizes import VIT_SMOKE
+from pretrain.recipe import Recipe
+from pretrain.schedules import Schedule
 
 # A gradient norm below it that was recorded in float32 is rounding: in exact arithmetic the gradient is zero, as that
 # of a key's bias, which adds a constant to all logits of a softmax.
 ROUNDING = 1e-6
 TOTALS = ("total_before_clip", "total")  # what recordings call the norm of all gradients
-EXACT = 1e-12  # for what both sides compute in float64: rates, momenta
+EXACT = 1e-12  # for what both sides compute in float64: rates, momenta, zero gradients
+Views = Mapping[str, Tensor]
+
+
+class Watched(Updates):
+    """Keeps the gradients of the last update by name, before and after they were clipped."""
+
+    def clipped(self) -> float:
+        self.raw = self.gradients()
+        total = super().clipped()
+        self.after_clipping = self.gradients()
+        return total
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.clone() for name, p in self.method.named_parameters() if p.grad is not None}
+
+
+class RecordedTraining:
+    """Steps of an official training loop, and the tests that ours repeats them."""
+
+    # What a golden file gives: the recording, our class, what the encoder has beside its sizes, and the limits.
+    data: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    method: type[Method]
+    design: Mapping[str, Any] = {}
+    dtypes: ClassVar[list[torch.dtype]] = [torch.float64]  # in which our updates are compared
+    LOSS, NORM, END = 1e-6, 1e-4, 5e-5  # of losses and outputs, of gradients and their norms, of weights after updates
+    RATE, ROUNDING = EXACT, ROUNDING
+    # What its tensors are called; {} stands for the step, or the forward pass of a loss.
+    start, end, rate, norm, gradient = "model0.", "model_end.", "lr{}", "gradnorm{}.", "grad{}."
+    losses: Mapping[str, str] = {"loss": "loss{}"}  # our log -> recorded name
+    unrecorded = ""  # pattern of names in our state that the recording may lack
+    decayed, plain = "decay", "no_decay"  # options that list parameters with and without weight decay
+    parts = 1  # forward passes of an update
+
+    def settings(self) -> Any:
+        """Those of the method, by the recorded options."""
+        raise NotImplementedError
+
+    def schedule(self) -> Schedule:
+        """That of the recorded learning rate."""
+        raise NotImplementedError
+
+    def our_name(self, official: str) -> str | None:
+        """Ours for an official parameter or buffer; None for what has no place in ours."""
+        raise NotImplementedError
+
+    def views(self, forward: int) -> Views:
+        """What our method takes in a recorded forward pass."""
+        raise NotImplementedError
+
+    def outputs(self, method: Method, step: int) -> Iterable[tuple]:
+        """Recorded name, what the method computes before the update `step`, a limit where it is not LOSS, and the part
+        of the recorded tensor where it is not all of it."""
+        return ()
+
+    # What most recordings have in common.
+
+    @cached_property
+    def steps(self) -> int:
+        return self.config["steps"]
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        return self.steps
+
+    def variant(self, **changes: Any) -> Self:
+        """The same with other attributes: another recording or options."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
+
+    def recipe(self) -> Recipe:
+        config, settings = self.config, self.settings()
+        start = under(self.data, self.start).items()
+        hidden = next(len(tensor) for name, tensor in start if name.endswith("blocks.0.mlp.fc1.weight"))
+        sizes = {"image_size": "img", "patch_size": "patch", "width": "dim", "depth": "depth", "heads": "heads"}
+        sizes = {ours: config[official] for ours, official in sizes.items()}
+        return Recipe(
+            source="recorded",
+            spec=replace(VIT_SMOKE, **sizes, mlp_hidden=hidden, **self.design),
+            settings=settings,
+            epochs=config["epochs"],
+            batch=config["batch"] * self.parts,
+            lr=config["lr"],
+            lr_batch=0,
+            schedule=self.schedule(),
+            weight_decay=config["wd"],
+            betas=tuple(config.get("betas", Recipe.betas)),
+            clip=config.get("clip") or 0.0,
+        )
+
+    def progress(self, step: int) -> TrainProgress:
+        """That of the update `step` after the beginning of the recorded epoch."""
+        return TrainProgress(
+            step=self.config.get("epoch", 0) * self.steps_per_epoch + step,
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.config["epochs"],
+            micro_batches=self.parts,
+        )
+
+    def layout(self, official: str, tensor: Tensor) -> Tensor:
+        """An official tensor as ours is laid out."""
+        return tensor
+
+    def part(self, official: str, ours: Tensor) -> Tensor:
+        """Of our tensor, what the official one holds."""
+        return ours
+
+    def first_state(self, method: Method) -> Mapping[str, Tensor]:
+        """The whole state of our method before the first update."""
+        return self.named(self.start)
+
+    def named(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors recorded under `prefix` as ours, by our names."""
+        recorded = {self.our_name(name): self.layout(name, t) for name, t in under(self.data, prefix).items()}
+        return {name: tensor for name, tensor in recorded.items() if name is not None}
+
+    def rounding(self) -> Collection[str]:
+        """Official names of tensors whose end is rounding: what Adam makes of a gradient that is zero in exact
+        arithmetic, and what follows from that."""
+        return ()
+
+    def build(self, recipe: Recipe) -> Method:
+        return self.method(recipe.spec, recipe.settings)
+
+    def begin(self, dtype: torch.dtype = torch.float64, world: World | None = None) -> Watched:
+        """The method in the recorded first state."""
+        recipe = self.recipe()
+        method = self.build(recipe).to(dtype)
+        fill(method, self.first_state(method))
+        return Watched(method, recipe, world=world)
+
+    def run(self, updates: Watched, dtype: torch.dtype = torch.float64) -> None:
+        """All recorded updates, with all that is recorded of them."""
+        for step in range(self.steps):
+            progress, forwards = self.progress(step), range(step * self.parts, (step + 1) * self.parts)
+            self.close_rates(updates, progress, step)
+            logs = updates.run([converted(self.views(forward), dtype) for forward in forwards], progress)
+            for log, name in self.losses.items():
+                recorded = sum(self.data[name.format(forward)] for forward in forwards) / self.parts
+                close(logs[log], recorded, self.LOSS, f"{log} {step}")
+            self.close_gradients(updates, step)
+            self.close_update(updates, logs, step)
+        self.close_end(updates.method)
+
+    def close_rates(self, updates: Watched, progress: TrainProgress, step: int) -> None:
+        close(updates.rates(progress)[0], self.data[self.rate.format(step)], self.RATE, f"learning rate {step}")
+
+    def close_gradients(self, updates: Watched, step: int) -> None:
+        """Norms of the last update's gradients before they were clipped, and in float64 the gradients themselves."""
+        norms = under(self.data, self.norm.format(step))
+        for total in norms.keys() & TOTALS:
+            close(updates.norm, norms.pop(total), self.NORM, f"gradient norm {step}")
+        assert not norms or self.names(norms) >= self.recorded(updates.raw)
+        for name, norm in norms.items():
+            gradient = self.part(name, updates.raw[self.our_name(name)])
+            close_norm(gradient, norm, self.NORM, f"{name}, step {step}", self.ROUNDING)
+        for name, recorded in under(self.data, self.gradient.format(step)).items():
+            gradient = self.part(name, updates.raw[self.our_name(name)])
+            if gradient.dtype == torch.float64:
+                close_gradient(gradient, self.layout(name, recorded).view_as(gradient), self.NORM, name)
+
+    def close_update(self, updates: Watched, logs: Mapping[str, float], step: int) -> None:
+        """What else a recording has of an update: a teacher, a centre."""
+
+    def close_end(self, method: Method) -> None:
+        """All weights and buffers after the updates."""
+        ours = method.state_dict()
+        compared = self.names(under(self.data, self.end))
+        assert compared and compared >= self.recorded(ours), self.recorded(ours) - compared
+        rounding = self.rounding()
+        for name, recorded in under(self.data, self.end).items():
+            our_name = self.our_name(name)
+            if our_name and name not in rounding:
+                close_weight(self.part(name, ours[our_name]), self.layout(name, recorded), self.END, name)
+
+    def names(self, official: Iterable[str]) -> set[str]:
+        return {ours for name in official if (ours := self.our_name(name))}
+
+    def recorded(self, ours: Iterable[str]) -> set[str]:
+        """Of our names, those that the recording must have."""
+        return {name for name in ours if not re.fullmatch(self.unrecorded, name)}
+
+    # The tests.
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "dtype" in metafunc.fixturenames:
+            metafunc.parametrize("dtype", self.dtypes, ids=str)
+
+    def test_updates(self, dtype: torch.dtype) -> None:
+        self.run(self.begin(dtype), dtype)
+
+    def test_every_gradient_is_recorded(self) -> None:
+        """So that the updates compare all of them."""
+        recorded = under(self.data, self.gradient.format(0)) or absent("gradients")
+        parameters = self.begin().method.named_parameters()
+        trained = {name for name, parameter in parameters if parameter.requires_grad}
+        assert trained >= self.names(recorded) >= self.recorded(trained)
+
+    def test_outputs(self) -> None:
+        """Of the forward pass before each update, by a copy, as batch norms keep what they see."""
+        updates, compared = self.begin(), 0
+        for step in range(self.steps):
+            with torch.no_grad():
+                for output in self.outputs(deepcopy(updates.method), step):
+                    name, ours, limit, theirs = (*output, *(None, self.LOSS, self.data[output[0]])[len(output) - 1 :])
+                    compared += 1
+                    if ours.is_floating_point():
+                        close(ours, theirs, limit, name)
+                    else:
+                        assert torch.equal(ours, theirs.to(ours.dtype)), name
+            updates.run([converted(self.views(step), torch.float64)], self.progress(step))
+        assert compared
+
+    def test_decayed_parameters(self) -> None:
+        ours = {name: group.weight_decay is None for group in self.begin().groups for name in group.parameters}
+        decayed, plain = (self.names(self.config[option]) for option in (self.decayed, self.plain))
+        assert ours == dict.fromkeys(decayed, True) | dict.fromkeys(plain, False)
+
+    def test_schedule(self) -> None:
+        """Rates of a whole training; recorded for every update, or in equal steps of fractional epochs."""
+        rates, epochs, recipe = self.data["sched.lr"], self.data.get("sched.epoch"), self.recipe()
+        per_epoch = len(rates) // recipe.epochs if epochs is None else round(1 / float(epochs[1] - epochs[0]))
+        for step, rate in enumerate(rates):
+            progress = TrainProgress(step=step, steps_per_epoch=per_epoch, epochs=recipe.epochs)
+            if epochs is not None:
+                close(progress.time, epochs[step], EXACT, f"epoch of update {step}")
+            close(recipe.schedule.at(recipe.peak, progress), rate, EXACT, f"update {step}")
 
 
 def recording(path: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -22,24 +262,19 @@ def recording(path: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return doubled(tensors(path)), facts(path)
 
 
-def doubled(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def doubled(recorded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Floating tensors in float64."""
-    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in given.items()}
+    return converted(recorded, torch.float64)
 
 
-def fill(network: nn.Module, recorded: Mapping[str, Tensor]) -> None:
+def converted(recorded: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Floating tensors in `dtype`, others as they are."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in recorded.items()}
+
+
+def fill(network: torch.nn.Module, recorded: Mapping[str, Tensor]) -> None:
     """Load `recorded`, which must be all of the network's tensors and nothing else."""
     network.load_state_dict(dict(recorded), strict=True)
-
-
-def progress(step: int, config: Mapping[str, Any], steps_per_epoch: int, parts: int = 1) -> TrainProgress:
-    """The progress `step` updates after the beginning of the recorded epoch."""
-    return TrainProgress(
-        step=config.get("epoch", 0) * steps_per_epoch + step,
-        steps_per_epoch=steps_per_epoch,
-        epochs=config["epochs"],
-        micro_batches=parts,
-    )
 
 
 def count(names: Mapping[str, Any], pattern: str) -> int:
@@ -70,55 +305,21 @@ def close_norm(gradient: Tensor, norm: Tensor | float, limit: float, what: str, 
         close(ours, norm, limit, what)
 
 
-def close_gradients(method: nn.Module, recorded: Mapping[str, Tensor], limit: float) -> None:
-    """The gradients of all trained parameters; recorded: of these and no others, by our names."""
-    trained = {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
-    assert trained.keys() == (recorded or absent("gradients")).keys()
-    for name, parameter in trained.items():
-        close(parameter.grad, recorded[name], limit, f"gradient of {name}")
+def close_gradient(gradient: Tensor, recorded: Tensor, limit: float, what: str) -> None:
+    """A gradient itself; one that is zero in exact arithmetic is rounding on both sides."""
+    norm = recorded.norm()
+    if norm < EXACT:
+        close_norm(gradient, norm, limit, what, EXACT)
+    else:
+        close(gradient, recorded, limit, f"gradient of {what}")
 
 
-def close_norms(
-    updates: Updates,
-    recorded: Mapping[str, Tensor],
-    limit: float,
-    step: int,
-    named: Callable[[str], str] = str,
-    rounding: float = ROUNDING,
-) -> None:
-    """The norm of all gradients before the last update clipped them, and of each parameter's; recorded: "gradnormN.*".
-    named: recorded name -> ours."""
-    norms, clip = under(recorded, f"gradnorm{step}."), updates.recipe.clip
-    (total,) = (norms.pop(name) for name in TOTALS if name in norms)
-    close(updates.norm, total, limit, f"gradient norm {step}")
-    scale = max(1.0, (updates.norm + EACH_EPS) / clip) if clip else 1.0
-    assert norms
-    for name, norm in norms.items():
-        gradient = updates.method.get_parameter(named(name)).grad * scale
-        close_norm(gradient, norm, limit, f"{name}, step {step}", rounding)
-
-
-def check_decay(updates: Updates, decayed: Iterable[str], plain: Iterable[str], named: Callable[[str], str]) -> None:
-    """Which parameters have weight decay, and which have none; named: recorded name -> ours."""
-    ours = {name: group.weight_decay is None for group in updates.groups for name in group.parameters}
-    assert ours == dict.fromkeys(map(named, decayed), True) | dict.fromkeys(map(named, plain), False)
-
-
-def close_states(
-    ours: Mapping[str, Tensor], recorded: Mapping[str, Tensor], limit: float, named: Callable[[str], str] = str
-) -> None:
-    """Weights after updates by Adam. named: recorded name -> ours.
+def close_weight(ours: Tensor, recorded: Tensor, limit: float, name: str) -> None:
+    """A weight after updates by Adam.
 
     Of a joint projection's bias the keys' third is left out: its gradient is zero in exact arithmetic, and what Adam
     makes of it is rounding.
     """
-    for name, end in recorded.items():
-        close(without_keys(ours[named(name)], name), without_keys(end, name), limit, name)
-
-
-def without_keys(bias: Tensor, name: str) -> Tensor:
-    """A joint projection's bias (3 D,) without its keys; other tensors as they are."""
-    if not name.endswith("attn.qkv.bias"):
-        return bias
-    queries, _, values = bias.chunk(3)
-    return torch.cat([queries, values])
+    if name.endswith("attn.qkv.bias"):
+        ours, recorded = (torch.cat([bias.chunk(3)[0], bias.chunk(3)[2]]) for bias in (ours, recorded))
+    close(ours.view_as(recorded), recorded, limit, name)

@@ -1,159 +1,194 @@
 """CAE against recorded steps of its official training loops (lxtGH/CAE d725971, Atten4Vis/CAE a7fd162), in float64."""
 
 import random
+import re
 
 import pytest
 import torch
-from recorded import EXACT, close, close_norm, progress
-from recorded_cae import cases, first_state, is_newer, our_name, ours, views
-from recordings import absent, matches, under
+from recorded import EXACT, RecordedTraining, close, recording
+from recordings import matches, under
+from torch import nn
 
 from checkpoints.positions import sincos_positions
-from pretrain.method import TrainProgress
+from pretrain.methods.cae import METHOD, SCALED, Settings
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import patchify
+from pretrain.schedules import TableCosine
 
-CASES = cases()
-DATA, CONFIG, _ = CASES["step"]
-LIMIT = 1e-6  # everything is recorded in float64
-ZERO = 1e-12  # norm of a gradient that is zero in exact arithmetic, as that of a bias of all keys
-
-
-def case(name: str):
-    """Updates from the first state, data, configuration, recording. The newer repository has no lag."""
-    start, config, recorded = CASES[name]
-    changes = {"target": "current"} if is_newer(config) else {}
-    return first_state(config, start, **changes), start, config, recorded
-
-
-def hooked(modules) -> dict[str, torch.Tensor]:
-    """Name -> what the module gives at its next call, filled as it is called."""
-    found = {}
-    for name, module in modules.items():
-        module.register_forward_hook(lambda _, __, output, name=name: found.__setitem__(name, output.detach()))
-    return found
-
-
-def test_activations():
-    """Of every block, in the first forward pass."""
-    updates, start, _, recorded = case("step")
-    method, trunk = updates.method, updates.method.vit.trunk
-    named = {f"block{n}": block for n, block in enumerate(trunk.blocks)} | {"encoder": trunk.norm}
-    named |= {f"regressor{n}": block for n, block in enumerate(method.regressor.blocks)}
-    named |= {f"decoder{n}": block for n, block in enumerate(method.decoder.blocks)}
-    found, image = hooked(named), start["in0.image"]
-    visible, hidden = method.split(views(start, 0)["mask"])
-    latent = method.regress(image, visible, hidden)
-    logits = method.decoder(latent, method.places(hidden))
-    found["patch_embed"] = method.vit.project(image)
-    trunk.blocks[0].register_forward_pre_hook(lambda _, inputs: found.__setitem__("embed", inputs[0]))
-    close(method.target(image, hidden), recorded["out0.latent_target"], LIMIT, "target")
-    method.regress(image, visible, hidden)
-    for name, tensor in under(recorded, "act0.").items():
-        close(found.pop(name), tensor, LIMIT, name)
-    assert not found
-    close(latent, recorded["out0.latent"], LIMIT, "latent")
-    close(logits.flatten(0, 1), recorded["out0.logits"], LIMIT, "logits")
+NAMES = (
+    (r"^encoder\.", "vit.trunk."),
+    (r"^teacher\.", "teacher.trunk."),
+    (r"(trunk\.blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),
+    (r"(trunk\.blocks\.\d+\.attn\.)[qv]_bias$", r"\1qkv.bias"),  # with a third for keys, which no softmax sees
+    (r"^mask_token$", "regressor.mask_token"),
+    (r"^encoder_to_decoder\.", "embed.0."),
+    (r"^encoder_to_decoder_norm\.", "embed.1."),
+    (r"^pretext_neck\.norm\.", "regressor.norm."),
+    (r"^pretext_neck\.norm2\.", "decoder.norm."),
+    (r"^pretext_neck\.head\.", "decoder.head."),
+    (r"^pretext_neck\.(regressor|decoder)_blocks\.", r"\1.blocks."),
+    (r"\.norm1_([qkv])\.", r".norm_\1."),
+    (r"\.norm2_cross\.", ".norm2."),
+    (r"\.(cross_attn)\.", ".attn."),
+    (r"\.mlp_cross\.", ".mlp."),
+    (r"\.(gamma_[12])_cross$", r".\1"),
+)
+THIRDS = {"q_bias": 0, "v_bias": 2}  # of a trunk's joint bias
+DATA, CONFIG = recording("cae/cae_step.safetensors")
+VARIANTS, CONFIGS = recording("cae/cae_variants.safetensors")
+COMMON = {name: CONFIG[name] for name in ("betas", "eps")}
+DECAYED = [name for name, config in {"step": CONFIG, **CONFIGS}.items() if "decay" in config]
 
 
-def test_full_gradients():
-    updates, start, _, recorded = case("step")
-    updates.method(views(start, 0)).loss.backward()
-    gradients = {name: parameter.grad for name, parameter in updates.method.named_parameters()}
-    official = under(recorded, "grad0.") or absent("gradients")
-    for name, gradient in official.items():
-        close_or_tiny(ours(gradients, name), gradient, name)
-    trained = {name for name, gradient in gradients.items() if gradient is not None}
-    assert trained == {our_name(name) for name in official}
+class TestCae(RecordedTraining):
+    data, config, method = DATA, CONFIG, METHOD
+    NORM, END, ROUNDING = 1e-6, 1e-6, EXACT  # everything is recorded in float64
+    losses = {name: f"{name}{{}}" for name in ("loss", "loss_main", "loss_align")}
+    unrecorded = r".*pos_embed"  # no update moves them
+    design = SCALED | {"layer_scale": CONFIG["init"] > 0}
+
+    def case(self, name):
+        """The main one or a variant, which has the start and data of the main one unless it has its own.
+
+        A variant with `keys`, by which names change, is of Atten4Vis/CAE: its target encoder is the encoder itself,
+        without a momentum.
+        """
+        if name == "step":
+            return self
+        config, data = COMMON | CONFIGS[name], under(VARIANTS, f"{name}.")
+        if "table" not in data:
+            shared = {name: tensor for name, tensor in DATA.items() if re.match(r"in\d|model0|table|lr\d", name)}
+            data = shared | data
+        changes = {"design": SCALED | {"layer_scale": config["init"] > 0}}
+        return self.variant(data=data, config=config, **changes)
+
+    def our_name(self, official):
+        for pattern, ours in NAMES:
+            official = re.sub(pattern, ours, official)
+        return official
+
+    def part(self, official, ours):
+        kind = official.rpartition(".")[2]
+        joint = kind in THIRDS and self.our_name(official).endswith("qkv.bias")
+        return ours.chunk(3)[THIRDS[kind]] if joint else ours
+
+    def first_state(self, method):
+        """Biases of queries and values are joint in the trunk, and the same in the other blocks."""
+        official = under(self.data, self.start)
+        state = {self.our_name(name): tensor for name, tensor in official.items()}
+        for name, values in official.items():
+            if name.endswith("v_bias") and self.our_name(name).endswith("qkv.bias"):
+                queries = official[name.replace("v_bias", "q_bias")]
+                state[self.our_name(name)] = torch.cat([queries, torch.zeros_like(queries), values])
+        return state
+
+    def settings(self):
+        config, newer = self.config, "keys" in self.config
+        return Settings(
+            codes=config["vocab"],
+            num_mask_patches=config["n_mask"],
+            min_mask_patches_per_block=config["min_blk"],
+            decoder_width=config["ddim"],
+            decoder_heads=config["dheads"],
+            regressor_depth=config["rdepth"],
+            decoder_depth=config["ddepth"],
+            decoder_layer_scale_start=config["dinit"],
+            align_weight=config["align"],
+            target_momentum=0.0 if newer else config["momentum"],
+            drop_path=0.0,
+            **({"target": "current"} if newer else {}),
+        )
+
+    def schedule(self):
+        return TableCosine(warmup=self.config["warmup"], floor=self.config["min_lr"])
+
+    def build(self, recipe):
+        """On the recorded table, with a tokenizer that takes tokens for pictures."""
+        method = super().build(recipe)
+        method.tokenizer, method.positions = nn.Identity(), self.data["table"][None, 1:]
+        return method
+
+    def views(self, forward):
+        image, tokens, mask = (self.data[f"in{forward}.{name}"] for name in ("image", "tokens", "mask"))
+        return {"image": image, "picture": tokens.flatten(1), "mask": mask.flatten(1).bool()}
+
+    def outputs(self, method, step):
+        """The target of every step, and all activations of the first one."""
+        image, mask = self.data[f"in{step}.image"], self.views(step)["mask"]
+        visible, hidden = method.split(mask)
+        if f"out{step}.latent_target" in self.data:
+            yield f"out{step}.latent_target", method.target(image, hidden)
+        activations = under(self.data, "act0.")
+        if step or not activations:
+            return
+        trunk = method.vit.trunk
+        modules = {f"block{n}": block for n, block in enumerate(trunk.blocks)} | {"encoder": trunk.norm}
+        modules |= {f"regressor{n}": block for n, block in enumerate(method.regressor.blocks)}
+        modules |= {f"decoder{n}": block for n, block in enumerate(method.decoder.blocks)}
+        ours = {"patch_embed": method.vit.project(image)}
+        trunk.blocks[0].register_forward_pre_hook(lambda _, inputs: ours.setdefault("embed", inputs[0]))
+        for name, module in modules.items():
+            module.register_forward_hook(lambda _, __, output, name=name: ours.setdefault(name, output))
+        latent = method.regress(image, visible, hidden)
+        logits = method.decoder(latent, method.places(hidden))
+        assert ours.keys() == activations.keys()
+        for name, output in ours.items():
+            yield f"act0.{name}", output
+        yield "out0.latent", latent
+        yield "out0.logits", logits.flatten(0, 1)
+
+    def close_end(self, method):
+        if "keys" not in self.config or under(self.data, self.end):  # the newer code's end may not be recorded
+            super().close_end(method)
+
+    @pytest.mark.parametrize("name", CONFIGS)
+    def test_variants(self, name):
+        case = self.case(name)
+        case.run(case.begin())
+
+    @pytest.mark.parametrize("name", [match[1] for match in matches(r"(.+)\.out0\.latent_target", VARIANTS)])
+    def test_outputs_of_variants(self, name):
+        self.case(name).test_outputs()
+
+    @pytest.mark.parametrize("name", DECAYED)
+    def test_decayed_parameters(self, name):
+        case = self.case(name)
+        super(TestCae, case).test_decayed_parameters()
+        parameters = case.begin().method.named_parameters()
+        frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+        assert frozen == case.names(case.config["frozen"])
+
+    def test_the_method_has_the_table(self):
+        fresh = super().build(self.recipe())
+        close(fresh.positions[0], self.data["table"][1:], self.LOSS, "of regressor and decoder")
+        table = self.data["model0.encoder.pos_embed"].reshape(1, -1, self.config["dim"])
+        close(fresh.vit.trunk.pos_embed, table, self.LOSS, "encoder's")
+
+    def test_each_encoder_sees_its_own_patches_alone(self):
+        method, mask = self.begin().method, self.views(0)["mask"]
+        visible, hidden = method.split(mask)
+        for ids, seen in ((visible, ~mask), (hidden, mask)):
+            image = self.data["in0.image"].clone().requires_grad_()
+            method.encode(method.vit, image, ids).square().sum().backward()
+            assert torch.equal(patchify(image.grad, self.config["patch"]).abs().sum(-1) > 0, seen)
 
 
-def close_or_tiny(gradient: torch.Tensor, recorded: torch.Tensor, name: str) -> None:
-    """A gradient that is zero in exact arithmetic is rounding on both sides."""
-    if recorded.norm() < ZERO:
-        assert gradient.norm() < ZERO, name
-    else:
-        close(gradient, recorded, LIMIT, f"gradient of {name}")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_recorded_updates(name):
-    updates, start, config, recorded = case(name)
-    for step in range(config["steps"]):
-        now = progress(step, config, config["steps"])
-        rate = recorded.get(f"lr{step}", start[f"lr{step}"])
-        close(updates.rates(now)[0], rate, EXACT, f"learning rate {step}")
-        hidden = updates.method.split(views(start, step)["mask"])[1]
-        target = updates.method.target(views(start, step)["image"], hidden)
-        logs = updates.run([views(start, step)], now)
-        for log in ("loss", "loss_main", "loss_align"):
-            close(logs[log], recorded[f"{log}{step}"], LIMIT, f"{log} {step}")
-        if f"out{step}.latent_target" in recorded:
-            close(target, recorded[f"out{step}.latent_target"], LIMIT, f"target {step}")
-        total = f"gradnorm{step}.total_before_clip"
-        if total in recorded:
-            close(logs["grad_norm"], recorded[total], LIMIT, f"gradient norm {step}")
-        clipped = max(1.0, logs["grad_norm"] / config["clip"]) if config["clip"] else 1.0
-        for official, each in under(recorded, f"gradnorm{step}.").items():
-            if official != "total_before_clip":
-                gradients = {our_name(official): updates.method.get_parameter(our_name(official)).grad * clipped}
-                close_norm(ours(gradients, official), each, LIMIT, f"{official}, step {step}", ZERO)
-    ends = under(recorded, "model_end.")
-    assert ends or is_newer(config)
-    for official, tensor in ends.items():
-        close(ours(updates.method.state_dict(), official), tensor, LIMIT, official)
-
-
-@pytest.mark.parametrize("name", [name for name, (_, config, _) in CASES.items() if "decay" in config])
-def test_decayed_parameters(name):
-    updates, _, config, _ = case(name)
-    found = {key: group.weight_decay is None for group in updates.method.groups() for key in group.parameters}
-    theirs = {our_name(key): True for key in config["decay"]} | {our_name(key): False for key in config["no_decay"]}
-    assert found == theirs
-    frozen = {key for key, parameter in updates.method.named_parameters() if not parameter.requires_grad}
-    assert frozen == {our_name(key) for key in config["frozen"]}
-
-
-def test_schedule():
-    updates, _, config, recorded = case("step")
-    per_epoch = len(recorded["sched.lr"]) // config["epochs"]
-    for step, rate in enumerate(recorded["sched.lr"]):
-        now = TrainProgress(step=step, steps_per_epoch=per_epoch, epochs=config["epochs"])
-        close(updates.rates(now)[0], rate, EXACT, f"update {step}")
-
-
-@pytest.mark.parametrize("found", matches(r"sincos\.d(\d+)g(\d+)", DATA), ids=lambda found: found[0])
-def test_positions(found):
+@pytest.mark.parametrize("table", matches(r"sincos\.d(\d+)g(\d+)", DATA), ids=lambda match: match[0])
+def test_positions(table):
     """Their table is computed in float32."""
-    width, side = int(found[1]), int(found[2])
-    table = sincos_positions((side, side), width, "row", prefix=1, dtype=torch.float64)
-    close(table.reshape(DATA[found[0]].shape), DATA[found[0]], LIMIT, "table")
+    width, side = int(table[1]), int(table[2])
+    ours = sincos_positions((side, side), width, "row", prefix=1, dtype=torch.float64)
+    close(ours.reshape(DATA[table[0]].shape), DATA[table[0]], TestCae.LOSS, "table")
 
 
-def test_the_method_has_the_table():
-    updates, start, config, _ = case("step")
-    recorded = updates.method.positions.clone()
-    fresh = type(updates.method)(updates.method.spec, updates.method.settings)
-    close(fresh.positions, recorded, LIMIT, "of regressor and decoder")
-    close(
-        fresh.vit.trunk.pos_embed, start["model0.encoder.pos_embed"].reshape(1, -1, config["dim"]), LIMIT, "encoder's"
-    )
+MASKS = matches(r"maskgen\.(\d+)_(\d+)_(\d+)_(\d+|none)", DATA)
 
 
-@pytest.mark.parametrize("found", matches(r"maskgen\.(\d+)_(\d+)_(\d+)_(\d+|none)", DATA), ids=lambda found: found[0])
-def test_masks_are_the_recorded_ones(found):
-    side, hidden, least = (int(found[number]) for number in (1, 2, 3))
-    draw = BlockMask((side, side), hidden, least, None if found[4] == "none" else int(found[4]), exact=True)
+@pytest.mark.parametrize("masks", MASKS, ids=lambda match: match[0])
+def test_masks_are_the_recorded_ones(masks):
+    side, hidden, least = (int(masks[number]) for number in (1, 2, 3))
+    draw = BlockMask((side, side), hidden, least, None if masks[4] == "none" else int(masks[4]), exact=True)
     random.seed(CONFIG["mask_seed"])
-    for mask in DATA[found[0]]:
+    for mask in DATA[masks[0]]:
         drawn = draw()
         assert torch.equal(drawn, mask.flatten().bool()) and int(drawn.sum()) == hidden
-
-
-def test_each_encoder_sees_its_own_patches_alone():
-    updates, start, config, _ = case("step")
-    mask = views(start, 0)["mask"]
-    visible, hidden = updates.method.split(mask)
-    for ids, seen in ((visible, ~mask), (hidden, mask)):
-        image = start["in0.image"].clone().requires_grad_()
-        updates.method.encode(updates.method.vit, image, ids).square().sum().backward()
-        assert torch.equal(patchify(image.grad, config["patch"]).abs().sum(-1) > 0, seen)

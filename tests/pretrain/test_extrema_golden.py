@@ -4,26 +4,22 @@ The recorded cases are float32, the trajectory is float64.
 """
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from elsewhere import in_processes
-from recorded import EXACT, close, close_norm, close_states, doubled, fill
+from recorded import EXACT, RecordedTraining, close, close_norm, converted, doubled
 from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
 from torch import Tensor, nn
 
 from checkpoints.positions import sincos_positions
 from engine.distributed import World
-from pretrain.loop.updates import Updates
 from pretrain.method import Method, TrainProgress
 from pretrain.methods.extrema import CLASS_ATTENTION, METHOD, RECIPES, Settings, visible
 from pretrain.parts.masking import kept
-from pretrain.parts.sizes import VIT_SMOKE
-from pretrain.recipe import Recipe
 from pretrain.schedules import WarmupCosine
 
 META = facts("extrema/meta.json")
@@ -40,36 +36,8 @@ FLOAT32 = 1e-5  # of ours in float32 as well: its limit, forward and in losses
 TRAJECTORY, NORMS = 1e-12, 1e-9
 
 
-def our_name(official: str) -> str:
-    """Official parameter name -> ours."""
-    branch, _, name = official.partition(".")
-    if branch == "predictor":
-        return official
-    for pattern, ours in (("cls_token", "class_query"), (r"blocks_token\.", "class_attention.")):
-        name = re.sub(rf"^{pattern}", ours, name)
-    branch = {"base_encoder": "online", "momentum_encoder": "momentum"}[branch]
-    if name.startswith("head."):
-        return f"{branch}.{name.replace('head', 'projector', 1)}"
-    return f"{branch}.vit.{name}" if name.startswith("class_") else f"{branch}.vit.trunk.{name}"
-
-
-def method_of(case: dict, model: str, **changes) -> Method:
-    """The method with a recorded case's options, in the recorded state."""
-    size = META[model]
-    design = CLASS_ATTENTION | {"class_attention": size["ca"]}
-    hidden = len(WEIGHTS[f"{model}/base_encoder.blocks.0.mlp.fc1.weight"])
-    spec = replace(VIT_SMOKE, image_size=size["img"], patch_size=size["patch"], width=size["dim"], depth=size["depth"],
-                   heads=size["heads"], mlp_hidden=hidden, **design)  # fmt: skip
-    settings = Settings(
-        mask_ratio=case["ratio"], masks=case["masks"], replacement=not case.get("disjoint", True),
-        loss=case.get("loss", "infonce" if case.get("T") else "byol"), temperature=case.get("T") or 1.0,
-        projector_hidden=size["mlp_dim"], projector_width=size["proj"],
-        teacher_momentum=case.get("ema", META["trajectory"]["ema_momentum"]),
-        drop_path=max(case.get("drop_path_rates", [0.0])), **changes,
-    )  # fmt: skip
-    method = METHOD(spec, settings).double()
-    fill(method, {our_name(name): tensor for name, tensor in under(WEIGHTS, f"{model}/").items()})
-    return method
+def pixels(images: Tensor) -> Tensor:
+    return images.double() / 64 - 2
 
 
 def model_of(name: str) -> str:
@@ -77,8 +45,157 @@ def model_of(name: str) -> str:
     return next((model for model in MODELS if name.startswith(model)), MODELS[0])
 
 
-def pixels(images: Tensor) -> Tensor:
-    return images.double() / 64 - 2
+def options(model: str) -> dict:
+    """Those of the trajectory, with the sizes of a model."""
+    common, batch = META["trajectory"], DATA["trajectory/noise"].shape[1]
+    return META[model] | common | {"batch": batch, "wd": common["weight_decay"], "model": model}
+
+
+def by_step(trajectory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The recorded rows under a name each: "lr0", "gradnorm0.total"."""
+    names = {"loss": "loss{}", "lr": "lr{}", "ema": "ema{}", "grad_norm": "gradnorm{}.total"}
+    rows = {name: list(trajectory[recorded]) for recorded, name in names.items()}
+    return {name.format(step): row for name, values in rows.items() for step, row in enumerate(values)}
+
+
+class TestExtrema(RecordedTraining):
+    """The recorded trajectory; other cases are single passes from the same state or that of another model."""
+
+    config, method = options(MODELS[0]), METHOD
+    data = DATA | under(WEIGHTS, "", "weights/") | by_step(under(DATA, "trajectory/"))
+    LOSS = NORM = END = RATE = TRAJECTORY
+    start, end = f"weights/{MODELS[0]}/", "trajectory/final/"
+    unrecorded = ".*"  # of the end it has some tensors, and the norms of all
+    steps, steps_per_epoch = len(DATA["trajectory/loss"]), config["iters_per_epoch"]
+    test_every_gradient_is_recorded = test_outputs = None
+
+    def case(self, name: str) -> "TestExtrema":
+        """One recorded pass."""
+        model = model_of(name)
+        return self.variant(config=options(model) | META["cases"][name], start=f"weights/{model}/")
+
+    @property
+    def design(self):
+        return CLASS_ATTENTION | {"class_attention": self.config["ca"]}
+
+    def our_name(self, official):
+        branch, _, name = official.partition(".")
+        if branch == "predictor":
+            return official
+        for pattern, ours in (("cls_token", "class_query"), (r"blocks_token\.", "class_attention.")):
+            name = re.sub(rf"^{pattern}", ours, name)
+        branch = {"base_encoder": "online", "momentum_encoder": "momentum"}[branch]
+        if name.startswith("head."):
+            return f"{branch}.{name.replace('head', 'projector', 1)}"
+        return f"{branch}.vit.{name}" if name.startswith("class_") else f"{branch}.vit.trunk.{name}"
+
+    def settings(self):
+        config = self.config
+        return Settings(
+            mask_ratio=config["ratio"],
+            masks=config["masks"],
+            replacement=not config.get("disjoint", True),
+            loss=config.get("loss", "infonce" if config.get("T") else "byol"),
+            temperature=config.get("T") or 1.0,
+            projector_hidden=config["mlp_dim"],
+            projector_width=config["proj"],
+            teacher_momentum=config.get("ema", config["ema_momentum"]),
+            drop_path=max(config.get("drop_path_rates", [0.0])),
+        )
+
+    def schedule(self):
+        return WarmupCosine(warmup=self.config["warmup_epochs"], floor=self.config["min_lr"])
+
+    def views(self, forward):
+        data = under(self.data, "trajectory/")
+        return {"student": pixels(data["images_u8"][forward]), "noise": data["noise"][forward].unsqueeze(1)}
+
+    def close_rates(self, updates, progress, step):
+        super().close_rates(updates, progress, step)
+        method = updates.method
+        momentum = method.teacher_momentum.at(method.settings.teacher_momentum, progress)
+        close(momentum, self.data[f"ema{step}"], self.RATE, f"momentum {step}")
+
+    def rounding(self):
+        """Biases of the keys, whose norms alone are compared."""
+        return [name for name in under(self.data, self.end) if name.endswith("attn.k.bias")]
+
+    def close_end(self, method):
+        super().close_end(method)
+        for official in self.rounding():
+            close(method.get_parameter(self.our_name(official)), self.data[self.end + official], NORMS, official)
+        norms = {self.our_name(official): norm for official, norm in self.config["final_norms"].items()}
+        assert norms.keys() == dict(method.named_parameters()).keys()
+        for name, norm in norms.items():
+            close(method.get_parameter(name).norm(), norm, NORMS, name)
+
+    def test_decayed_parameters(self):
+        groups = META["optimizer_groups"]
+        super(TestExtrema, self.variant(config=self.config | groups)).test_decayed_parameters()
+
+    def test_schedule(self):
+        """That of the released recipe, and its teacher's momentum."""
+        released, teacher = RECIPES["vit_b"], self.begin().method.teacher_momentum
+        epochs, rates, momenta = (DATA[f"schedule/{name}"].tolist() for name in ("epoch", "lr", "ema"))
+        per_epoch = steps_per_epoch(epochs)
+        for epoch, lr, momentum in zip(epochs, rates, momenta, strict=True):
+            progress = TrainProgress(step=round(epoch * per_epoch), steps_per_epoch=per_epoch, epochs=released.epochs)
+            assert progress.time == pytest.approx(epoch, abs=1e-12)
+            assert released.schedule.at(released.peak, progress) == pytest.approx(lr, rel=1e-6, abs=1e-18)
+            assert teacher.at(released.settings.teacher_momentum, progress) == pytest.approx(momentum, rel=1e-12)
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_recorded_pass(self, name, monkeypatch):
+        case, options, model = self.case(name), META["cases"][name], model_of(name)
+        method, views = case.begin().method, views_of(name)
+        heard = listen(method)
+        left = recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)), monkeypatch)
+        keep_ids = visible(views["noise"], options["masks"], method.keep).transpose(0, 1)
+        assert torch.equal(keep_ids, DATA[f"{name}/keep_ids"])
+
+        step = forward_pass(method, views, START)
+        step.loss.backward()
+
+        assert not left
+        heard_close(heard, name, FORWARD)
+        close(step.loss, DATA[f"{name}/loss"][0], LOSS, "loss")
+        predictions, masks = heard["student/prediction"].unflatten(0, (options["masks"], -1)), range(options["masks"])
+        by_mask = [method.loss(predictions[mask : mask + 1], heard["teacher/projection"]) for mask in masks]
+        close(torch.stack(by_mask), DATA[f"{name}/loss_per_mask"], LOSS, "loss of each mask")
+        self.check_gradients(method, name)
+        for official, theirs in under(WEIGHTS, f"{model}_after_ema/").items():
+            close(method.get_parameter(self.our_name(official)), theirs, MOVED, official)
+        for official, norm in META[f"{model}_after_ema_norms"].items():
+            ours = method.get_parameter(self.our_name(f"momentum_encoder.{official}"))
+            close(ours.norm(), norm, MOVED, official)
+
+    def check_gradients(self, method: Method, name: str) -> None:
+        """Norms for all parameters, some gradients in full, none where none was recorded."""
+        norms = {self.our_name(official): norm for official, norm in META["grad_norms"][name].items()}
+        gradients = {parameter: p.grad for parameter, p in method.named_parameters() if p.grad is not None}
+        assert gradients.keys() == norms.keys()
+        for parameter, gradient in gradients.items():
+            close_norm(gradient, norms[parameter], GRADIENT, parameter)
+        total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        close(total, META["cases"][name]["total_grad_norm"], GRADIENT, "gradient norm")
+        for official, theirs in under(DATA, f"{name}/grad/").items():
+            limit = GRADIENT * theirs.abs().max().item()
+            torch.testing.assert_close(gradients[self.our_name(official)], theirs, rtol=0, atol=limit, msg=official)
+
+    @pytest.mark.parametrize("name", CASES)
+    def test_recorded_pass_in_float32(self, name, monkeypatch):
+        method = self.case(name).begin(torch.float32).method
+        heard = listen(method)
+        recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)).float(), monkeypatch)
+        step = forward_pass(method, converted(views_of(name), torch.float32), START)
+        step.loss.backward()
+        heard_close(heard, name, FLOAT32)
+        close(step.loss, DATA[f"{name}/loss"][0], FLOAT32, "loss")
+        for official, theirs in under(DATA, f"{name}/grad/").items():
+            close(method.get_parameter(self.our_name(official)).grad, theirs, GRADIENT, official)
+
+
+START = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 
 
 def views_of(name: str) -> dict[str, Tensor]:
@@ -87,10 +204,6 @@ def views_of(name: str) -> dict[str, Tensor]:
     if META["cases"][name]["views"] == 2:
         views["teacher"] = pixels(DATA[f"{model}/images2_u8"])
     return views
-
-
-def start(parts: int = 1) -> TrainProgress:
-    return TrainProgress(step=0, steps_per_epoch=1, epochs=1, micro_batches=parts)
 
 
 def listen(method: Method) -> dict[str, Tensor]:
@@ -139,113 +252,7 @@ def heard_close(heard: dict[str, Tensor], name: str, limit: float) -> None:
         close(heard[part].reshape(theirs.shape), theirs, limit, part)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_recorded_pass(name, monkeypatch):
-    case, model = META["cases"][name], model_of(name)
-    method = method_of(case, model)
-    heard, views = listen(method), views_of(name)
-    left = recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)), monkeypatch)
-
-    assert torch.equal(visible(views["noise"], case["masks"], method.keep).transpose(0, 1), DATA[f"{name}/keep_ids"])
-    step = forward_pass(method, views, start())
-    step.loss.backward()
-
-    assert not left
-    heard_close(heard, name, FORWARD)
-    close(step.loss, DATA[f"{name}/loss"][0], LOSS, "loss")
-    predictions = heard["student/prediction"].unflatten(0, (case["masks"], -1))
-    by_mask = [method.loss(predictions[i : i + 1], heard["teacher/projection"]) for i in range(case["masks"])]
-    close(torch.stack(by_mask), DATA[f"{name}/loss_per_mask"], LOSS, "loss of each mask")
-    check_gradients(method, name, case)
-    after = under(WEIGHTS, f"{model}_after_ema/")
-    for official, theirs in after.items():
-        close(method.get_parameter(our_name(official)), theirs, MOVED, official)
-    for official, norm in META[f"{model}_after_ema_norms"].items():
-        close(method.get_parameter(our_name(f"momentum_encoder.{official}")).norm(), norm, MOVED, official)
-
-
-def check_gradients(method: Method, name: str, case: dict) -> None:
-    """Norms for all parameters, some gradients in full, none where none was recorded."""
-    norms = {our_name(official): norm for official, norm in META["grad_norms"][name].items()}
-    trained = {parameter: p.grad for parameter, p in method.named_parameters() if p.grad is not None}
-    assert trained.keys() == norms.keys()
-    for parameter, gradient in trained.items():
-        close_norm(gradient, norms[parameter], GRADIENT, parameter)
-    total = torch.stack([gradient.norm() for gradient in trained.values()]).norm()
-    close(total, case["total_grad_norm"], GRADIENT, "gradient norm")
-    for official, theirs in under(DATA, f"{name}/grad/").items():
-        ours = trained[our_name(official)]
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=GRADIENT * theirs.abs().max().item(), msg=official)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_recorded_pass_in_float32(name, monkeypatch):
-    case = META["cases"][name]
-    method = method_of(case, model_of(name)).float()
-    heard = listen(method)
-    recorded_drops(method, DATA.get(f"{name}/droppath_rand", torch.empty(0)).float(), monkeypatch)
-    step = forward_pass(method, {part: tensor.float() for part, tensor in views_of(name).items()}, start())
-    step.loss.backward()
-    heard_close(heard, name, FLOAT32)
-    close(step.loss, DATA[f"{name}/loss"][0], FLOAT32, "loss")
-    for official, theirs in under(DATA, f"{name}/grad/").items():
-        close(method.get_parameter(our_name(official)).grad, theirs, GRADIENT, official)
-
-
-def recipe(method: Method) -> Recipe:
-    """That of the recorded trajectory."""
-    given = META["trajectory"]
-    batch = DATA["trajectory/noise"].shape[1]
-    schedule = WarmupCosine(warmup=given["warmup_epochs"], floor=given["min_lr"])
-    return Recipe(
-        source="recorded", spec=method.spec, settings=method.settings, epochs=given["epochs"], batch=batch,
-        lr=given["lr"], lr_batch=0, schedule=schedule, weight_decay=given["weight_decay"], betas=tuple(given["betas"]),
-    )  # fmt: skip
-
-
-def test_trajectory():
-    given, data = META["trajectory"], under(DATA, "trajectory/")
-    method = method_of(given, MODELS[0])
-    updates = Updates(method, recipe(method))
-    for step in range(len(data["loss"])):
-        progress = TrainProgress(step=step, steps_per_epoch=given["iters_per_epoch"], epochs=given["epochs"])
-        close(updates.rates(progress)[0], data["lr"][step], TRAJECTORY, f"learning rate {step}")
-        momentum = method.teacher_momentum.at(method.settings.teacher_momentum, progress)
-        close(momentum, data["ema"][step], TRAJECTORY, f"momentum {step}")
-        views = {"student": pixels(data["images_u8"][step]), "noise": data["noise"][step].unsqueeze(1)}
-        logs = updates.run([views], progress)
-        close(logs["loss"], data["loss"][step], TRAJECTORY, f"loss {step}")
-        close(logs["grad_norm"], data["grad_norm"][step], TRAJECTORY, f"gradient norm {step}")
-    final = under(data, "final/")
-    assert final
-    for official, theirs in final.items():
-        limit = NORMS if official.endswith("attn.k.bias") else TRAJECTORY
-        close_states(method.state_dict(), {official: theirs}, limit, our_name)
-    norms = {our_name(official): norm for official, norm in given["final_norms"].items()}
-    assert norms.keys() == dict(method.named_parameters()).keys()
-    for name, norm in norms.items():
-        close(method.get_parameter(name).norm(), norm, NORMS, name)
-
-
-def test_decayed_parameters():
-    plain, decayed = method_of(META["trajectory"], MODELS[0]).groups()
-    assert (plain.weight_decay, decayed.weight_decay) == (0.0, None)
-    for group, recorded in ((plain, "no_decay"), (decayed, "decay")):
-        assert set(group.parameters) == {our_name(name) for name in META["optimizer_groups"][recorded]}
-
-
-def test_schedules_of_the_released_recipe():
-    released, teacher = RECIPES["vit_b"], method_of(META["trajectory"], MODELS[0]).teacher_momentum
-    epochs, rates, momenta = (DATA[f"schedule/{name}"].tolist() for name in ("epoch", "lr", "ema"))
-    per_epoch = steps_per_epoch(epochs)
-    for epoch, lr, momentum in zip(epochs, rates, momenta, strict=True):
-        progress = TrainProgress(step=round(epoch * per_epoch), steps_per_epoch=per_epoch, epochs=released.epochs)
-        assert progress.time == pytest.approx(epoch, abs=1e-12)
-        assert released.schedule.at(released.peak, progress) == pytest.approx(lr, rel=1e-6, abs=1e-18)
-        assert teacher.at(released.settings.teacher_momentum, progress) == pytest.approx(momentum, rel=1e-12)
-
-
-@pytest.mark.parametrize("table", [found.groups() for found in matches(r"pos_embed_(\d+)_g(\d+)/rows", DATA)], ids=str)
+@pytest.mark.parametrize("table", [match.groups() for match in matches(r"pos_embed_(\d+)_g(\d+)/rows", DATA)], ids=str)
 def test_position_table(table):
     width, side = map(int, table)
     ours = sincos_positions((side, side), width, "column")[0]
@@ -253,7 +260,7 @@ def test_position_table(table):
     torch.testing.assert_close(ours[recorded["rows"].long()].double(), recorded["values"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("counts", [found[0] for found in matches(r"mask_view_size_\d+", META)])
+@pytest.mark.parametrize("counts", [match[0] for match in matches(r"mask_view_size_\d+", META)])
 def test_kept_patches(counts):
     patches = int(counts.rpartition("_")[2])
     for ratio, number in META[counts].items():
@@ -262,18 +269,16 @@ def test_kept_patches(counts):
 
 def views_of_ranks(name: str, ranks: slice) -> dict[str, Tensor]:
     data = under(DATA, f"{name}/")
-    return {
-        "student": pixels(data["images_u8"][ranks].flatten(0, 1)),
-        "noise": data["noise"][ranks].flatten(0, 1).unsqueeze(1),
-    }
+    images, noise = (data[kind][ranks].flatten(0, 1) for kind in ("images_u8", "noise"))
+    return {"student": pixels(images), "noise": noise.unsqueeze(1)}
 
 
 def one_pass(name: str, world: World, views: dict[str, Tensor], path: Path) -> None:
     """Loss of this process and gradients after one pass, to a file."""
-    method = method_of(META["cases"][name], model_of(name))
-    logs = Updates(method, recipe(method), world=world).back_from(views, start())
-    found = {name: p.grad for name, p in method.named_parameters() if p.requires_grad}
-    torch.save(found | {"loss": logs["loss"]}, path)
+    updates = TestExtrema().case(name).begin(world=world)
+    logs = updates.back_from(views, START)
+    gradients = {name: p.grad for name, p in updates.method.named_parameters() if p.requires_grad}
+    torch.save(gradients | {"loss": logs["loss"]}, path)
 
 
 def share(name: str, world: World, folder: Path) -> None:
@@ -287,16 +292,16 @@ def test_processes_share_their_keys(name, tmp_path):
     ranks = len(data["loss_per_rank"])
     in_processes(ranks, partial(share, name), tmp_path)
     one_pass(name, World(), views_of_ranks(name, slice(None)), tmp_path / "whole")
-    found = [torch.load(tmp_path / str(rank)) for rank in range(ranks)]
-    close(torch.stack([rank["loss"] for rank in found]), data["loss_per_rank"], LOSS, "losses")
+    members = [torch.load(tmp_path / str(rank)) for rank in range(ranks)]
+    close(torch.stack([rank["loss"] for rank in members]), data["loss_per_rank"], LOSS, "losses")
     gradients = under(data, "ddp_grad/")
     assert gradients
     for official, theirs in gradients.items():
-        ours = [rank[our_name(official)] for rank in found]
+        ours = [rank[TestExtrema().our_name(official)] for rank in members]
         assert all(torch.equal(ours[0], other) for other in ours)
         close(ours[0], theirs, GRADIENT, official)
     whole = torch.load(tmp_path / "whole")  # one process with all images
-    close(torch.stack([rank["loss"] for rank in found]).mean(), whole["loss"], EXACT, "loss")
-    for parameter, gradient in found[0].items():
+    close(torch.stack([rank["loss"] for rank in members]).mean(), whole["loss"], EXACT, "loss")
+    for parameter, gradient in members[0].items():
         if parameter != "loss" and not parameter.endswith("attn.k.bias"):  # in exact arithmetic it is zero
             close(gradient, whole[parameter], 1e-9, parameter)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from recorded_distillation import DINO, FLOAT64
+from recorded_distillation import RecordedDino
 from small_trainings import forward_pass
 from test_dino import progress, random_views
 from torch import Tensor
@@ -31,12 +31,19 @@ def masked_views(share: float = 0.5) -> dict[str, Tensor]:
     return views
 
 
+class WithoutMasks(RecordedDino):
+    """iBOT on DINO's recorded crops."""
+
+    method, options = METHOD, Settings
+
+    def views(self, forward):
+        patches = (self.config["img"] // self.config["patch"]) ** 2
+        return super().views(forward) | {"mask": torch.zeros(self.config["B"], 2, patches, dtype=torch.bool)}
+
+
 def test_without_masks_it_is_dino():
-    config = DINO.config
-    mask = torch.zeros(config["B"], 2, (config["img"] // config["patch"]) ** 2, dtype=torch.bool)
-    updates = DINO.prepared(METHOD, DINO.recipe(Settings))
-    DINO.run(updates, FLOAT64, lambda step: {"mask": mask})
-    DINO.close_weights(updates.method, FLOAT64)
+    case = WithoutMasks()
+    case.run(case.begin())
 
 
 def test_loss_is_a_mean_over_views_of_means_over_masked_patches():

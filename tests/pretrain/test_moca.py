@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded_moca import MISC, our_name
 from small_trainings import forward_pass
 from torch.nn import functional as F
 
 import pretrain.methods.moca as module
-from checkpoints.undrawn import Undrawn
-from checkpoints.vit import ViT
 from imagesets.sets import open_set
 from pretrain.loop.trainer import build
 from pretrain.method import TrainProgress
@@ -19,7 +16,6 @@ from pretrain.methods.moca import METHOD, RECIPES
 from pretrain.parts.codebook import Codebook, divergences, farthest
 from pretrain.parts.masking import MaskRounds, normalised, patchify
 from pretrain.parts.views import Blur
-from pretrain.parts.weights import xavier_vit
 
 SMOKE = RECIPES["smoke"]
 NOW = TrainProgress(step=0, steps_per_epoch=2, epochs=1)
@@ -311,31 +307,6 @@ def test_the_teacher_moves_to_the_student_before_it_teaches():
     weights = zip(ours.teacher.parameters(), ours.student.parameters(), strict=True)
     assert all(torch.allclose(teacher, student) for teacher, student in weights)
     assert first.loss.item() != pytest.approx(second.loss.item()) and ours.codebook.oldest == 4
-
-
-def test_weights_of_the_published_model():
-    """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
-    recipe = RECIPES["vit_b"]
-    with torch.device("meta"), Undrawn():
-        method = METHOD(recipe.spec, recipe.settings)
-    ours = {name: (list(p.shape), p.requires_grad) for name, p in method.named_parameters()}
-    theirs = {our_name(name): tuple(facts) for name, facts in MISC["vit_base_param_shapes_requires_grad"].items()}
-    constants = theirs.pop(None)
-    assert ours == theirs and constants
-    counts = MISC["vit_base_param_counts"]
-    assert sum(p.numel() for p in method.parameters() if p.requires_grad) == counts["trainable"]
-    assert sum(p.numel() for p in method.teacher.parameters()) == counts["encoder"]
-
-
-@pytest.mark.parametrize("key", MISC["pos_embed"])
-def test_position_tables(key):
-    width, side = map(int, key.split("x"))
-    sizes = dict(width=width, heads=1, image_size=16 * side, patch_size=16, depth=1, mlp_hidden=4)
-    table = xavier_vit(ViT(replace(SMOKE.spec, **sizes))).trunk.pos_embed[0].double()
-    recorded = MISC["pos_embed"][key]
-    assert [table.sum().item(), table.abs().sum().item(), table.norm().item()] == pytest.approx(recorded["stat"], 1e-6)
-    for row, name in ((1, "row1"), (2, "row2"), (1 + side, "rowG1")):
-        assert table[row, :8].tolist() == pytest.approx(recorded[name], abs=1e-6)
 
 
 def test_initial_state():

@@ -13,32 +13,26 @@ from statistics import mean
 import pytest
 import torch
 from elsewhere import in_processes
-from recorded import EXACT, close, close_norm, close_states, doubled
-from recorded_moca import (
-    BOTH,
-    CASES,
-    MISC,
-    TINY,
-    TRAIN,
-    choices,
-    images,
-    left_out,
-    method,
-    noise,
-    our_name,
-    recipe,
-    run_settings,
-    settings,
-)
-from recordings import matches, steps_per_epoch, tensors, under
+from recorded import EXACT, RecordedTraining, close, close_norm, converted, doubled
+from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
+from torch import Tensor
 
+from checkpoints.undrawn import Undrawn
+from checkpoints.vit import ViT
 from engine.distributed import World
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
-from pretrain.methods.moca import RECIPES
+from pretrain.methods.moca import METHOD, RECIPES, Settings
 from pretrain.parts.masking import MaskRounds
+from pretrain.parts.sizes import SINCOS
+from pretrain.parts.weights import xavier_vit
+from pretrain.schedules import Constant, CosineTo, WarmupCosine
 
+TINY, CASES = (facts("moca/cases.json")[name] for name in ("tiny_config", "cases"))
+TRAIN, MISC = facts("moca/train.json"), facts("moca/misc.json")
+INITIAL, INPUTS = (doubled(tensors(f"moca/{name}.safetensors")) for name in ("init_state", "inputs"))
+TEACHER = doubled(tensors("moca/teacher_common.safetensors"))
 ONE = TrainProgress(step=0, steps_per_epoch=1, epochs=1)
 DRAWS = ("update_view", "randperm", "interior_token")
 LIMIT = 1e-6
@@ -48,20 +42,54 @@ SLACK = {torch.float64: 1, torch.float32: 5}  # times these limits, for ours in 
 ROUNDING = 1e-5  # its README's, of gradient norms
 # Runs of one process, and of several: "ddp2_rank0" and "ddp2_rank1" are two processes of ddp2.
 ALONE = [name for name in TRAIN if not matches(r".+_rank\d+", [name])]
-SHARED = sorted({found[1] for found in matches(r"(.+)_rank\d+", TRAIN)})
+SHARED = sorted({match[1] for match in matches(r"(.+)_rank\d+", TRAIN)})
+# The first case with both losses, where one is as good as the other.
+BOTH = next(case["config"] for case in CASES.values() if 0 < case["config"]["img_weight"] < 1)
+NAMES = (
+    (r"encoder_teacher\.", "teacher.trunk."),
+    (r"encoder\.", "student.trunk."),
+    (r"encoder_pred\.layers_w\.0\.", "generator."),
+    (r"decoder_pred\.layers_w\.0\.", "predictions.0.target.generator."),
+    (r"norm_cls_pt\.", "predictions.0.norm."),
+    (r"mask_token_cls_pt", "predictions.0.decoder.mask_token"),
+    (r"decoder_(embed|blocks|norm)_cls_pt\.", r"predictions.0.decoder.\1."),
+    (r"bow_extractor\.bow_extractor\.0\._embedding_ptr", "codebook.oldest"),
+    (r"bow_extractor\.bow_extractor\.0\._embedding", "codebook.words"),
+    (r"bow_extractor\.bow_extractor\.0\._dist_norm_prev", "codebook.mu_of_update"),
+    (r"bow_extractor\.bow_extractor\.0\._dist_norm", "codebook.mu"),
+)
+LAYERS = {"generator.b0_fc": "layers.0", "generator.b0_bn": "layers.1", "generator.b0_last_layer": "layers.3"}
 
 
-def recorded(name):
-    return doubled(tensors(f"moca/{name}.safetensors"))
+def our_name(official: str) -> str | None:
+    """Official name of a parameter or buffer -> ours; None for what has no place here: constants, a counter."""
+    for pattern, ours in NAMES:
+        if re.match(pattern, official):
+            name = re.sub(pattern, ours, official, count=1)
+            for theirs, layer in LAYERS.items():
+                name = name.replace(theirs, layer)
+            return None if name.endswith(".scale") else name
+    return None
 
 
-TEACHER = recorded("teacher_common")
+def images(batch: int) -> dict[str, Tensor]:
+    """A recorded batch of two views."""
+    return {"first": INPUTS[f"batch{batch}.x1"], "second": INPUTS[f"batch{batch}.x2"]}
 
 
-def case_views(data, dtype=torch.float64):
-    rounds = under(data, "draw.mask_noise.").values()
-    found = views_of(0, rounds, [data[f"draw.{name}"][0] for name in DRAWS])
-    return {name: tensor.to(dtype) for name, tensor in found.items()}
+def noise(*rounds: Tensor) -> Tensor:
+    """Noise of each drawn round (V*B, L) -> ours (B, rounds, V, L)."""
+    return torch.stack([drawn.unflatten(0, (2, -1)).transpose(0, 1) for drawn in rounds], dim=1)
+
+
+def choices(view: Tensor, order: Tensor, tokens: Tensor) -> Tensor:
+    """The view 1 or 2, a permutation of the images and an inner token for the first of them -> numbers (B, 3)."""
+    grid = TINY["img_size"] // TINY["patch_size"] - 2 * TINY["skip_offset"]
+    numbers = torch.full((len(order), 3), 0.75 if view.item() == 2 else 0.25, dtype=torch.float64)
+    order, tokens = order.long(), tokens.long()
+    numbers[order, 1] = torch.arange(len(order), dtype=torch.float64) / len(order)
+    numbers[order[: len(tokens)], 2] = (tokens.double() + 0.5) / grid**2
+    return numbers
 
 
 def views_of(batch, rounds, drawn):
@@ -69,190 +97,175 @@ def views_of(batch, rounds, drawn):
     return {**images(batch), "noise": noise(*rounds), "choices": choices(*drawn)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_recorded_case(name, dtype):
-    case, data = CASES[name], recorded(f"case_{name}")
-    slack, config = SLACK[dtype], case["config"]
-    ours = method(settings(config), config["avg_pooling"], dtype)
-    words, views = ours.codebook.words.clone(), case_views(data, dtype)
+class RecordedMoca(RecordedTraining):
+    """The options and the initial state that cases and runs share. `config` has those of one, in its official names."""
 
-    step = forward_pass(ours, views, ONE)
-    step.loss.backward()
-    ours.observe(step.observed, ONE)
-    close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
-    for kind in parts_of(ours):
-        close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
-    check_gradients(ours, case, under(data, "grad."), slack * GRADIENT)
-    check_state(ours, data, slack * LIMIT)
-    check_rounds(ours, data, views, words, slack * OUTPUT)
+    method, start = METHOD, "initial."
+    data = under(INITIAL, "", "initial.")
+    changes = {}  # of the settings
 
+    def __init__(self, config, **changes):
+        names = {"img": "img_size", "patch": "patch_size", "dim": "embed_dim", "depth": "depth", "heads": "num_heads"}
+        sizes = {name: TINY[official] for name, official in names.items()}
+        # A case is no training: any recipe will do.
+        training = {"epochs": 1, "lr": 1.0, "wd": 0.0, "batch": 1, "alpha": TINY["momentum"], "alpha_cos": False}
+        self.config, self.changes = training | sizes | config, changes
 
-def parts_of(ours):
-    """The losses that ours computes; those without weight it leaves out, where the code does so for "loc" alone."""
-    return [kind for kind, name in (("img", "generator."), ("loc", "predictions.")) if not left_out(ours, name)]
+    @property
+    def design(self):
+        return SINCOS | {"pool": "avg" if self.config.get("avg_pooling", True) else "cls", "norm_eps": TINY["ln_eps"]}
 
+    def our_name(self, official):
+        name = our_name(official)
+        return None if name is None or self.left_out(name) else name
 
-def check_gradients(ours, case, gradients, limit):
-    norms = {our_name(name): norm for name, norm in case["grad_norms"].items()}
-    found = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
-    assert not any(norms.pop(name) for name in list(norms) if left_out(ours, name))
-    assert set(found) == set(norms)
-    for name, norm in norms.items():
-        close_norm(found[name], norm, limit, name, ROUNDING)
-    for name, gradient in gradients.items():
-        close(found[our_name(name)], gradient, limit, f"gradient of {name}")
+    def left_out(self, name: str) -> bool:
+        """Whether our name is of a loss without weight, which the method goes without; the code keeps its generator."""
+        weight = self.config["img_weight"]
+        return (weight == 0 and name.startswith("generator.")) or (weight == 1 and name.startswith("predictions."))
 
+    def computed(self) -> list[str]:
+        """The losses that the method computes; the code leaves out "loc" alone where it has no weight."""
+        return [kind for kind, name in (("img", "generator."), ("loc", "predictions.")) if not self.left_out(name)]
 
-def check_state(ours, data, limit):
-    state = ours.state_dict()
-    for name, tensor in under(TEACHER, "teacher_after_ema.").items():
-        close(state[our_name(name)], tensor, limit, name)
-    for name, tensor in {**under(data, "codebook_after."), **under(data, "bn_after.")}.items():
-        official = f"bow_extractor.bow_extractor.0.{name}" if name.startswith("_") else name
-        if not left_out(ours, our_name(official)):
-            theirs = state[our_name(official)]
-            close(theirs, tensor.reshape(theirs.shape), limit, name)
+    def settings(self):
+        config = self.config
+        settings = Settings(
+            words=TINY["num_words"],
+            new_words=TINY["num_new_words"],
+            border=TINY["skip_offset"],
+            inv_delta=TINY["inv_delta"],
+            mask_ratios=tuple(config["mask_ratio"]),
+            decoder_mask_ratios=tuple(config["dec_mask_ratio"]),
+            image_weight=config["img_weight"],
+            early_layers=(config.get("early_layer", TINY["early_layer"]),),
+            decoder_width=TINY["decoder_embed_dim"],
+            decoder_depth=TINY["decoder_depth"],
+            decoder_heads=TINY["decoder_num_heads"],
+            kappa=TINY["kappa"],
+            generator_ratio=TINY["pred_mlp_ratio"],
+            teacher_momentum=config["alpha"],
+            teacher_momentum_end=1.0 if config["alpha_cos"] else config["alpha"],
+        )
+        return replace(settings, **self.changes)
 
+    def schedule(self):
+        return Constant()
 
-@torch.no_grad()
-def check_rounds(ours, data, views, words, limit):
-    pictures = torch.cat([views["first"], views["second"]])
-    orders, rounds = ours.rounds.orders(views["noise"]), ours.student_rounds(pictures, views["noise"])
-    for number, (order, seen) in enumerate(zip(orders, rounds, strict=True)):
-        assert torch.equal(order, data[f"mask.{number}.ids_shuffle"].long())
-        found = under(data, f"student.{number}.")
-        close(seen.embedding, found["x_cls"], limit, "x_cls")
-        if ours.generator is not None:
-            prototypes = ours.generator(words)
-            close(TINY["kappa"] * seen.embedding @ prototypes.T, found["img_logits"], limit, "img_logits")
-            close_where_recorded(prototypes, data, "student.W_enc", limit)
-        if ours.predictions:
-            assert seen.visible == data[f"mask.{number}.len_keep"].item()
-            assert torch.equal(seen.ids, data[f"mask.{number}.ids_pred"].long())
-            check_prediction(ours, seen, found, data, words, limit)
+    def first_state(self, method):
+        expected = method.state_dict()
+        return {name: tensor.reshape(expected[name].shape) for name, tensor in self.named(self.start).items()}
 
 
-def close_where_recorded(tensor, found, name, limit):
-    """What only some cases have."""
-    if name in found:
-        close(tensor, found[name], limit, name)
-
-
-def check_prediction(ours, seen, found, data, words, limit):
-    (prediction,), (before,) = ours.predictions, ours.early_layers
-    prototypes = prediction.target.generator(words)
-    close_where_recorded(prototypes, data, "student.W_dec", limit)
-    decoded = prediction.decode(seen.embedding, seen.early[0], seen.ids).flatten(0, 1)
-    (rows,) = (found[match[0]] for match in matches(r"loc_logits(\.head\d+)?", found))  # all, or the first of them
-    close(TINY["kappa"] * decoded[: len(rows)] @ prototypes.T, rows, limit, "loc_logits")
-    close_where_recorded(decoded, found, "decoder_out", limit)
-    if before and "x_intermediate" in found:  # of the last block ours has what the final norm makes of it
-        close(seen.early[0], found["x_intermediate"][:, 1:], limit, "x_intermediate")
-
-
-def test_teacher_targets():
-    """After the teacher's move: features, assignments and their means over the inner patches. They are of all cases."""
-    ours = method(BOTH)
-    ours.before_forward(ONE)
-    pictures = torch.cat(list(images(0).values()))
-    fresh = method(ours.settings)
-    tokens = ours.teacher_targets(pictures)[0]
-    assignments = fresh.codebook.assign(tokens)
-    for view in (0, 1):
-        found = under(TEACHER, f"teacher.view{view + 1}.")
-        close(tokens[view], found["features"][:, 1:], OUTPUT, "features")
-        close(assignments.shares[view], found["codes"], OUTPUT, "codes")
-        close(fresh.codebook.pooled(assignments.shares)[view], found["bow"], OUTPUT, "bow")
-
-
-def clocks_of(run):
-    """One for each update; an epoch has as many as its batches make."""
-    args, found = run["args"], []
-    for epoch, batches in enumerate(run["batch_order"]):
-        length = len(batches) // args["accum_iter"]
-        found += [
-            TrainProgress(step=epoch * length + step, steps_per_epoch=length, epochs=args["max_epochs"],
-                  micro_batches=args["accum_iter"])
-            for step in range(length)
-        ]  # fmt: skip
-    return found
-
-
-def follow(updates, runs, data, rank=0):
-    """A run through Updates, checked after every update. runs: the records of all processes, of which this is `rank`.
+class RecordedRun(RecordedMoca):
+    """A training, of which this process is the `rank`-th of those whose records are `runs`.
 
     With accumulation teacher and codebook move in the last part of an update, mu in all of them.
     """
-    run, ours = runs[rank], updates.method
-    parts, order = run["args"]["accum_iter"], [number for epoch in run["batch_order"] for number in epoch]
-    for update, progress in enumerate(clocks_of(run)):
-        forwards = range(update * parts, (update + 1) * parts)
-        drawn = [data[f"draw.{kind}"][update] for kind in DRAWS]
-        views = [views_of(order[each], drawn_rounds(data, each, len(order)), drawn) for each in forwards]
-        logs = updates.run(views, progress)
-        close(logs["loss"], mean(each["steps"][n]["loss_total"] for each in runs for n in forwards), LIMIT, "loss")
-        for kind in parts_of(ours):
-            close(logs[f"loss_{kind}"], mean(run["steps"][n][f"loss_{kind}"] for n in forwards), LIMIT, kind)
-        close(logs["grad_norm"], run["grad_norm_before_clip"][update], LIMIT, f"gradient norm {update}")
-        check_step(updates, run["steps"][forwards[-1]], progress)
-        close_where_recorded(ours.codebook.words, data, f"codebook_after_step.{update}", LIMIT)
-    check_end(ours, run, data)
+
+    NORM = END = RATE = LIMIT
+    end = "final."
+    unrecorded = ".*"  # of the end it has some tensors, and figures of all weights
+
+    def __init__(self, runs, data, rank=0, **changes):
+        self.records, self.record = runs, runs[rank]
+        args, order = self.record["args"], self.record["batch_order"]
+        rates = {"generator_lr": args["lr_wgen"], "generator_weight_decay": args["weight_decay_wgen"]}
+        training = {"batch": args["batch_size"] * len(runs), "epochs": args["max_epochs"], "wd": args["weight_decay"]}
+        super().__init__(args | training | {"clip": args["clip_grad"]}, **rates, **changes)
+        self.parts, self.batches = args["accum_iter"], [batch for epoch in order for batch in epoch]
+        self.steps = len(self.batches) // self.parts
+        # An epoch has as many updates as its batches make.
+        lengths = [len(batches) // self.parts for batches in order]
+        self.clocks = [
+            (epoch * length + step, length) for epoch, length in enumerate(lengths) for step in range(length)
+        ]
+        self.losses = {"loss": "loss{}"} | {f"loss_{kind}": f"loss_{kind}{{}}" for kind in self.computed()}
+        self.data = self.data | data | self.figures()
+
+    def figures(self):
+        """Those of all steps under names of their own. The loss is a mean over the processes, its parts are of one."""
+        norms = enumerate(self.record["grad_norm_before_clip"])
+        figures = {f"gradnorm{step}.total": norm for step, norm in norms}
+        for forward, step in enumerate(self.record["steps"]):
+            figures[f"loss{forward}"] = mean(record["steps"][forward]["loss_total"] for record in self.records)
+            figures |= {f"loss_{kind}{forward}": step[f"loss_{kind}"] for kind in self.computed()}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()}
+
+    def our_name(self, official):
+        return super().our_name(re.sub(r"^codebook\.", "bow_extractor.bow_extractor.0.", official))
+
+    def schedule(self):
+        return WarmupCosine(warmup=self.config["warmup_epochs"], stretch=self.config["lr_epochs_mul"])
+
+    def recipe(self):
+        end = self.config["weight_decay_end"]
+        return replace(super().recipe(), weight_decay_schedule=CosineTo(end=end) if end else Constant())
+
+    def progress(self, step):
+        number, length = self.clocks[step]
+        epochs = self.config["epochs"]
+        return TrainProgress(step=number, steps_per_epoch=length, epochs=epochs, micro_batches=self.parts)
+
+    def views(self, forward):
+        drawn = [self.data[f"draw.{kind}"][forward // self.parts] for kind in DRAWS]
+        masks = self.data["draw.mask_noise"]  # (V*B, L) of every round of every forward pass
+        rounds = masks.reshape(len(self.batches), -1, *masks.shape[-2:])[forward]
+        return views_of(self.batches[forward], rounds, drawn)
+
+    def close_rates(self, updates, progress, step):
+        """Those of all groups are compared after the update."""
+
+    def close_update(self, updates, logs, step):
+        """All that is recorded after it."""
+        method, recorded = updates.method, self.record["steps"][(step + 1) * self.parts - 1]
+        for rate, name in (("lr", "lr"), ("weight_decay", "wd")):
+            ours = torch.tensor([group[rate] for group in updates.optimizer.param_groups])
+            close(ours, torch.tensor(recorded[name]), self.RATE, f"{rate} {step}")
+        close(method.alpha(self.progress(step)), recorded["momentum"], EXACT, "momentum")
+        codebook = method.codebook
+        close(codebook.mu, recorded["dist_norm_after"], LIMIT, "mu")
+        close(codebook.mu_of_update, recorded["dist_norm_prev_after"], LIMIT, "mu of the update")
+        assert codebook.oldest.item() == recorded["ptr_after"]
+        close_statistics(codebook.words, recorded["codebook_stat_after"], "codebook")
+        for name, statistics in recorded.get("teacher_stat_after_ema", {}).items():
+            close_statistics(method.get_parameter(f"teacher.trunk.{name}"), statistics, f"teacher's {name}")
+        close_where_recorded(codebook.words, self.data, f"codebook_after_step.{step}", LIMIT)
+
+    def close_end(self, method):
+        """Some weights and the codebook, and figures of all weights."""
+        super().close_end(method)
+        for name, (_, absolutes, norm) in self.record.get("final_param_stat_sum_abssum_l2", {}).items():
+            if (ours := self.our_name(name)) and not name.endswith("attn.qkv.bias"):
+                weight = method.state_dict()[ours].double()
+                statistics = torch.tensor([absolutes, norm], dtype=torch.float64)
+                close(torch.stack([weight.abs().sum(), weight.norm()]), statistics, LIMIT, name)
 
 
-def started(args, world=None, **changes):
-    """Updates of a recorded run in its first state."""
-    chosen, world = run_settings(args, **changes), world or World()
-    batch = args["batch_size"] * args["accum_iter"] * world.size
-    return Updates(method(chosen, args["avg_pooling"]), recipe(args, chosen, batch), world=world)
+def close_statistics(tensor, recorded, what):
+    """Sum, sum of the absolute values, norm."""
+    ours = torch.stack([tensor.sum(), tensor.abs().sum(), tensor.norm()])
+    close(ours, torch.tensor(recorded, dtype=torch.float64), LIMIT, what)
+
+
+def close_where_recorded(tensor, recorded, name, limit):
+    """What only some cases have."""
+    if name in recorded:
+        close(tensor, recorded[name], limit, name)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_recorded_run(name):
-    follow(started(TRAIN[name]["args"]), [TRAIN[name]], recorded(f"train_{name}"))
-
-
-def drawn_rounds(data, forward, forwards):
-    """The noise (V*B, L) of every round that one of the run's forward passes drew."""
-    noise = data["draw.mask_noise"]
-    return noise.reshape(forwards, -1, *noise.shape[-2:])[forward]
-
-
-def check_step(updates, step, progress):
-    book, groups = updates.method.codebook, updates.optimizer.param_groups
-    close(torch.tensor([group["lr"] for group in groups]), torch.tensor(step["lr"]), LIMIT, "lr")
-    close(torch.tensor([group["weight_decay"] for group in groups]), torch.tensor(step["wd"]), LIMIT, "weight decay")
-    close(updates.method.alpha(progress), step["momentum"], EXACT, "momentum")
-    close(book.mu, step["dist_norm_after"], LIMIT, "mu")
-    close(book.mu_of_update, step["dist_norm_prev_after"], LIMIT, "mu of the update")
-    assert book.oldest.item() == step["ptr_after"]
-    stat = torch.stack([book.words.sum(), book.words.abs().sum(), book.words.norm()])
-    close(stat, torch.tensor(step["codebook_stat_after"], dtype=torch.float64), LIMIT, "codebook")
-    for name, recorded in step.get("teacher_stat_after_ema", {}).items():
-        weight = updates.method.state_dict()[f"teacher.trunk.{name}"]
-        stat = torch.stack([weight.sum(), weight.abs().sum(), weight.norm()])
-        close(stat, torch.tensor(recorded, dtype=torch.float64), LIMIT, f"teacher's {name}")
-
-
-def check_end(ours, run, data):
-    """Some weights and the codebook, and figures of all weights."""
-    state, ends = ours.state_dict(), under(data, "final.")
-    assert ends
-    named = {name: our_name(re.sub(r"^codebook\.", "bow_extractor.bow_extractor.0.", name)) for name in ends}
-    ends = {name: end for name, end in ends.items() if not left_out(ours, named[name])}
-    close_states(state, ends, LIMIT, named.get)
-    for name, (_, absolutes, norm) in run.get("final_param_stat_sum_abssum_l2", {}).items():
-        ours_name = our_name(name)
-        if ours_name and not left_out(ours, ours_name) and not name.endswith("attn.qkv.bias"):
-            stat = torch.stack([state[ours_name].double().abs().sum(), state[ours_name].double().norm()])
-            close(stat, torch.tensor([absolutes, norm], dtype=torch.float64), LIMIT, name)
+    case = RecordedRun([TRAIN[name]], doubled(tensors(f"moca/train_{name}.safetensors")))
+    case.run(case.begin())
 
 
 def member(name: str, world: World, folder: Path) -> None:
     """One of the processes: each writes words of its own, the next step begins with those of the first one."""
     runs = [TRAIN[f"{name}_rank{rank}"] for rank in range(world.size)]
-    updates = started(runs[world.rank]["args"], world, new_words=TINY["num_new_words"] // world.size)
-    follow(updates, runs, under(recorded(f"train_{name}"), f"rank{world.rank}."), world.rank)
+    data = under(doubled(tensors(f"moca/train_{name}.safetensors")), f"rank{world.rank}.")
+    case = RecordedRun(runs, data, world.rank, new_words=TINY["num_new_words"] // world.size)
+    case.run(case.begin(world=world))
 
 
 @pytest.mark.slow
@@ -261,12 +274,98 @@ def test_recorded_processes(name, tmp_path):
     in_processes(len(matches(rf"{name}_rank\d+", TRAIN)), partial(member, name), tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_case(name, dtype):
+    case, data = RecordedMoca(CASES[name]["config"]), doubled(tensors(f"moca/case_{name}.safetensors"))
+    slack, ours = SLACK[dtype], case.begin(dtype).method
+    drawn = [data[f"draw.{kind}"][0] for kind in DRAWS]
+    views = converted(views_of(0, under(data, "draw.mask_noise.").values(), drawn), dtype)
+    words = ours.codebook.words.clone()
+
+    step = forward_pass(ours, views, ONE)
+    step.loss.backward()
+    ours.observe(step.observed, ONE)
+    close(step.loss, data["loss.total"], slack * OUTPUT, "loss")
+    for kind in case.computed():
+        close(step.logs[f"loss_{kind}"], data[f"loss.{kind}"], slack * OUTPUT, f"loss_{kind}")
+    check_gradients(case, ours, CASES[name]["grad_norms"], under(data, "grad."), slack * GRADIENT)
+    check_state(case, ours, data, slack * LIMIT)
+    check_rounds(ours, data, views, words, slack * OUTPUT)
+
+
+def check_gradients(case, ours, norms, recorded, limit):
+    gradients = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
+    assert not any(norm for name, norm in norms.items() if case.our_name(name) is None)
+    assert gradients.keys() == case.names(norms)
+    for name, norm in norms.items():
+        if our_name := case.our_name(name):
+            close_norm(gradients[our_name], norm, limit, name, ROUNDING)
+    for name, gradient in recorded.items():
+        close(gradients[case.our_name(name)], gradient, limit, f"gradient of {name}")
+
+
+def check_state(case, ours, data, limit):
+    state = ours.state_dict()
+    for name, tensor in under(TEACHER, "teacher_after_ema.").items():
+        close(state[case.our_name(name)], tensor, limit, name)
+    for name, tensor in {**under(data, "codebook_after."), **under(data, "bn_after.")}.items():
+        official = f"bow_extractor.bow_extractor.0.{name}" if name.startswith("_") else name
+        if our_name := case.our_name(official):
+            close(state[our_name], tensor.reshape(state[our_name].shape), limit, name)
+
+
+@torch.no_grad()
+def check_rounds(ours, data, views, words, limit):
+    pictures = torch.cat([views["first"], views["second"]])
+    orders, rounds = ours.rounds.orders(views["noise"]), ours.student_rounds(pictures, views["noise"])
+    for number, (order, seen) in enumerate(zip(orders, rounds, strict=True)):
+        assert torch.equal(order, data[f"mask.{number}.ids_shuffle"].long())
+        recorded = under(data, f"student.{number}.")
+        close(seen.embedding, recorded["x_cls"], limit, "x_cls")
+        if ours.generator is not None:
+            prototypes = ours.generator(words)
+            close(TINY["kappa"] * seen.embedding @ prototypes.T, recorded["img_logits"], limit, "img_logits")
+            close_where_recorded(prototypes, data, "student.W_enc", limit)
+        if ours.predictions:
+            assert seen.visible == data[f"mask.{number}.len_keep"].item()
+            assert torch.equal(seen.ids, data[f"mask.{number}.ids_pred"].long())
+            check_prediction(ours, seen, recorded, data, words, limit)
+
+
+def check_prediction(ours, seen, recorded, data, words, limit):
+    (prediction,), (before,) = ours.predictions, ours.early_layers
+    prototypes = prediction.target.generator(words)
+    close_where_recorded(prototypes, data, "student.W_dec", limit)
+    decoded = prediction.decode(seen.embedding, seen.early[0], seen.ids).flatten(0, 1)
+    (rows,) = (
+        recorded[match[0]] for match in matches(r"loc_logits(\.head\d+)?", recorded)
+    )  # all, or the first of them
+    close(TINY["kappa"] * decoded[: len(rows)] @ prototypes.T, rows, limit, "loc_logits")
+    close_where_recorded(decoded, recorded, "decoder_out", limit)
+    if before and "x_intermediate" in recorded:  # of the last block ours has what the final norm makes of it
+        close(seen.early[0], recorded["x_intermediate"][:, 1:], limit, "x_intermediate")
+
+
+def test_teacher_targets():
+    """After the teacher's move: features, assignments and their means over the inner patches. They are of all cases."""
+    ours, fresh = (RecordedMoca(BOTH).begin().method for _ in range(2))
+    ours.before_forward(ONE)
+    pictures = torch.cat(list(images(0).values()))
+    tokens = ours.teacher_targets(pictures)[0]
+    assignments = fresh.codebook.assign(tokens)
+    for view in (0, 1):
+        recorded = under(TEACHER, f"teacher.view{view + 1}.")
+        close(tokens[view], recorded["features"][:, 1:], OUTPUT, "features")
+        close(assignments.shares[view], recorded["codes"], OUTPUT, "codes")
+        close(fresh.codebook.pooled(assignments.shares)[view], recorded["bow"], OUTPUT, "bow")
+
+
 @pytest.mark.parametrize(("name", "momentum"), [("vit_b", "momentum_0p994"), ("vit_b_v0.9", "momentum_0p99")])
 def test_schedules_of_the_recipes(name, momentum):
     chosen = RECIPES[name]
     moved = {field: getattr(chosen.settings, field) for field in ("teacher_momentum", "teacher_momentum_end")}
-    ours = method(replace(BOTH, **moved))
-    updates = Updates(ours, chosen)
+    updates = Updates(RecordedMoca(BOTH, **moved).begin().method, chosen)
     per_epoch = steps_per_epoch(point["epoch"] for point in MISC["schedules"])
     for point in MISC["schedules"]:
         progress = TrainProgress(
@@ -275,11 +374,11 @@ def test_schedules_of_the_recipes(name, momentum):
         lr, decay = updates.rates(progress)
         close(lr, point["lr_of_1p2e3"], EXACT, f"lr at {point['epoch']}")
         close(decay, point["wd_0p05_to_0p20"] if name == "vit_b" else 0.05, EXACT, f"decay at {point['epoch']}")
-        close(ours.alpha(progress), point[momentum], EXACT, f"momentum at {point['epoch']}")
+        close(updates.method.alpha(progress), point[momentum], EXACT, f"momentum at {point['epoch']}")
 
 
 def test_groups():
-    ours = method(BOTH).groups()
+    ours = RecordedMoca(BOTH).begin().groups
     assert len(ours) == len(MISC["param_groups_tiny"])
     for group, recorded in zip(ours, MISC["param_groups_tiny"], strict=True):
         assert list(group.parameters) and set(group.parameters) == {our_name(name) for name in recorded["names"]}
@@ -290,8 +389,36 @@ def test_groups():
 @pytest.mark.parametrize("key", MISC["mask_lengths_keep_dec"])
 def test_token_counts(key):
     patches, ratios, decoder_ratios = key[1:].split("_")
-    rounds = MaskRounds(patches=int(patches), mask_ratios=tuple(map(float, ratios[1:-1].split(","))),
-                        decoder_mask_ratios=tuple(map(float, decoder_ratios[1:-1].split(","))),
-                        complementary=False)  # fmt: skip
+    rounds = MaskRounds(
+        patches=int(patches),
+        mask_ratios=tuple(map(float, ratios[1:-1].split(","))),
+        decoder_mask_ratios=tuple(map(float, decoder_ratios[1:-1].split(","))),
+        complementary=False,
+    )
     lengths = [list(pair) for pair in zip(rounds.visible, rounds.decoded, strict=True)]
     assert lengths == MISC["mask_lengths_keep_dec"][key]
+
+
+def test_weights_of_the_published_model():
+    """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
+    recipe = RECIPES["vit_b"]
+    with torch.device("meta"), Undrawn():
+        method = METHOD(recipe.spec, recipe.settings)
+    ours = {name: (list(p.shape), p.requires_grad) for name, p in method.named_parameters()}
+    theirs = {our_name(name): tuple(facts) for name, facts in MISC["vit_base_param_shapes_requires_grad"].items()}
+    constants = theirs.pop(None)
+    assert ours == theirs and constants
+    counts = MISC["vit_base_param_counts"]
+    assert sum(p.numel() for p in method.parameters() if p.requires_grad) == counts["trainable"]
+    assert sum(p.numel() for p in method.teacher.parameters()) == counts["encoder"]
+
+
+@pytest.mark.parametrize("key", MISC["pos_embed"])
+def test_position_tables(key):
+    width, side = map(int, key.split("x"))
+    sizes = dict(width=width, heads=1, image_size=16 * side, patch_size=16, depth=1, mlp_hidden=4)
+    table = xavier_vit(ViT(replace(RECIPES["smoke"].spec, **sizes))).trunk.pos_embed[0].double()
+    recorded = MISC["pos_embed"][key]
+    assert [table.sum().item(), table.abs().sum().item(), table.norm().item()] == pytest.approx(recorded["stat"], 1e-6)
+    for row, name in ((1, "row1"), (2, "row2"), (1 + side, "rowG1")):
+        assert table[row, :8].tolist() == pytest.approx(recorded[name], abs=1e-6)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from elsewhere import in_processes
-from recorded_distillation import DINO, FLOAT64
+from recorded_distillation import RecordedDino
 from small_trainings import forward_pass
 from test_dino import assert_same, progress, random_views, trained
-from torch import Tensor, nn
+from torch import nn
 from toy_dino import recipe
 
 from engine.distributed import World
@@ -27,20 +27,25 @@ def mst(**changes) -> Mst:
     return METHOD(chosen.spec, chosen.settings).double()
 
 
-def noise_for_masks(step: int) -> dict[str, Tensor]:
-    """What MST takes beside DINO's recorded crops."""
-    sizes, generator = DINO.config, torch.Generator().manual_seed(step)
-    return {"noise": torch.rand(sizes["B"], 2, 3, (sizes["img"] // sizes["patch"]) ** 2, generator=generator)}
-
-
 NO_MASKS = [{"mask_chance": 0.0}, {"sampling": "none"}, {"sampling": "random", "mask_chance": 0.0}]
 
 
-@pytest.mark.parametrize("changes", NO_MASKS[DINO.config["depth"] < 2 :])  # attention is that of a second block
+class WithoutMasks(RecordedDino):
+    """MST on DINO's recorded crops, with noise for masks."""
+
+    method, options = METHOD, Settings
+
+    def views(self, forward):
+        config, generator = self.config, torch.Generator().manual_seed(forward)
+        patches = (config["img"] // config["patch"]) ** 2
+        return super().views(forward) | {"noise": torch.rand(config["B"], 2, 3, patches, generator=generator)}
+
+
+# Attention is that of a second block.
+@pytest.mark.parametrize("changes", NO_MASKS[RecordedDino.config["depth"] < 2 :])
 def test_without_masks_and_restoration_it_is_dino(changes):
-    updates = DINO.prepared(METHOD, DINO.recipe(Settings, restore_weight=0.0, low_fraction=0.5, **changes))
-    DINO.run(updates, FLOAT64, noise_for_masks)
-    DINO.close_weights(updates.method, FLOAT64)
+    case = WithoutMasks().variant(changes={"restore_weight": 0.0, "low_fraction": 0.5, **changes})
+    case.run(case.begin())
 
 
 class TestMasks:
