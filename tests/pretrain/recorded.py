@@ -232,8 +232,11 @@ class RecordedTraining:
         for step in range(self.steps):
             with torch.no_grad():
                 for output in self.outputs(deepcopy(updates.method), step):
-                    name, ours, limit, theirs = (*output, *(None, self.LOSS, self.data[output[0]])[len(output) - 1 :])
-                    compared += 1
+                    name, ours = output[:2]
+                    if step and name not in self.data:  # most are recorded of the first step alone
+                        continue
+                    limit = output[2] if len(output) > 2 else self.LOSS
+                    theirs, compared = output[3] if len(output) > 3 else self.data[name], compared + 1
                     if ours.is_floating_point():
                         close(ours, theirs, limit, name)
                     else:
