@@ -74,5 +74,5 @@ class DenseTask(Task):
         settings = " ".join(f"{name}={text}" for name, text in zip(source.settings, texts, strict=True))
         return [
             f"{settings} were chosen for {source.name}, with {source.images} training images and {source.classes} "
-            f"classes; there are {len(train)} and {len(train.classes)} here"
+            f"classes; this set has {len(train)} and {len(train.classes)}"
         ]

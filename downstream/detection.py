@@ -84,7 +84,10 @@ class Detection(DetectionSettings, DenseTask):
         self.check_network(export.spec)
         plan = self.plan(export, *open_both(space, self.LAYOUT), space.seed)
         trained = run_plan(plan, space)
-        facts = {"epochs": self.epochs, "warnings": self.departures(export, plan.train, trained.batch)}
+        warnings = self.departures(export, plan.train, trained.batch)
+        if not with_masks(plan.train, plan.val):
+            warnings.append("objects have boxes alone: no mask head was trained beside the box head")
+        facts = {"epochs": self.epochs, "warnings": warnings}
         return detection_outcome(trained, plan.train, plan.val, facts)
 
     def plan(self, export: FrozenExport, train: SceneSet, val: SceneSet, seed: int) -> Plan:
@@ -109,7 +112,7 @@ class Detection(DetectionSettings, DenseTask):
             judge_every=self.judge_every * steps,
             best="",
             objects=lambda: self.objects(train, val),
-            build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed),
+            build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed, with_masks(train, val)),
             optimise=lambda model: adamw_by_layer(model, export.spec.depth, self),
             label=f"{self.KEY} on {train.url}",
         )
@@ -121,9 +124,10 @@ class Detection(DetectionSettings, DenseTask):
             from downstream.metrics.detection_metric import DetectionMetric
 
             metric = DetectionMetric(val.outlined, self.detections)
-            return detection_training_images(train, self), detection_validation_images(val, self), metric
+            images = detection_training_images(train, self, with_masks(train, val))
+            return images, detection_validation_images(val, self), metric
 
-    def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int) -> "nn.Module":
+    def model(self, export: ViTExport, classes: int, synchronised: bool, seed: int, masks: bool = True) -> "nn.Module":
         """mmdet's detector around the export, whose position table keeps its size and is resized for every image."""
         from downstream.models.backbone import DenseBackbone, dense_network, usual_taps
         from downstream.models.detectors import detector
@@ -135,7 +139,7 @@ class Detection(DetectionSettings, DenseTask):
             train_positions=self.train_positions,
             recompute=self.recompute,
         )
-        return detector(self, backbone, export, classes, synchronised, seed)
+        return detector(self, backbone, export, classes, synchronised, seed, masks)
 
 
 def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
@@ -150,6 +154,11 @@ def learnable(train: SceneSet, val: SceneSet) -> SceneSet:
                 f"{scenes.url}: no image of {scenes.split} has an object, by {scenes.outlined.annotations}"
             )
     return train.subset(train.outlined.learnable, "with-objects")
+
+
+def with_masks(train: SceneSet, val: SceneSet) -> bool:
+    """Whether masks are learnt and scored beside boxes: where the objects of both splits have outlines."""
+    return train.outlined.outlined and val.outlined.outlined
 
 
 def detection_outcome(trained: "TrainedModel", train: SceneSet, val: SceneSet, rest: dict) -> Outcome:

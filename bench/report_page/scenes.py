@@ -165,8 +165,9 @@ def labelled_things(listing: Instances, index: int) -> SeenThings:
     for thing in own:
         x, y, width, height = thing["bbox"]
         boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
-    outlines = [thing["segmentation"] for thing in own]
-    return SeenThings(boxes=boxes, numbers=numbered_things(outlines, entry["height"], entry["width"]))
+    outlines = [thing["segmentation"] for thing in own] if listing.outlined else []
+    covered = numbered_things(outlines, entry["height"], entry["width"]) if listing.outlined else None
+    return SeenThings(boxes=boxes, numbers=covered)
 
 
 def found_things(measured: Measured, row: int, index: int, count: int) -> SeenThings:

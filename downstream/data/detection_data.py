@@ -48,9 +48,9 @@ class CocoScenes(CocoDataset):
         ]
 
 
-def detection_training_images(scenes: SceneSet, sizes: DetectionSettings) -> CocoScenes:
-    """Images with objects, augmented."""
-    load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=True)]
+def detection_training_images(scenes: SceneSet, sizes: DetectionSettings, masks: bool = True) -> CocoScenes:
+    """Images with objects, augmented. masks: with the objects' outlines, not their boxes alone."""
+    load = [READ_IMAGE, AsListed(scenes), LoadAnnotations(with_bbox=True, with_mask=masks)]
     return _dataset(scenes, [*load, RandomFlip(prob=sizes.flip), *_resized(sizes), PackDetInputs(meta_keys=FLIPPED)])
 
 

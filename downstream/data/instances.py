@@ -15,7 +15,8 @@ Entry = dict[str, Any]
 class Instances:
     """images: paths (N,) below a root, by image number. entries: theirs in the JSON file. objects: of each image.
 
-    categories: number -> name, in the order of the classes. annotations: path of the JSON file below the root.
+    categories: number -> name, in the order of the classes. annotations: path below the root of the JSON file, or of
+    the folder that holds annotation_files.
     """
 
     images: tuple[str, ...]
@@ -23,6 +24,7 @@ class Instances:
     objects: tuple[tuple[Entry, ...], ...]
     categories: Mapping[int, str]
     annotations: str
+    annotation_files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -32,7 +34,12 @@ class Instances:
     @property
     def files(self) -> tuple[str, ...]:
         """What a fingerprint is of."""
-        return (*self.images, self.annotations)
+        return (*self.images, *(self.annotation_files or (self.annotations,)))
+
+    @cached_property
+    def outlined(self) -> bool:
+        """Whether things have outlines, not boxes alone."""
+        return any(thing.get("segmentation") for own in self.objects for thing in own)
 
     @cached_property
     def learnable(self) -> np.ndarray:

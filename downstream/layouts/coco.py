@@ -6,14 +6,20 @@
     ROOT/annotations/instances_{train,val}.json             your own, of any categories
     ROOT/train/, ROOT/val/
 
-The file's categories are the classes, in the order of their numbers, which may have gaps, as COCO's have (1..90).
+    ROOT/{train,valid}/_annotations.coco.json               the same as Roboflow writes it, beside the images
+
+The file's categories are the classes, in the order of their numbers, which may have gaps, as COCO's have (1..90). Of a
+file without outlines ("segmentation" is empty or absent everywhere) boxes alone are trained and scored.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -23,46 +29,124 @@ from downstream.data.tiny_scenes import HEIGHT, WIDTH
 from imagesets.sets import Split
 
 IMAGES = {"train": "train2017", "val": "val2017"}
-YEARS = ("2017", "")  # endings of files and folders: COCO's, and those of other sets
+FILES = {  # annotations, and the folder of their images
+    split: {
+        f"annotations/instances_{split}2017.json": f"{split}2017",
+        f"annotations/instances_{split}.json": split,
+        **{f"{folder}/_annotations.coco.json": folder for folder in folders},
+    }
+    for split, folders in {"train": ("train",), "val": ("valid", "val")}.items()
+}
 COUNTS = {"train": 118287, "val": 5000}
-UNPACK = "unpack annotations_trainval2017.zip again"
-OF_AN_OBJECT = ("id", "image_id", "category_id", "bbox", "area", "segmentation")
 TINY_CATEGORIES = {0: 2, 1: 3, 4: 44, 7: 90}  # of the tiny set's digits: with gaps, as in COCO
 CROWDED = 8  # every so manyth scene of the tiny set has a crowd
 
+Id = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+
+
+class RunLengths(msgspec.Struct):
+    """A mask: lengths of runs of 0 and 1 in turn, as numbers or as COCO writes them in text."""
+
+    size: tuple[int, int]
+    counts: list[int] | str
+
+
+class Picture(msgspec.Struct):
+    """An entry of "images"."""
+
+    id: Id
+    file_name: str
+    height: Side
+    width: Side
+
+
+class Thing(msgspec.Struct):
+    """An entry of "annotations"."""
+
+    id: Id
+    image_id: Id
+    category_id: Id
+    bbox: tuple[float, float, float, float]  # x, y, width, height in pixels
+    area: float = 0.0
+    iscrowd: int | bool = 0
+    segmentation: list[Annotated[list[float], msgspec.Meta(min_length=1)]] | RunLengths | None = None
+
+
+class Category(msgspec.Struct):
+    """An entry of "categories"."""
+
+    id: Id
+    name: str | int | float
+
+
+class CocoFile(msgspec.Struct):
+    """What is read of a file."""
+
+    images: list[Picture]
+    annotations: list[Thing]
+    categories: Annotated[list[Category], msgspec.Meta(min_length=1)]
+
 
 def recognised(root: Path) -> Path:
-    """`root`, if it holds annotations/."""
-    if not (root / "annotations").is_dir():
+    """`root`, if it holds annotations/, or annotations beside its images."""
+    if not (root / "annotations").is_dir() and not any((root / file).is_file() for file in FILES["train"]):
         raise ValueError(
-            "no folder annotations/ there; unpack annotations_trainval2017.zip beside train2017/, val2017/"
+            "no folder annotations/ there; unpack annotations_trainval2017.zip beside train2017/, val2017/, or put "
+            "your own into annotations/instances_train.json and instances_val.json beside train/, val/"
         )
     return root
 
 
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, sorted by number. ValueError names what is missing or does not fit together."""
-    files = {f"annotations/instances_{split}{year}.json": f"{split}{year}" for year in YEARS}
-    name = next((name for name in files if (root / name).is_file()), next(iter(files)))
-    folder = files[name]
+    files = FILES[split]
+    name = next((name for name in files if (root / name).is_file()), "")
+    if not name:
+        raise ValueError(f"there is no file {' nor '.join(files)}")
     content = _read(root / name, name)
+    listing = instances(content, split, files[name], name)
+    _check_files(root / files[name], split, [entry["file_name"] for entry in listing.entries])
+    count = len(listing.images)
+    if name.endswith("2017.json") and count != COUNTS[split]:
+        return replace(listing, notes=(*listing.notes, f"{count} images, COCO 2017 has {COUNTS[split]}"))
+    return listing
+
+
+def instances(
+    content: Mapping[str, Any],
+    split: Split,
+    folder: str,
+    name: str,
+    annotation_files: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Instances:
+    """The images in `folder` and the things in them, of what the file `name`, or annotation_files in the folder `name`,
+    hold. ValueError names what does not fit together."""
+    try:
+        msgspec.convert(content, CocoFile)
+    except msgspec.ValidationError as error:  # names the entry
+        raise ValueError(f"{name}: {error}") from error
     categories = {each["id"]: str(each["name"]) for each in sorted(content["categories"], key=lambda each: each["id"])}
     entries = sorted(content["images"], key=lambda entry: entry["id"])
     objects: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
-    _check_unique(name, "images", entries)
-    _check_unique(name, "annotations", content["annotations"])
-    sizes = {entry["id"]: [entry["height"], entry["width"]] for entry in entries}
+    for kind in ("images", "annotations", "categories"):
+        if len({entry["id"] for entry in content[kind]}) < len(content[kind]):
+            raise ValueError(f"{name}: two of its {kind} have one id")
+    sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in entries}
+    outlined = any(each.get("segmentation") for each in content["annotations"])
     for each in content["annotations"]:
-        _check_object(name, each, categories, sizes)
-        objects[each["image_id"]].append(each)
-    _check_files(root / folder, split, [entry["file_name"] for entry in entries])
+        _check_object(name, each, categories, sizes, outlined)
+        own = {} if "area" in each else {"area": each["bbox"][2] * each["bbox"][3]}
+        objects[each["image_id"]].append(each | own)
     return Instances(
         images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
         entries=tuple(entries),
         objects=tuple(tuple(own) for own in objects.values()),
         categories=categories,
         annotations=name,
-        notes=_notes(split, list(objects.values()), categories),
+        annotation_files=annotation_files,
+        notes=(*_notes(split, list(objects.values()), categories, outlined), *notes),
     )
 
 
@@ -88,59 +172,87 @@ def write_tiny(root: Path, split: Split) -> None:
 def _read(path: Path, name: str) -> Entry:
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {name}; unpack annotations_trainval2017.zip there") from None
-    except ValueError as error:  # of the JSON, or of the encoding
-        raise ValueError(f"{name} is no JSON ({error}); {UNPACK}") from error
-    lacking = [key for key in ("images", "annotations", "categories") if not isinstance(_get(content, key), list)]
-    if lacking:
-        raise ValueError(f"{name} has no list {lacking[0]!r}; {UNPACK}")
-    for kind, keys in (("images", ("id", "file_name", "height", "width")), ("categories", ("id", "name"))):
-        for each in content[kind]:
-            _check_keys(name, kind, each, keys)
-    if not content["categories"]:
-        raise ValueError(f"{name} names no categories; {UNPACK}")
+    except (ValueError, RecursionError) as error:  # of the JSON, or of the encoding
+        raise ValueError(f"{name} is no JSON ({error}); write or unpack it again") from error
+    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
+        raise ValueError(f"{name} has no list 'images'; give COCO's instances, with images, annotations and categories")
     return content
 
 
-def _get(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def _check_keys(name: str, kind: str, each: Any, keys: Sequence[str]) -> None:
-    lacking = [key for key in keys if _get(each, key) is None]
-    if lacking:
-        raise ValueError(f"{name}: an entry of {kind} ({_get(each, 'id')}) has no {lacking[0]!r}; {UNPACK}")
-
-
-def _check_unique(name: str, kind: str, entries: Sequence[Entry]) -> None:
-    if len({_get(entry, "id") for entry in entries}) < len(entries):
-        raise ValueError(f"{name}: two of its {kind} have one id; {UNPACK}")
-
-
-def _check_object(name: str, each: Entry, categories: Mapping[int, str], sizes: Mapping[int, list[int]]) -> None:
-    _check_keys(name, "annotations", each, OF_AN_OBJECT)
-    number = each["id"]
+def _check_object(
+    name: str,
+    each: Entry,
+    categories: Mapping[int, str],
+    sizes: Mapping[int, tuple[int, int]],
+    outlined: bool,
+) -> None:
+    number, outline = each["id"], each.get("segmentation")
     if each["category_id"] not in categories:
         raise ValueError(
             f"{name}: annotation {number} is of category {each['category_id']}, which is none of its "
             f"{len(categories)} categories; is this the annotation of another version of the set?"
         )
     if each["image_id"] not in sizes:
+        raise ValueError(f"{name}: annotation {number} is of image {each['image_id']}, which it does not list")
+    size = sizes[each["image_id"]]
+    x, y, width, height = each["bbox"]
+    _check_coordinates(name, number, "box", [x, y, x + width, y + height], size)
+    if outlined and not outline:
         raise ValueError(
-            f"{name}: annotation {number} is of image {each['image_id']}, which it does not list; {UNPACK}"
+            f"{name}: annotation {number} has a box but no outline, and others have one; give each thing its polygon, "
+            "or none of them, for boxes alone"
         )
-    outline = each["segmentation"]
-    if not outline:
+    if isinstance(outline, dict):
+        _check_run_lengths(name, number, outline, size)
+    for polygon in outline if isinstance(outline, list) else ():
+        _check_coordinates(name, number, "polygon", polygon, size)
+
+
+def _check_coordinates(name: str, number: int, what: str, values: Sequence[float], size: tuple[int, int]) -> None:
+    """ValueError unless all are numbers, and no further outside the image than its longer side: drawing them would take
+    memory for whatever they enclose."""
+    side = max(size)
+    if not (isfinite(sum(values)) and -side <= min(values) and max(values) <= 2 * side):
+        far = next((v for v in values if not -side <= v <= 2 * side), sum(values))
         raise ValueError(
-            f"{name}: annotation {number} has a box but no outline; Mask R-CNN learns from outlines: give each thing "
-            "its polygon, at least that of its box"
+            f"{name}: the {what} of annotation {number} holds the coordinate {far:g}, and its image is {size[0]} x "
+            f"{size[1]} pixels; correct it or leave it out"
         )
-    if isinstance(outline, dict) and list(outline.get("size", ())) != sizes[each["image_id"]]:
+
+
+def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size: tuple[int, int]) -> None:
+    if tuple(outline["size"]) != size:
         raise ValueError(
-            f"{name}: the mask of annotation {number} is {outline.get('size')} pixels and its image "
-            f"{sizes[each['image_id']]}; take both from the same download"
+            f"{name}: the mask of annotation {number} is {outline['size']} pixels and its image "
+            f"{list(size)}; take both from the same download"
         )
+    counts = outline["counts"]
+    lengths = list(runs(counts)) if isinstance(counts, str) else counts
+    if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
+        raise ValueError(
+            f"{name}: the run lengths of annotation {number} are no mask of {size[0]} x {size[1]} pixels: they add up "
+            f"to {sum(lengths)}, the least is {min(lengths, default=0)}; correct them or leave it out"
+        )
+
+
+def runs(text: str) -> Iterator[int]:
+    """Run lengths from COCO's text: five bits a character from "0" on, the lowest first, the sixth says that more
+    follow; from the fourth number on, differences to the last but one (pycocotools maskApi.c, rleFrString)."""
+    found: list[int] = []
+    value = shift = 0
+    for sign in text:
+        bits = ord(sign) - 48
+        if shift > 60:
+            break
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (1 << shift) if bits & 16 else 0
+            found.append(value + (found[-2] if len(found) > 2 else 0))
+            yield found[-1]
+            value = shift = 0
+    if shift:  # a number without an end, or with none that fits
+        yield -1
 
 
 def _check_files(folder: Path, split: Split, names: Sequence[str]) -> None:
@@ -150,20 +262,19 @@ def _check_files(folder: Path, split: Split, names: Sequence[str]) -> None:
     lacking = [name for name in names if name not in there]
     if lacking:
         raise ValueError(
-            f"{len(lacking)} of {len(names)} images of {split} are not there, such as {folder.name}/{lacking[0]}; "
-            f"unpack the whole of {folder.name}.zip"
+            f"{len(lacking)} of {len(names)} images of {split} are not there, such as {folder.name}/{lacking[0]}"
         )
 
 
-def _notes(split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str]) -> tuple[str, ...]:
-    found = [f"{sum(map(len, objects))} objects in {split}"]
+def _notes(
+    split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str], outlined: bool
+) -> tuple[str, ...]:
+    found = [f"{sum(map(len, objects))} objects in {split}" + ("" if outlined else ", by their boxes alone")]
     if bare := sum(not own for own in objects):
         found.append(f"{bare} images of {split} without objects" + (", not trained on" if split == "train" else ""))
     there = {thing["category_id"] for own in objects for thing in own}
     if empty := [title for number, title in categories.items() if number not in there]:
         found.append(f"{len(empty)} of {len(categories)} categories have no object in {split}, such as {empty[0]}")
-    if len(objects) != COUNTS[split]:
-        found.append(f"{len(objects)} images, the set has {COUNTS[split]}")
     return tuple(found)
 
 

@@ -36,7 +36,10 @@ def recognised(root: Path) -> Path:
     for folder in (root, root / "VOC2012", root / "VOCdevkit" / "VOC2012"):
         if (folder / "JPEGImages").is_dir() and (folder / "SegmentationClass").is_dir():
             return folder
-    raise ValueError("no folders JPEGImages/ and SegmentationClass/ there; give the unpacked VOCdevkit/VOC2012")
+    raise ValueError(
+        "no folders JPEGImages/ and SegmentationClass/ there; give the unpacked VOCdevkit/VOC2012, or, of boxes in "
+        "Annotations/, vocboxes:ROOT"
+    )
 
 
 def listed(root: Path, split: Split) -> Listing:

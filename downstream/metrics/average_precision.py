@@ -120,5 +120,6 @@ def detections(arrays: Mapping[str, np.ndarray], kind: str) -> Detections:
 
 def weighted_ap(arrays: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
     """What an outcome keeps of its images, weights (R, N) -> `box_AP`, `mask_AP50` and so on -> (R,) percent."""
-    found = {kind: average_precisions(detections(arrays, kind), weights) for kind in ("box", "mask")}
+    kinds = [kind for kind in ("box", "mask") if f"{kind}_hits" in arrays]
+    found = {kind: average_precisions(detections(arrays, kind), weights) for kind in kinds}
     return {f"{kind}_{name}": values for kind, each in found.items() for name, values in each.items()}

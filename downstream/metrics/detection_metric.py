@@ -27,7 +27,7 @@ class DetectionMetric(CocoMetric):
 
     classes (N, D), scores (N, D), boxes (N, D, 4) as x1, y1, x2, y2 in pixels, box_hits, box_passed, mask_hits,
     mask_passed (N, D), objects (N, K): see downstream/metrics/average_precision.py. Small masks of a few images: see
-    downstream/metrics/shown.py.
+    downstream/metrics/shown.py. Nothing of masks where the detector finds boxes alone.
     """
 
     default_prefix = None
@@ -43,7 +43,7 @@ class DetectionMetric(CocoMetric):
         found = [by_image[entry["id"]] for entry in self.listing.entries]
         with uncollected():
             metrics, arrays = evaluated(self.listing, found, self.most)
-            self.arrays = arrays | shown_things(self.listing, found)
+            self.arrays = arrays | (shown_things(self.listing, found) if "masks" in found[0] else {})
         return metrics
 
 
@@ -83,7 +83,7 @@ def evaluated(
     module = module or backend()
     arrays = _arrays(listing, found, most)
     metrics: dict[str, float] = {}
-    for kind, name in KINDS.items():
+    for kind, name in KINDS.items() if "masks" in found[0] else [("box", KINDS["box"])]:
         precisions, overlaps = _by_backend(listing, found, name, module, most)
         arrays[f"{kind}_hits"], arrays[f"{kind}_passed"] = _matches(listing, arrays, overlaps)
         metrics |= {f"{kind}_{each}": precisions[each] for each in AT}

@@ -38,9 +38,16 @@ WEIGHTS = (1, 0.5, 0.25)
 
 
 def detector(
-    settings: DetectionSettings, backbone: DenseBackbone, export: ViTExport, classes: int, synchronised: bool, seed: int
+    settings: DetectionSettings,
+    backbone: DenseBackbone,
+    export: ViTExport,
+    classes: int,
+    synchronised: bool,
+    seed: int,
+    masks: bool = True,
 ) -> TwoStageDetector:
-    """The whole model, its new parts drawn by `seed`.
+    """The whole model, its new parts drawn by `seed`. masks: with a mask head, without which it is (Cascade) Faster
+    R-CNN.
 
     Images are normalised by the export's own statistics, and padded to multiples of 32 and of the patch.
     """
@@ -53,7 +60,7 @@ def detector(
             backbone=ConfigDict(type=lambda: backbone),
             neck=ConfigDict(type=lambda: neck),
             rpn_head=ConfigDict(_rpn_head(settings)),
-            roi_head=ConfigDict(_roi_head(settings, classes, synchronised)),
+            roi_head=ConfigDict(_roi_head(settings, classes, synchronised, masks)),
             train_cfg=ConfigDict(_train_cfg(settings)),
             test_cfg=ConfigDict(_test_cfg(settings)),
             data_preprocessor={
@@ -61,7 +68,7 @@ def detector(
                 "mean": [255 * value for value in export.mean],
                 "std": [255 * value for value in export.std],
                 "bgr_to_rgb": True,
-                "pad_mask": True,
+                "pad_mask": masks,
                 "pad_size_divisor": lcm(32, spec.patch_size),
             },
         )
@@ -92,7 +99,7 @@ def _rpn_head(settings: DetectionSettings) -> Config:
     }
 
 
-def _roi_head(settings: DetectionSettings, classes: int, synchronised: bool) -> Config:
+def _roi_head(settings: DetectionSettings, classes: int, synchronised: bool, masks: bool = True) -> Config:
     shared = {
         "bbox_roi_extractor": _roi_extractor(settings, BOX),
         "mask_roi_extractor": _roi_extractor(settings, MASK),
@@ -105,6 +112,8 @@ def _roi_head(settings: DetectionSettings, classes: int, synchronised: bool) -> 
             "loss_mask": {"type": CrossEntropyLoss, "use_mask": True, "loss_weight": 1.0},
         },
     }
+    if not masks:
+        del shared["mask_roi_extractor"], shared["mask_head"]
     heads = [_box_head(settings, classes, stds, synchronised) for stds in STDS]
     if settings.CASCADE:
         return {

@@ -11,8 +11,9 @@ from pycocotools import mask as masks
 
 from downstream.data.scenes import open_scenes, problems_of, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
-from downstream.detection import learnable
+from downstream.detection import learnable, with_masks
 from downstream.detection_settings import DetectionSettings
+from downstream.layouts.coco import runs
 from downstream.models.libraries import quiet_libraries
 
 with quiet_libraries():
@@ -122,6 +123,14 @@ def test_an_image_of_another_size_is_named(coco, opened):
         detection_validation_images(opened["val"], SIZES)[1]
 
 
+NAN = float("nan")
+
+
+def outlined(content: dict, polygon: list[float]) -> None:
+    """Give the first thing an outline."""
+    first(content)["segmentation"] = [polygon]
+
+
 def first(content: dict) -> dict:
     return content["annotations"][0]
 
@@ -137,14 +146,31 @@ def crowd(content: dict) -> dict:
         (lambda content: first(content).update(image_id=999), "annotation 1 is of image 999, which it does not list"),
         (lambda content: first(content).update(id=2), "two of its annotations have one id"),
         (lambda content: content["images"][0].update(id=2), "two of its images have one id"),
-        (lambda content: first(content).pop("bbox"), "an entry of annotations (1) has no 'bbox'"),
-        (lambda content: content["images"][0].pop("height"), "an entry of images (1) has no 'height'"),
+        (lambda content: first(content).pop("bbox"), "field `bbox` - at `$.annotations[0]`"),
+        (lambda content: content["images"][0].pop("height"), "field `height` - at `$.images[0]`"),
+        (lambda content: content["images"][0].pop("file_name"), "field `file_name` - at `$.images[0]`"),
+        (lambda content: first(content).update(id=[1]), "got `array` - at `$.annotations[0].id`"),
+        (lambda content: first(content).update(image_id={}), "got `object` - at `$.annotations[0].image_id`"),
+        (lambda content: content["images"][0].update(id=[1]), "got `array` - at `$.images[0].id`"),
+        (lambda content: content["categories"][0].update(id="2"), "got `str` - at `$.categories[0].id`"),
+        (lambda content: content["images"][0].update(width=-3), "at `$.images[0].width`"),
+        (lambda content: first(content).update(bbox=[0, 0, 1e300, 1]), "annotation 1 holds the coordinate 1e+300"),
+        (lambda content: outlined(content, [1e9, -1e9, 1e300, 2, NAN, 3]), "annotation 1 holds the coordinate 1e+09"),
+        (lambda content: outlined(content, [1, 2, NAN, 3, 4, 5]), "annotation 1 holds the coordinate nan"),
+        (lambda content: outlined(content, [1, 2, 193, 3, 4, 5]), "annotation 1 holds the coordinate 193"),
+        (lambda content: outlined(content, []), "at `$.annotations[0].segmentation"),
+        (lambda content: first(content).update(segmentation=[]), "annotation 1 has a box but no outline"),
+        (lambda content: crowd(content)["segmentation"].update(counts=[1, 10**9]), "add up to 1000000001"),
+        (lambda content: crowd(content)["segmentation"].update(counts=[7000, -1000, 144]), "the least is -1000"),
+        (lambda content: crowd(content)["segmentation"].update(counts="o" * 10**6), "the least is -1"),
+        (lambda content: crowd(content)["segmentation"].update(counts="zz"), "run lengths of annotation"),
         (
             lambda content: crowd(content)["segmentation"].update(size=[96, 64]),
             "is [96, 64] pixels and its image [64, 96]",
         ),
-        (lambda content: content.pop("annotations"), "has no list 'annotations'"),
-        (lambda content: content["categories"].clear(), "names no categories"),
+        (lambda content: content.pop("annotations"), "field `annotations`"),
+        (lambda content: content.pop("images"), "has no list 'images'"),
+        (lambda content: content["categories"].clear(), "at `$.categories`"),
         (lambda content: [content[key].clear() for key in ("images", "annotations")], "the val split is empty"),
         (
             lambda content: content["images"][0].update(file_name="x.jpg"),
@@ -155,6 +181,21 @@ def crowd(content: dict) -> dict:
 def test_files_that_do_not_fit_are_refused(coco, tmp_path, change, said):
     changed(coco, "val", change)
     assert said in refused(coco, tmp_path)
+
+
+def test_run_lengths_in_text_are_pycocotools(coco, tmp_path):
+    """What COCO's own tools write for a crowd is taken, and means the same."""
+    path = coco / "annotations" / "instances_val2017.json"
+    for thing in json.loads(path.read_text())["annotations"]:
+        if thing["iscrowd"]:
+            text = masks.frPyObjects(thing["segmentation"], 64, 96)["counts"].decode()
+            assert list(runs(text)) == thing["segmentation"]["counts"]
+    changed(coco, "val", lambda content: crowd(content)["segmentation"].update(counts=text_of(crowd(content))))
+    assert problems_of(open_scenes(f"coco:{coco}", "val", tmp_path)) == []
+
+
+def text_of(thing: dict) -> str:
+    return masks.frPyObjects(thing["segmentation"], 64, 96)["counts"].decode()
 
 
 def refused(coco: Path, tmp_path: Path) -> str:
@@ -170,6 +211,8 @@ def test_bad_folders(coco, tmp_path):
     assert "instances_val2017.json is no JSON" in refused(coco, tmp_path)
     path.unlink()
     assert "there is no file annotations/instances_val2017.json" in refused(coco, tmp_path)
+    path.write_text("[" * 100_000)
+    assert "instances_val2017.json is no JSON" in refused(coco, tmp_path)
     path.parent.rename(coco / "elsewhere")
     assert "no folder annotations/ there" in refused(coco, tmp_path)
 
@@ -186,3 +229,78 @@ def test_splits_that_nothing_can_be_learnt_or_measured_on(coco, tmp_path):
     )
     with pytest.raises(ValueError, match="no image of val has an object"):
         learnable(*pair())
+
+
+def test_boxes_of_pascal_voc_are_those_of_the_same_scenes(opened, tmp_path):
+    """As whole numbers from 1 on, both ends within; names in the order of the alphabet, as the digits are."""
+    for split, count in COUNTS.items():
+        ours, theirs = open_scenes("tiny-vocboxes:", split, tmp_path), opened[split]
+        assert len(ours) == count and problems_of(ours) == [] and ours.classes == theirs.classes
+        assert not ours.listing.outlined and theirs.listing.outlined
+        for own, wanted in zip(ours.listing.objects, theirs.listing.objects, strict=True):
+            assert [thing["bbox"] for thing in own] == [thing["bbox"] for thing in wanted]
+            assert all(thing["area"] == thing["bbox"][2] * thing["bbox"][3] for thing in own)
+    assert not with_masks(opened["train"], ours)
+
+
+XML = "<annotation>{}<object><name>a</name>{}<bndbox>{}</bndbox></object></annotation>"
+BOX = "<xmin>3</xmin><ymin>4</ymin><xmax>7</xmax><ymax>9</ymax>"
+
+
+def written(root: Path, text: str) -> None:
+    """A set of one image a split, whose files say `text`."""
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        Image.new("RGB", (60, 50)).save(root / "JPEGImages" / f"{split}.png")
+        (root / "Annotations" / f"{split}.xml").write_text(text)
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text(f"{split}\n")
+
+
+@pytest.mark.parametrize("size", ["", "<size><width>0</width><height>0</height></size>"])
+def test_annotations_of_pascal_voc(size, tmp_path):
+    """A list test.txt for val.txt, sizes that the image says, difficult things, boxes over the border or empty."""
+    written(tmp_path, XML.format(size, "<difficult>1</difficult>", BOX))
+    scenes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
+    ((thing,),) = scenes.listing.objects
+    assert thing["bbox"] == [2, 3, 5, 6] and thing["iscrowd"] == 1 and problems_of(scenes) == []
+    before = scenes.fingerprint
+    written(tmp_path, XML.format(size, "", "<xmin>0</xmin><ymin>4.5</ymin><xmax>70</xmax><ymax>90</ymax>"))
+    scenes = open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
+    ((thing,),) = scenes.listing.objects
+    assert thing["bbox"] == [0, 3.5, 60, 46.5] and thing["iscrowd"] == 0 and scenes.fingerprint != before
+    written(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
+    assert "1 boxes of val without an area are left out" in open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no XML",
+        XML.format("", "", BOX.replace("7", "nan")),
+        XML.format("", "", BOX.replace("<ymax>9</ymax>", "")),
+        XML.format("", "", BOX).replace("<name>a</name>", ""),
+        XML.format("<size><width>1e400</width></size>", "", BOX),
+        '<!DOCTYPE a [<!ENTITY b "bbbb">]>' + XML.format("", "", BOX),
+    ],
+)
+def test_bad_annotations_of_pascal_voc_are_named(text, tmp_path):
+    written(tmp_path, text)
+    with pytest.raises(ValueError, match=r"test.xml|train.xml") as caught:
+        open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_annotations_beside_their_images(coco, tmp_path):
+    """As Roboflow exports COCO's format, without outlines."""
+    root = tmp_path / "export"
+    for split, folder in (("train", "train"), ("val", "valid")):
+        root.mkdir(exist_ok=True)
+        (coco / f"{split}2017").rename(root / folder)
+        content = json.loads((coco / "annotations" / f"instances_{split}2017.json").read_text())
+        for thing in content["annotations"]:
+            thing["segmentation"] = []
+        (root / folder / "_annotations.coco.json").write_text(json.dumps(content))
+    scenes = open_scenes(f"coco:{root}", "val", tmp_path)
+    assert len(scenes) == COUNTS["val"] and problems_of(scenes) == [] and not scenes.listing.outlined
+    assert not any("2017" in note for note in scenes.notes)

@@ -332,7 +332,7 @@ def test_own_masks_are_learnt(name, own, tmp_path):
     assert next(iter(after.arrays.values())).shape == (24, 2, 3)
     assert after.numbers["mIoU"] > before.numbers["mIoU"] + 10 and after.numbers["mIoU"] > 55
     (said,) = [line for line in after.facts["warnings"] if "were chosen for" in line]
-    assert "crop=48" in said and said.endswith("there are 64 and 2 here")
+    assert "crop=48" in said and said.endswith("this set has 64 and 2")
 
 
 @pytest.mark.slow

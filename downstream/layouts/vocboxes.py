@@ -1,0 +1,136 @@
+"""Boxes as Pascal VOC writes them, an XML file an image, such as BCCD's or LabelImg's: for detection, by box AP alone.
+
+    ROOT/JPEGImages/NAME.jpg                     or .png, ...
+    ROOT/Annotations/NAME.xml
+    ROOT/ImageSets/Main/{train,val}.txt          names, one a line; test.txt where there is no val.txt
+
+Classes are the names of the objects in both lists, sorted. Objects that are called difficult are neither learnt nor
+scored. VOC counts pixels from 1, so that a box goes from xmin - 1 to xmax; parts outside the image are cut off.
+"""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from downstream.data.instances import Instances
+from downstream.data.tiny_objects import tiny_objects
+from downstream.data.tiny_scenes import save_image
+from downstream.layouts.coco import instances
+from imagesets.decoding import open_image
+from imagesets.sets import SPLITS, Split
+from imagesets.walk import EXTENSIONS
+
+IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
+SERVES = ("coco",)  # layouts whose tasks run on these sets too
+LISTS = {"train": ("train.txt",), "val": ("val.txt", "test.txt")}
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+Object = tuple[str, list[float], bool]  # name; x1, y1, x2, y2 in pixels, counted from 0; whether it is difficult
+
+
+def recognised(root: Path) -> Path:
+    """The folder that holds JPEGImages/ and Annotations/: `root`, or VOC2012 or VOC2007 in it or in its VOCdevkit."""
+    inner = [root / devkit / year for devkit in ("", "VOCdevkit") for year in ("VOC2012", "VOC2007")]
+    for folder in (root, *inner):
+        if (folder / "JPEGImages").is_dir() and (folder / "Annotations").is_dir():
+            return folder
+    raise ValueError("no folders JPEGImages/ and Annotations/ there; give the folder that holds them and ImageSets/")
+
+
+def listed(root: Path, split: Split) -> Instances:
+    """All images of one split, in the order of its list. ValueError names what is missing or cannot be read."""
+    pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
+    names = {each: _names(root, each) for each in SPLITS}
+    if lacking := [name for name in names[split] if name not in pictures]:
+        raise ValueError(
+            f"{len(lacking)} of {len(names[split])} images of {split} are not there, such as JPEGImages/{lacking[0]}"
+        )
+    everything = dict.fromkeys([*names["train"], *names["val"]])
+    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in everything}
+    titles = sorted({title for _, objects in read.values() for title, _, _ in objects})
+    numbers = {title: number for number, title in enumerate(titles, 1)}
+    entries: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
+    empty = 0
+    for number, name in enumerate(names[split], 1):
+        size, objects = read[name]
+        width, height = size or open_image((root / "JPEGImages" / pictures[name]).read_bytes()).size
+        entries.append({"id": number, "file_name": pictures[name], "height": height, "width": width})
+        for title, corners, difficult in objects:
+            bounds = (width, height, width, height)
+            x1, y1, x2, y2 = (min(max(value, 0.0), bound) for value, bound in zip(corners, bounds, strict=True))
+            if x1 >= x2 or y1 >= y2:
+                empty += 1
+                continue
+            facts = {"id": len(boxes) + 1, "image_id": number, "category_id": numbers[title]}
+            boxes.append(facts | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
+    return instances(
+        {
+            "images": entries,
+            "annotations": boxes,
+            "categories": [{"id": number, "name": title} for title, number in numbers.items()],
+        },
+        split,
+        "JPEGImages",
+        "Annotations",
+        annotation_files=tuple(f"Annotations/{name}.xml" for name in names[split]),
+        notes=(f"{empty} boxes of {split} without an area are left out",) if empty else (),
+    )
+
+
+def _names(root: Path, split: Split) -> list[str]:
+    files = [root / "ImageSets" / "Main" / file for file in LISTS[split]]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ValueError(f"there is no list {files[0]}; write the names of the images of {split} there, one a line")
+    names = [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{file} lists an image twice")
+    return names
+
+
+def _read(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
+    """Width and height in pixels, None where the file gives none, and the objects. ValueError for a file that cannot be
+    read."""
+    try:
+        content = path.read_bytes()
+        if b"<!DOCTYPE" in content:  # it may declare entities that stand for gigabytes
+            raise ValueError("it declares a document type; save it without")
+        tree = ElementTree.fromstring(content)
+        width, height = (int(float(tree.findtext(f"size/{side}") or 0)) for side in ("width", "height"))
+        return (width, height) if min(width, height) > 0 else None, list(_objects(tree))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; an image without objects needs one too") from None
+    except (ElementTree.ParseError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path} is no annotation of Pascal VOC ({error}); correct it") from error
+
+
+def _objects(tree: ElementTree.Element) -> Iterator[Object]:
+    for number, each in enumerate(tree.iterfind("object"), 1):
+        title = (each.findtext("name") or "").strip()
+        values = [float(each.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
+        if not title or not all(map(isfinite, values)):
+            raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
+        yield title, [values[0] - 1, values[1] - 1, *values[2:]], (each.findtext("difficult") or "").strip() == "1"
+
+
+def write_tiny(root: Path, split: Split) -> None:
+    """The tiny set's split: the boxes of coco's."""
+    names = []
+    for number, (pixels, own) in enumerate(tiny_objects(split)):
+        names.append(f"{split}_{number:06d}")
+        save_image(root / "JPEGImages" / f"{names[-1]}.jpg", pixels, quality=95)
+        height, width = pixels.shape[:2]
+        lines = [f"<annotation><size><width>{width}</width><height>{height}</height></size>"]
+        for digit, top, left, rows in own:
+            corners = (left + rows[:, 0].min() + 1, top + 1, left + rows[:, 1].max(), top + len(rows))
+            box = "".join(f"<{name}>{value}</{name}>" for name, value in zip(CORNERS, corners, strict=True))
+            lines.append(f"<object><name>digit {digit}</name><bndbox>{box}</bndbox></object>")
+        (root / "Annotations").mkdir(exist_ok=True)
+        text = "\n".join([*lines, "</annotation>\n"])
+        (root / "Annotations" / f"{names[-1]}.xml").write_text(text, encoding="utf-8")
+    lists = root / "ImageSets" / "Main"
+    lists.mkdir(parents=True, exist_ok=True)
+    (lists / f"{split}.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
