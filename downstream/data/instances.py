@@ -1,6 +1,8 @@
 """Lists of images and the things in them, as entries of COCO's JSON files."""
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +11,19 @@ import numpy as np
 
 MIN_SIDE = 32  # pixels; mmdet configs/_base_/datasets/coco_instance.py filter_cfg
 Entry = dict[str, Any]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A block without garbage collection, which would search the hundred thousands of new dictionaries over and over:
+    two fifths of the time of an evaluation, and of reading COCO's file."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.instances import Entry, Instances
+from downstream.data.instances import Entry, Instances, uncollected
 from downstream.data.tiny_objects import tiny_objects
 from downstream.data.tiny_scenes import HEIGHT, WIDTH
 from imagesets.sets import Split
@@ -104,8 +104,8 @@ def listed(root: Path, split: Split) -> Instances:
     name = next((name for name in files if (root / name).is_file()), "")
     if not name:
         raise ValueError(f"there is no file {' nor '.join(files)}")
-    content = _read(root / name, name)
-    listing = instances(content, split, files[name], name)
+    with uncollected():
+        listing = instances(_read(root / name, name), split, files[name], name)
     _check_files(root / files[name], split, [entry["file_name"] for entry in listing.entries])
     count = len(listing.images)
     if name.endswith("2017.json") and count != COUNTS[split]:
@@ -137,8 +137,8 @@ def instances(
     outlined = any(each.get("segmentation") for each in content["annotations"])
     for each in content["annotations"]:
         _check_object(name, each, categories, sizes, outlined)
-        own = {} if "area" in each else {"area": each["bbox"][2] * each["bbox"][3]}
-        objects[each["image_id"]].append(each | own)
+        area = {} if "area" in each else {"area": each["bbox"][2] * each["bbox"][3]}
+        objects[each["image_id"]].append(each | area if area else each)
     return Instances(
         images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
         entries=tuple(entries),

@@ -1,10 +1,9 @@
 """COCO's evaluation of detections by whichever back end is there, each image's detections kept beside the numbers."""
 
 import contextlib
-import gc
 import importlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from mmdet.evaluation import CocoMetric
 
-from downstream.data.instances import Instances
+from downstream.data.instances import Instances, uncollected
 from downstream.metrics.average_precision import AT, NONE, THRESHOLDS, average_precisions, detections, match
 from downstream.metrics.shown import shown_things
 
@@ -45,19 +44,6 @@ class DetectionMetric(CocoMetric):
             metrics, arrays = evaluated(self.listing, found, self.most)
             self.arrays = arrays | (shown_things(self.listing, found) if "masks" in found[0] else {})
         return metrics
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """A block without garbage collection, which would search the hundred thousands of new dictionaries over and over:
-    two fifths of the evaluation's time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def backend() -> ModuleType:
