@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from bench.cli.messages import in_one_line
+from bench.cli.messages import in_one_line, memory_limit
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.memory import SWITCH
@@ -78,6 +78,8 @@ def quietly_imported(name: str) -> ModuleType | str:
 
 def _reason(error: Exception) -> str:
     # Without the advice to ask doctor, which messages for users have.
+    if "failed to map segment" in str(error) and (limit := memory_limit()):
+        return f"{' '.join(str(error).split())}; {limit}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -87,6 +89,7 @@ def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True
     if isinstance(module, ModuleType):
         return Check(name=package, mark="ok", text=version or "version unknown")
     text = f"not installed ({module})" if version is None else f"{version} is there but cannot be imported: {module}"
+    fix = "a higher limit" if "(ulimit " in module else fix
     return Check(name=package, mark="missing", text=text, fix=fix, needed=needed)
 
 

@@ -1,11 +1,13 @@
 """Files that are written whole or not at all (write beside the target, flush, rename), digests, and locks that keep
 two runs from doing the same work at once."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.printing import say
+
+# In the names of folders beside the one that is written: the new one, and what holds the older one meanwhile.
+WRITING, REPLACED = "writing", "replaced"
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> None:
@@ -46,23 +51,91 @@ def sync_folder(path: Path | str) -> None:
 
 @contextmanager
 def folder_atomic(path: Path | str) -> Iterator[Path]:
-    """A folder that appears under `path` only when the block ends well. An older folder there is replaced."""
+    """A folder that appears under `path` only when the block ends well. An older folder there is replaced, at once
+    where the kernel and the file system can exchange two names (Linux 3.15; not NFS). What a killed process left of
+    such a folder is removed first."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    _remove_leftovers(path)
+    temporary, held = _held_folder(path)
     try:
         yield temporary
         os.chmod(temporary, 0o755)
-        if path.exists():
-            retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+        if not path.exists():
+            os.replace(temporary, path)
+        elif _exchange(temporary, path):
+            _remove(temporary)
+        else:
+            retired, held_too = _held_folder(path, REPLACED)
             os.replace(path, retired / path.name)
             os.replace(temporary, path)
             shutil.rmtree(retired)
-        else:
-            os.replace(temporary, path)
+            os.close(held_too)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         raise
+    finally:
+        os.close(held)
+
+
+def _held_folder(path: Path, what: str = WRITING) -> tuple[Path, int]:
+    """A new folder beside `path`, and the handle that holds its lock until this process ends, however it does."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{what}."))
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # another process took it for a leftover before it was held
+            continue
+        try:
+            if _hold(handle) is not False:
+                return folder, handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _hold(handle: int) -> bool | None:
+    """Whether the lock could be taken; None where the file system has none."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove the folders that killed processes left beside `path`. One that was moved away for a new folder, which then
+    did not come, is moved back."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.({WRITING}|{REPLACED})\.\w{{8}}")  # as mkdtemp makes them
+    for leftover in [child for child in path.parent.iterdir() if name.fullmatch(child.name)]:
+        try:
+            handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # a file, or gone by now
+            continue
+        try:
+            if _hold(handle):
+                if (leftover / path.name).exists() and REPLACED in leftover.name and not path.exists():
+                    os.rename(leftover / path.name, path)
+                _remove(leftover)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Wording: one line out of any exception (what went wrong, where, what to do about it), and large numbers."""
 
 import errno
+import resource
 import traceback
 
 from engine.printing import printable
@@ -27,6 +28,9 @@ def in_one_line(error: BaseException) -> str:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         if error.errno in ADVICE:
             text += f"; {ADVICE[error.errno]}"
+    elif isinstance(error, ImportError) and "failed to map segment" in str(error):
+        text = f"not enough memory to load {error}".removesuffix(": failed to map segment from shared object")
+        text += f"; {memory_limit() or 'free some memory'}"
     elif isinstance(error, ImportError):
         text = f"{error}; `bench doctor` says what is missing and how to install it"
     elif isinstance(error, ValueError) and str(error):
@@ -34,6 +38,14 @@ def in_one_line(error: BaseException) -> str:
     else:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
     return printable(" ".join(text.split()))
+
+
+def memory_limit() -> str:
+    """What limits the memory of this process, and what to do; "" for nothing."""
+    for kind, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
+        if (most := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY:
+            return f"the limit is {most / 1e9:.1f} GB (ulimit {option}): raise it, torch's libraries take 6 GB"
+    return ""
 
 
 def traceback_of(error: BaseException) -> list[str]:

@@ -42,6 +42,7 @@
   const filter = document.getElementById("filter");
   const shown = document.getElementById("shown");
   const named = [...document.querySelectorAll("[data-name]")];
+  filter.form.addEventListener("submit", (event) => event.preventDefault());
   filter.addEventListener("input", () => {
     const word = filter.value.toLowerCase();
     const names = new Set();

@@ -1,6 +1,8 @@
 """A report as one HTML file: no network, no other file; everything from outside is escaped."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from bench.board.files import level_in
@@ -77,6 +79,7 @@ def page_of(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    script = (HERE / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -96,7 +99,8 @@ def page_of(
         pictures=pictures or ReportPictures(),
         svg=Markup,  # of figures, whose texts matplotlib escapes
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=Markup("sha256-" + b64encode(sha256(script.encode()).digest()).decode()),  # no other script runs
     )
 
 

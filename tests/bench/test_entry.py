@@ -84,3 +84,11 @@ def test_the_command_works_there_alone_and_under_torchrun(folder, toy_packages, 
     done = ended(folder, *torchrun, command, "run", *words, path=(toy_packages, ROOT))
     assert done.returncode == 0, done.stderr
     assert [read_result(path).status for path in result_files(folder / "results")] == ["ok"]
+
+
+def test_too_little_memory_for_the_libraries_is_said(tmp_path):
+    """Not a library that nobody asked for."""
+    run = f"ulimit -v 1500000 && exec {sys.executable} -m bench run --checkpoint pixels:32 --suite knn@dino "
+    done = ended(tmp_path, "bash", "-c", f"{run} --data d=digits: --out {tmp_path}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "not enough memory" in done.stderr and "1.5 GB (ulimit -v)" in done.stderr
