@@ -88,7 +88,7 @@ def read_ahead(features: Rows, rows: np.ndarray) -> None:
 
 
 def are_equal(features: Rows) -> bool:
-    """Whether all rows are the same but for rounding, which on some processors depends on an image's place in a batch."""
+    """Whether all rows are equal up to rounding, which on some processors depends on the place in a batch."""
     first = features[0]
     tolerance = ROUNDING * np.abs(first).max()
     for rows in row_slices(len(features), READ):
