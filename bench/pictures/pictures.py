@@ -7,7 +7,7 @@ Queries and boxes differ in number or dashes too, not in colour alone. Sizes of 
 import io
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any, Literal, TypedDict
 
@@ -241,3 +241,44 @@ def _draw_box(axes: Any, box: Box, width: int, height: int) -> None:
     colour, dashes = COLOURS[box.style % len(COLOURS)], DASHES[box.style % len(DASHES)]
     axes.add_patch(Rectangle(place, *size, fill=False, edgecolor="white", linewidth=3))  # seen on any ground
     axes.add_patch(Rectangle(place, *size, fill=False, edgecolor=colour, linewidth=1.5, linestyle=dashes))
+
+
+Block = Sequence[Sequence[Panel | None]]  # rows of panels, of one checkpoint and one image
+
+
+def arranged(
+    name: str,
+    images: Sequence[Panel],
+    blocks: Sequence[tuple[str, Sequence[Block]]],
+    note: str = "",
+    labels: Sequence[str] = (),
+) -> Picture:
+    """A picture: the images at the left, beside them for each checkpoint (its name, a block for each image).
+
+    labels: of the images.
+    """
+    widths = [max(len(row) for block in of_images for row in block) for _, of_images in blocks]
+    rows = []
+    for number, image in enumerate(images):
+        parts = [of_images[number] for _, of_images in blocks]
+        for line in range(max(map(len, parts))):
+            panels: list[Panel | None] = [image if line == 0 else None]
+            for part, width in zip(parts, widths, strict=True):
+                found = list(part[line]) if line < len(part) else []
+                panels += found + [None] * (width - len(found))
+            label = labels[number] if labels and line == 0 else ""
+            rows.append(PanelRow(panels=tuple(panels), label=label))
+    headings = (("", 1), *((title, width) for (title, _), width in zip(blocks, widths, strict=True)))
+    return Picture(name=name, rows=titled_once(rows), headings=headings, note=note)
+
+
+def titled_once(rows: Sequence[PanelRow]) -> tuple[PanelRow, ...]:
+    """The rows, with titles that repeat those of the row before left out."""
+    found: list[PanelRow] = []
+    before: list[str] = []
+    for row in rows:
+        titles = [panel.title if panel else "" for panel in row.panels]
+        same = titles == before
+        found.append(replace(row, panels=tuple(p and replace(p, title="") for p in row.panels)) if same else row)
+        before = titles
+    return tuple(found)

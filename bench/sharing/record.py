@@ -34,9 +34,8 @@ from bench.sharing.every_eval_ever import TOOL, every_eval_records
 from bench.sharing.groups import Publication
 from bench.sharing.redaction import without_folders
 from bench.sharing.rerun import rerun_script
-from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Measured
-from bench.statistics.significance import Key, key_of, level_with_best
+from bench.statistics.significance import KeptTests, Key, key_of, level_with_best
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
 from engine.printing import printable

@@ -10,10 +10,10 @@ from itertools import combinations
 from pathlib import Path
 
 from bench.results.record import Result
-from bench.statistics.kept_tests import KeptTests
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.report import Comparison, Comparisons
+from bench.statistics.significance import KeptTests
 from engine.choices import meant
 
 

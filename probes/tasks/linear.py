@@ -19,8 +19,7 @@ from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.planning import rehearsed_heads, work_of_heads
-from probes.linear.probe import Probe, company_of
+from probes.linear.probe import Probe, company_of, rehearsed_heads, work_of_heads
 from probes.linear.recipes import PUBLISHED, VARIANTS
 from probes.linear.settings import LinearSettings
 from probes.published import as_reported, changed_protocol, protocols_of

@@ -17,8 +17,8 @@ from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, MetricRecord, Result, read_result, record, result_files, write_result
 from bench.statistics import matching
 from bench.statistics.compare import Wanted, compare
-from bench.statistics.kept_tests import KeptTests
 from bench.statistics.paired import PairedTest
+from bench.statistics.significance import KeptTests
 
 
 def right(count: int) -> np.ndarray:

@@ -10,18 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.pictures.components import in_lab, is_foreground, principal_components
-from bench.pictures.deep_image_prior import DeepImagePrior, Level, inverted, visible_tokens
 from bench.pictures.drawing import KINDS, chosen_kind
 from bench.pictures.kinds.attention import Attention
 from bench.pictures.kinds.class_attention import ClassAttention
-from bench.pictures.kinds.inversion import for_network
+from bench.pictures.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
 from bench.pictures.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
-from bench.pictures.kinds.pca import Pca, at_border
+from bench.pictures.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.pictures.kinds.retrieval import Retrieval
 from bench.pictures.pictures import Box, Panel, PanelRow, Picture, encoded
-from bench.pictures.queries import points_at
-from bench.pictures.shown import Shown, Viewer, checkpoints_of
+from bench.pictures.shown import Shown, Viewer, checkpoints_of, points_at
 from bench.report_page.visualized import KEY, record_in
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load

@@ -10,8 +10,7 @@ from small_trainings import digits, trainer
 
 from bench.pictures.inputs import as_image, given_views, method_views, visible_patches
 from bench.pictures.kinds.masks import Masks, panel_rows, view_panel
-from bench.pictures.kinds.reconstruction import pixel_error, rebuilt_image
-from bench.pictures.runs import ShownRun
+from bench.pictures.kinds.reconstruction import ShownRun, pixel_error, rebuilt_image
 from bench.pictures.shown import checkpoints_of
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build

@@ -27,8 +27,7 @@ from engine.memory import keep_memory
 from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.knn.votes import vote
-from probes.linear.batches import CachedBatches, EpochPlan, Table
-from probes.linear.windows import window_size
+from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
 from probes.lowshot.blocks import BlockedRows, Blocks, largest_value, second_moments
 from probes.lowshot.fitting import Fitter
 from probes.lowshot.planning import fit_bytes

@@ -23,7 +23,7 @@ from engine.distributed import start_world
 from engine.tasks import Outcome
 from engine.training import interruptions
 from engine.training.interruptions import Stopped
-from probes.linear import company
+from probes.linear import sweep
 from probes.linear.heads import Heads
 from probes.linear.sweep import Sweep
 from probes.tasks.linear import PROTOCOLS, Linear
@@ -103,7 +103,7 @@ def stopped_once(folder: Path, protocols: str) -> str:
 
 
 if __name__ == "__main__":
-    company.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
+    sweep.SAVE_EVERY, interruptions.SAVE_SHARE = 0.0, 1.0
     place, named = Path(sys.argv[1]), sys.argv[2]
     if sys.argv[3:] == ["stop"]:
         said = stopped_once(place, named)

@@ -15,7 +15,7 @@ from engine.distributed import World
 from probes.features.kinds import FeatureKind
 from probes.features.rows import ChosenRows, are_equal
 from probes.knn import neighbours
-from probes.linear import windows
+from probes.linear import batches as linear_batches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.lowshot import blocks, fitting
 from probes.lowshot.fitting import Fitter
@@ -53,7 +53,7 @@ def logreg(rows: np.ndarray, labels: np.ndarray) -> None:
 
 
 def linear(rows: np.ndarray, labels: np.ndarray) -> None:
-    windows.WINDOW = 8192
+    linear_batches.WINDOW = 8192
     kept = ChosenRows(rows, np.arange(1, len(rows)))
     assert not are_equal(kept)
     table = Table(arrays={KIND: kept}, labels=labels, readouts={"cls1": (KIND,)}, device="cpu")

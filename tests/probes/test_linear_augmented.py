@@ -18,7 +18,7 @@ from imagesets.decoding import UnreadableImage
 from imagesets.random_crops import OwnDraws, RandomResizedCrop
 from imagesets.sets import open_set
 from probes.features.readouts import kinds_of
-from probes.linear import pieces
+from probes.linear import augmented
 from probes.linear.augmented import AugmentedStream, TrainTransform
 from probes.linear.batches import EpochPlan
 from probes.splits import held_out
@@ -149,15 +149,15 @@ def test_an_epoch_goes_on_with_the_same_bits(export):
 
 def test_slow_heads_hold_the_cores_back(export, monkeypatch):
     """The features that wait for the heads are bounded, and none is lost."""
-    monkeypatch.setattr(pieces, "AHEAD", 2)
+    monkeypatch.setattr(augmented, "AHEAD", 2)
     rows, waiting = np.arange(200), []
-    taken = pieces.Pieces.take
+    taken = augmented.Pieces.take
 
     def take(self, done):
         taken(self, done)
         waiting.append(len(self._waiting))
 
-    monkeypatch.setattr(pieces.Pieces, "take", take)
+    monkeypatch.setattr(augmented.Pieces, "take", take)
     slow, (quick,) = Listener(rows), followed(export, Listener(rows))
     monkeypatch.setattr(slow, "step", lambda *batch: (time.sleep(0.02), Listener.step(slow, *batch)))
     followed(export, slow, workers=3)

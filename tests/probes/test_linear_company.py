@@ -16,9 +16,9 @@ from toy_exports import export_of_size, workspace
 from engine.distributed import World
 from engine.training import interruptions
 from engine.training.states import load_state, newest_whole
-from probes.linear import company
-from probes.linear.company import divided
+from probes.linear import sweep
 from probes.linear.heads import Head, Heads, HeadSettings
+from probes.linear.sweep import divided
 from probes.tasks.linear import PROTOCOLS, Linear
 
 PROGRAM = Path(__file__).with_name("linear_program.py")
@@ -45,7 +45,7 @@ def processes(count: int, folder: Path, *arguments: str) -> list[str]:
 @pytest.fixture
 def saving(monkeypatch):
     """States after every batch, and so of the trained heads."""
-    monkeypatch.setattr(company, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(interruptions, "SAVE_SHARE", 1.0)
 
 
@@ -54,7 +54,7 @@ def alone(tmp_path_factory):
     """The weights that each probe gets alone, and its numbers."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(company, "SAVE_EVERY", 0.0)
+        patch.setattr(sweep, "SAVE_EVERY", 0.0)
         patch.setattr(interruptions, "SAVE_SHARE", 1.0)
         outcomes = {name: evaluated(folder, name)[name] for name in NAMES}
     return trained(folder), outcomes

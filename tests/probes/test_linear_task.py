@@ -14,7 +14,7 @@ from imagesets.sets import open_set
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import Readout, joined, kinds_of
-from probes.linear import company
+from probes.linear import sweep
 from probes.linear.sweep import Sweep
 from probes.splits import open_splits
 from probes.tasks.linear import Linear
@@ -126,7 +126,7 @@ def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatc
         return counted(self)
 
     monkeypatch.setattr(Sweep, "counted", slowly)
-    monkeypatch.setattr(company, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
     space = workspace(tmp_path, "digits:", limit=100)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(SMALL.run, export, space)

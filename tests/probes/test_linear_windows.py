@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from probes.features.kinds import FeatureKind
-from probes.linear import batches, windows
-from probes.linear.batches import CachedBatches, EpochPlan, Table
-from probes.linear.windows import reading_order, window_size
+from probes.linear import batches
+from probes.linear.batches import CachedBatches, EpochPlan, Table, reading_order, window_size
 
 KIND = FeatureKind("cls")
 
@@ -23,8 +22,8 @@ def test_a_set_of_one_window_is_shuffled_as_a_whole(rows):
 
 @pytest.mark.parametrize("rows", [65, 100, 128, 129, 1000, 4097])
 def test_every_row_comes_once(rows, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW", 64)
-    monkeypatch.setattr(windows, "RUN", 4)
+    monkeypatch.setattr(batches, "WINDOW", 64)
+    monkeypatch.setattr(batches, "RUN", 4)
     orders = [reading_order(rows, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(rows))
@@ -36,20 +35,20 @@ def test_windows_of_imagenet_hold_all_classes_and_are_read_in_runs():
     rows, classes = 1_281_167, 1000
     labels = np.arange(rows) * classes // rows  # class by class, as folders are listed
     size, order = window_size(rows), reading_order(rows, 0, 0)
-    assert size <= windows.WINDOW
+    assert size <= batches.WINDOW
     for start in range(0, rows, size):
         window = order[start : start + size]
         shares = np.bincount(labels[window], minlength=classes) / (len(window) / classes)
         assert shares.min() > 0.2 and shares.max() < 2 and shares.std() < 0.2
         runs = 1 + np.count_nonzero(np.diff(np.sort(window)) > 1)
-        assert runs <= len(window) / windows.RUN + 2
+        assert runs <= len(window) / batches.RUN + 2
         halves = np.bincount(labels[window[: len(window) // 2]], minlength=classes)
         assert np.corrcoef(halves, shares)[0, 1] < 0.9  # shuffled within: halves differ
         assert abs(np.corrcoef(np.arange(len(window)), labels[window])[0, 1]) < 0.02
 
 
 def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW", 640)
+    monkeypatch.setattr(batches, "WINDOW", 640)
     of_window = [np.argsort(reading_order(6400, 0, epoch)) // 640 for epoch in range(20)]
     moved = np.mean([np.mean(one != other) for one, other in pairwise(of_window)])
     assert 0.85 < moved < 0.95  # 9 of 10 windows are others
@@ -57,8 +56,8 @@ def test_a_run_is_in_another_window_in_another_epoch(monkeypatch):
 
 @pytest.mark.parametrize(("drop_last", "count"), [(False, 15), (True, 14)])
 def test_batches_follow_the_order_and_are_asked_for_before(drop_last, count, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW", 64)
-    monkeypatch.setattr(windows, "RUN", 4)
+    monkeypatch.setattr(batches, "WINDOW", 64)
+    monkeypatch.setattr(batches, "RUN", 4)
     rows = np.setdiff1d(np.arange(450), np.arange(0, 450, 3))[:290]
     table = Table(
         arrays={KIND: np.arange(900, dtype=np.float32).reshape(450, 2)},

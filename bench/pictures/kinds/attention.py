@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.pictures.arrangement import Block, arranged
-from bench.pictures.pictures import Panel, Picture
-from bench.pictures.queries import (
+from bench.pictures.pictures import Block, Panel, Picture, arranged
+from bench.pictures.shown import (
     QUARTERS,
+    Shown,
+    ShownImage,
+    Viewer,
     block_text,
     check_heads,
     check_places,
@@ -22,8 +24,8 @@ from bench.pictures.queries import (
     of_heads,
     patches_at,
     points_at,
+    viewers,
 )
-from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
 from engine import checks
 
 

@@ -10,10 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.pictures.arrangement import Block, arranged
-from bench.pictures.pictures import Panel, Picture
-from bench.pictures.queries import block_text, check_heads, heads_text, of_heads
-from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
+from bench.pictures.pictures import Block, Panel, Picture, arranged
+from bench.pictures.shown import Shown, ShownImage, Viewer, block_text, check_heads, heads_text, of_heads, viewers
 from engine import checks
 
 

@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.pictures.arrangement import Block, arranged
-from bench.pictures.pictures import Box, Panel, Picture, Spot
-from bench.pictures.queries import block_text, check_places, patches_at, points_at
-from bench.pictures.shown import Shown, ShownImage, Viewer, viewers
+from bench.pictures.pictures import Block, Box, Panel, Picture, Spot, arranged
+from bench.pictures.shown import Shown, ShownImage, Viewer, block_text, check_places, patches_at, points_at, viewers
 from engine import checks
 from probes.knn.neighbours import search, unit_rows
 
