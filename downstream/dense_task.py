@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import SIZES
 from downstream.data.scenes import TINY, SceneSet
-from downstream.loop.training import Plan, norm_warnings, open_both
+from downstream.loop.training import Plan, check_space, norm_warnings, open_both
 from downstream.planning import loading_seconds, rehearsed_plan
 from engine.resampling import Score
 from engine.tasks import Task, Workspace
@@ -41,6 +41,9 @@ class DenseTask(Task):
     def score(self, images: int, classes: int) -> Score:
         """What resamples of so many validation images compute, of predictions that are made up."""
         raise NotImplementedError
+
+    def check_images(self, space: Workspace) -> None:
+        check_space(space, self.LAYOUT)
 
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         self.check_network(export.spec)

@@ -181,6 +181,10 @@ class Task:
         spec: the export's. A run leaves the task out before it starts, and says why.
         """
 
+    def check_images(self, space: Workspace) -> None:
+        """ValueError for images that it cannot evaluate on, such as fewer than a batch, with the one setting that mends
+        it. A run leaves the job out before it starts, and says why. Labels are read, no pixels; in one process."""
+
     def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
         """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
 

@@ -15,7 +15,7 @@ from bench.cluster.words import words_of
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.forecast import expectations
 from bench.run.plan import Job
-from bench.run.runner import RunRequest, surveyed
+from bench.run.runner import RunRequest, known_problems, surveyed
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import layout_of
 from engine.printing import say
@@ -34,7 +34,11 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     found: list[tuple[LoadedCheckpoint, list[Job]]] = []
     expected: dict[Path, float] = {}
     left_out = {"have a result": 0, "are submitted already": 0}
-    for checkpoint, export, jobs in survey.plans:
+    problems = known_problems(
+        [checkpoint for checkpoint, _, _ in survey.plans], [jobs for _, _, jobs in survey.plans], request.space
+    )
+    for checkpoint, export, planned in survey.plans:
+        jobs = [job for job in planned if job.path not in problems]
         todo = [job for job in jobs if job.state != "done"]
         new = [job for job in todo if str(job.path.relative_to(request.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)

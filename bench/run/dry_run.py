@@ -6,13 +6,13 @@ from shlex import quote
 from textwrap import wrap
 from typing import Any
 
-from bench.cli.messages import in_one_line
 from bench.cli.settings import setting_text
 from bench.run.forecast import Forecast, text_of_forecast
-from bench.run.plan import Job
+from bench.run.plan import Job, problem_of
 from bench.run.suites import ChosenProtocol
 from checkpoints.frozen import FrozenSpec
 from engine.printing import say
+from engine.tasks import Workspace
 
 STATES: Mapping[str, str] = {"new": "to do", "failed before": "failed before, to do again", "done": "exists"}
 INDENT = " " * 6
@@ -40,16 +40,13 @@ class Planned:
             yield from _wrapped(text_of_forecast(self.forecast), width)
 
 
-def planned(job: Job, spec: FrozenSpec, forecast: Forecast | None = None) -> Planned:
+def planned(job: Job, spec: FrozenSpec, space: Workspace, forecast: Forecast | None = None) -> Planned:
     """What a job would do with a network of this architecture."""
     images = job.images
-    if job.state == "done":
-        return Planned(job=job, images=images)
-    try:
-        sizes = job.chosen.task.sizes(spec, images)
-    except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
-        return Planned(job=job, images=images, problem=in_one_line(error))
-    return Planned(job=job, images=images, sizes=sizes, forecast=forecast)
+    problem = problem_of(job, spec, space)
+    if problem or job.state == "done":
+        return Planned(job=job, images=images, problem=problem)
+    return Planned(job=job, images=images, sizes=job.chosen.task.sizes(spec, images), forecast=forecast)
 
 
 def show(

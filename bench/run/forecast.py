@@ -11,7 +11,7 @@ from bench.planning.amounts import duration, operations, size
 from bench.planning.calibration import calibration_path, read_calibration
 from bench.planning.rates import Calibration, Speed, seconds_of_work
 from bench.planning.sharing import Shares, shared_keys
-from bench.run.plan import Job
+from bench.run.plan import Job, problem_of
 from checkpoints.frozen import FrozenExport
 from engine.tasks import Workspace
 from engine.work import Scale, Work
@@ -52,6 +52,9 @@ def forecasts(
     found = []
     for job in sorted(jobs, key=lambda job: job.state != "done"):  # what is done has left its features on disk
         inside, images = job.place(space), job.images
+        if problem := problem_of(job, export.spec, space):
+            found.append(Forecast(job=job, images=images, problem=problem))
+            continue
         try:
             known = models_of(speeds.get(job.data.name), job, export, classes, count_models)
             work = work_of(job, export, inside, images, classes(job), known)

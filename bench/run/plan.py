@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.cli.messages import in_one_line
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
@@ -23,7 +24,9 @@ from bench.results.record import (
 from bench.run.checkpoints import LoadedCheckpoint, checked_name
 from bench.run.fitting import fits, left_out, refused_networks, without_data
 from bench.run.suites import ChosenProtocol
+from checkpoints.frozen import FrozenSpec
 from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, stands_in_for
+from engine.distributed import World
 from engine.extensions import extensions
 from engine.tasks import Workspace, settings_of
 from imagesets.sets import OPTIONS, SPLITS, open_set, parse_url
@@ -151,6 +154,19 @@ def _job(
     path = result_path(out, checkpoint, data.name, result_stem(protocol, settings, replace(space, limit=limit)))
     state: State = "new" if rerun else job_state(path, data, space.skip_bad)
     return Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
+
+
+def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
+    """Why a job would fail with a network of this architecture; "" where that is not known before it runs."""
+    if job.state == "done":
+        return ""
+    try:
+        job.chosen.task.sizes(spec, job.images)
+        if space.opened.known(job.data.url, "train") is not None:  # else images of an assumed machine
+            job.chosen.task.check_images(replace(job.place(space), world=World()))
+    except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
+        return in_one_line(error).removeprefix(f"{job.data.url}: ")
+    return ""
 
 
 def effective_limit(limit: int | None, data: DataUsed) -> int | None:

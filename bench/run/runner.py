@@ -28,7 +28,7 @@ from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.fitting import left_out_lines, without_data
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, job_state, named_urls, open_data, plan
+from bench.run.plan import Job, job_state, named_urls, open_data, plan, problem_of
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
@@ -65,6 +65,7 @@ class Tally:
     """How the jobs ended."""
 
     jobs: Sequence[Job]  # all, in the order of the checkpoints
+    left_out: int = 0  # jobs that were known to fail
     done: int = 0
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
@@ -162,7 +163,9 @@ def _run_all(
     plans = world.on_rank0(
         lambda: [plan(request.out, each, data, selected, request.space, request.rerun) for each in checkpoints]
     )
-    tally = Tally(jobs=[job for jobs in plans for job in jobs])
+    problems = world.on_rank0(lambda: known_problems(checkpoints, plans, request.space))
+    plans = [[job for job in jobs if job.path not in problems] for jobs in plans]
+    tally = Tally(jobs=[job for jobs in plans for job in jobs], left_out=len(problems))
     try:
         for checkpoint, jobs in zip(checkpoints, plans, strict=True):
             _run_one(request, checkpoint, exports.pop(checkpoint.key, None), jobs, tally)
@@ -174,13 +177,34 @@ def _run_all(
     return tally
 
 
+def known_problems(
+    checkpoints: Sequence[LoadedCheckpoint], plans: Sequence[Sequence[Job]], space: Workspace
+) -> dict[Path, str]:
+    """Result path of each job that is known to fail -> why; prints a line for each. ValueError if that is all jobs."""
+    found: dict[Path, str] = {}
+    lines: dict[str, list[str]] = {}
+    for checkpoint, jobs in zip(checkpoints, plans, strict=True):
+        for job in jobs:
+            if problem := problem_of(job, checkpoint.spec, space):
+                found[job.path] = problem
+                lines.setdefault(f"{job.title}: {problem}", []).append(checkpoint.used.name)
+    if found and len(found) == sum(map(len, plans)):
+        raise ValueError(f"nothing can run: {next(iter(lines))}")
+    for line, names in lines.items():
+        of_some = f" for {', '.join(names)}" if len(names) < len(checkpoints) else ""
+        say(f"left out{of_some}: {line}")
+    return found
+
+
 def _say_ending(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
     if tally.planned:
         planned, taken = (sum(column) for column in zip(*tally.planned, strict=True))
         say(f"planned {planned:.1f} s, took {taken:.1f} s (x {taken / planned:.2f}), {len(tally.planned)} jobs")
-    say(f"{tally.done} done, {tally.skipped} skipped, {len(tally.failed)} failed; see {out / 'leaderboard.md'}")
+    left_out = f"{tally.left_out} left out (above), " if tally.left_out else ""
+    counts = f"{tally.done} done, {tally.skipped} skipped, {left_out}{len(tally.failed)} failed"
+    say(f"{counts}; see {out / 'leaderboard.md'}")
     if tally.failed:
         say("tracebacks are in the .log files beside the failed results; the same command tries them again")
 
@@ -277,7 +301,7 @@ def _show_plan(
         jobs = plan(request.out, checkpoint, data, selected, request.space, request.rerun)
         foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
         plans[checkpoint_title(checkpoint)] = [
-            planned(job, checkpoint.spec, each) for job, each in zip(jobs, foretold, strict=True)
+            planned(job, checkpoint.spec, request.space, each) for job, each in zip(jobs, foretold, strict=True)
         ]
     shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
     chosen = [each for each in selected if each.name in shown or not plans]  # others are left out

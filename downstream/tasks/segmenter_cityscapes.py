@@ -118,7 +118,9 @@ class Segmenter(Segmentation):
     def check_count(self, images: int, where: str = "") -> None:
         """ValueError for fewer training images than a split takes."""
         if self.images > images:
-            raise ValueError(f"{where}there are {images} training images, not {self.images}")
+            raise ValueError(
+                f"{where}there are {images} training images, not {self.images}; --set {self.KEY}.images={images}"
+            )
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)

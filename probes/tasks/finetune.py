@@ -60,7 +60,9 @@ class Finetune(FinetuneSettings, Task):
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
-        self.check_fills(count, least=", or one of each class if that is more," if self.fraction < 1 else "")
+        if self.fraction < 1:  # at least one of each class, which `check_images` counts
+            count = max(count, self.batch)
+        self.check_fills(count)
         steps = self.epochs * (count // self.batch)
         found = {"image size": self.image_size or spec.image_size, "training images": count, "epochs": self.epochs}
         found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
@@ -86,26 +88,33 @@ class Finetune(FinetuneSettings, Task):
         batches = mixed_groups(ready.groups(range(UPDATES)), space)
         return {"start": start, **rehearsed_training(ready.training, batches, ready.selection)}
 
-    def check_fills(self, images: int, where: str = "", least: str = "") -> None:
-        """ValueError for fewer training images than a batch. least: how many a share has at least, in words."""
+    def check_images(self, space: Workspace) -> None:
+        train, _, _ = self.divided(open_splits(space)[0], space.seed)
+        self.check_fills(len(train))
+
+    def check_fills(self, images: int) -> None:
+        """ValueError for fewer training images than a batch; it says the largest power of 2 that they fill."""
         if images < self.batch:
-            key = type(self).__module__.rpartition(".")[2]
-            raise ValueError(
-                f"{where}{images} images{least} do not fill a batch of {self.batch}; set a smaller batch: "
-                f"--set {key}.batch=N"
-            )
+            key, fits = type(self).__module__.rpartition(".")[2], 1 << max(images, 1).bit_length() - 1
+            remedy = f"--set {key}.batch={fits}" if fits > 1 or not self.mixes else "add images"
+            raise ValueError(f"{images} training images do not fill a batch of {self.batch}; {remedy}")
+
+    def divided(self, train: ImageSet, seed: int) -> tuple[ImageSet, ImageSet | None, str]:
+        """Images to train on, those held out to select by, and a warning about classes of which none is, or ""."""
+        train, held, single = part_of(train, self.fraction, seed, self.lists), None, ""
+        if self.select == "holdout":
+            single = without_held_out(train.labels, train.classes)
+            places, name = held_out(train, self.holdout, seed), f"{self.holdout:g}-seed{seed}"
+            held = train.subset(places, f"holdout-{name}")
+            train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
+        return train, held, single
 
     def run(self, export: ViTExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
         train, val = open_splits(space)
-        train, held, single = part_of(train, self.fraction, space.seed, self.lists), None, ""
-        if self.select == "holdout":
-            single = without_held_out(train.labels, train.classes)
-            places, name = held_out(train, self.holdout, space.seed), f"{self.holdout:g}-seed{space.seed}"
-            held = train.subset(places, f"holdout-{name}")
-            train = train.subset(np.setdiff1d(np.arange(len(train)), places), f"without-holdout-{name}")
+        train, held, single = self.divided(train, space.seed)
         check_labels(train.labels, val.labels, train)
-        self.check_fills(len(train), f"{train.url}: ")
+        self.check_fills(len(train))
         task = suited(self, export.spec)
         outcome = task.train(export, train, held, val, space)
         if single:

@@ -87,6 +87,11 @@ class LowShot(Task):
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
 
+    def check_images(self, space: Workspace) -> None:
+        train, _ = open_splits(space, several_labels=self.takes_several_labels)
+        if not train.has_several_labels:
+            possible_shots(train, self.shots, bool(self.fractions))
+
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"

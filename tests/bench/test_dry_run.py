@@ -32,7 +32,7 @@ def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(b
     code, said, _ = bench("run", "--checkpoint", *checkpoints, *words, "--dry-run")
     assert code == 1 and not out.exists()
     assert "first: random" in said and "second: random" in said
-    why = "would fail: 64 images do not fill a batch of 1024; set a smaller batch: --set finetune.batch=N "
+    why = "would fail: 64 training images do not fill a batch of 1024; --set finetune.batch=64 "
     assert " ".join(said.split()).count(why) == 2
     assert "\ncannot be used: --checkpoint /nowhere.pth: no checkpoint '/nowhere.pth'" in said
     assert "6 to do, of which 2 would fail; nothing was run or written (--dry-run)" in said
@@ -40,3 +40,23 @@ def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(b
     assert (
         code == 2 and not said and "--checkpoint /nowhere.pth: no checkpoint" in err and not list(out.rglob("*.json"))
     )
+
+
+def test_jobs_known_to_fail_are_said_before_anything_runs_and_the_rest_runs(bench, exports, out):
+    words = ("--suite", "knn@dino,semi@extrema_cls_1percent,finetune@mae", *DATA, "--out", out)
+    code, said, _ = bench("run", "--checkpoint", *exports, *words)
+    lines = said.splitlines()
+    before = lines[: lines.index(next(line for line in lines if "knn@dino on tiny ..." in line))]
+    assert code == 0 and "4 left out (above), 0 failed" in lines[-1] and len(list(out.rglob("*.json"))) >= 2
+    for task, batch in (("semi@extrema_cls_1percent", "semi.batch=4"), ("finetune@mae", "finetune.batch=64")):
+        assert [
+            line.endswith(f"--set {batch}") for line in before if line.startswith(f"left out: {task} on tiny: ")
+        ] == [True]
+    code, said, _ = bench("run", "--checkpoint", exports[0], *words, "--dry-run")
+    assert code == 1 and "2 would fail" in said.splitlines()[-1]
+    few = ("--set", "semi.batch=4", "semi.epochs=1", "semi.warmup_epochs=0")
+    words = ("--suite", "semi@extrema_cls_1percent", *few, *DATA, "--out", out)
+    code, said, _ = bench("run", "--checkpoint", exports[0], *words)
+    assert code == 0 and "1 done" in said  # the one setting was enough
+    code, _, err = bench("run", "--checkpoint", exports[0], "--suite", "finetune@mae", *DATA, "--out", out)
+    assert code == 2 and "nothing can run: finetune@mae on tiny: " in err and "--set finetune.batch=64" in err

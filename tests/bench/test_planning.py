@@ -187,10 +187,10 @@ def test_a_task_that_counts_nothing_has_no_time(plan):
 
 def test_what_would_fail_is_said(plan):
     code, said, _ = plan("--suite", "finetune@mae", "--assume", "h100")
-    assert code == 1 and "finetune@mae on digits: would fail: 100 images do not fill a batch of 1024" in said
+    assert code == 1 and "finetune@mae on digits: would fail: 100 training images do not fill a batch of 1024" in said
     code, said, _ = plan("--suite", "semi@extrema_cls_1percent", "--assume", "h100")
-    assert code == 1 and "would fail: 1 images, or one of each class if that is more, do not fill a batch of" in said
-    assert "; set a smaller batch: --set semi.batch=N\n" in said
+    assert code == 1 and "would fail: 10 training images do not fill a batch of 1024" in said
+    assert "; --set semi.batch=8\n" in said  # one of each of ten classes, where 1 % is one image
 
 
 def test_a_dry_run_counts_and_leaves_the_time_to_a_plan(plan):

@@ -348,7 +348,7 @@ def test_two_runs_of_one_training_follow_each_other(export, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 128}, "100 images do not fill a batch of 128"),
+        ({"batch": 128}, "100 training images do not fill a batch of 128; --set finetune.batch=64"),
         ({"batch": 25, "mixed_together": 25}, "cannot be mixed in pairs"),
     ],
 )
