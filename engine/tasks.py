@@ -25,6 +25,8 @@ class Images(Interface):
 
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def contents(self) -> str: ...
     def __len__(self) -> int: ...
     def limited(self, count: int) -> Self: ...
 
@@ -39,6 +41,7 @@ class OpenedSets:
     """
 
     def __init__(self) -> None:
+        self.reread: set[Path] = set()  # folders of features that this run has made anew
         self._sets: dict[tuple[str, str, int | None], Any] = {}
 
     def get(self, url: str, split: Split, opener: Callable[[str, Split], Opened], limit: int | None = None) -> Opened:
@@ -71,6 +74,7 @@ class Workspace:
     seed: int = 0  # of everything random
     limit: int | None = None  # at most this many images of each split, evenly spread; for smoke runs
     skip_bad: bool = False  # count and record unreadable images instead of stopping
+    reread: bool = False  # read images again whose features are on disk
     batch_size: int | None = None  # None: chosen for the device
     workers: int | None = None  # None: chosen for the machine
     # Transform name -> what other tasks of this run will read off the same images; extracted in the same pass.

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.printing import text_of
 from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb, releasing_large_images
-from imagesets.sets import FileImages, ImageSet, Split, open_set, splits_of
+from imagesets.sets import FileImages, ImageSet, Split, open_anew, open_set, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
 from imagesets.walk import EXTENSIONS
@@ -91,22 +91,13 @@ def check_image_set(
         splits, problems = (), [str(error)]
     for wanted in splits:
         try:
-            opened.append(_listed_anew(url, wanted) if read_all else open_set(url, wanted))
+            opened.append(open_anew(url, wanted) if read_all else open_set(url, wanted))
         except ValueError as error:
             problems.append(str(error))
     if not read_all:
         return _report(url, opened, [None] * len(opened), problems)
     start(sum(map(len, opened)))
     return _report(url, opened, [read_contents(image_set, workers, advance) for image_set in opened], problems)
-
-
-def _listed_anew(url: str, split: Split) -> ImageSet:
-    """The split, opened without the listing that an earlier run kept of it."""
-    opened = open_set(url, split)
-    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
-        return opened
-    Path(opened.images.kept_in).unlink(missing_ok=True)
-    return open_set(url, split)
 
 
 def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[int], None]) -> Contents:

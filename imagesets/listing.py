@@ -47,7 +47,8 @@ def images_below(root: str, folders: Sequence[str]) -> tuple[FileImages, np.ndar
     FOLDER "." is the root itself. OSError for what cannot be listed. A large listing is kept (listing_cache.py).
     """
     found, kept_in = find_images(root, folders)
-    return FileImages(root=root, names=found.names, sizes=found.sizes, kept_in=kept_in), found.counts
+    images = FileImages(root=root, names=found.names, sizes=found.sizes, changed=found.changed, kept_in=kept_in)
+    return images, found.counts
 
 
 def open_tree(url: str, place: str, split: Split) -> ImageSet:

@@ -2,8 +2,8 @@
 
 A listing is kept in `folder()`, one file for each root, and used again while every directory that it was made of has
 the same stamp: no file came, went or was renamed. A file that was overwritten in place, with other bytes under the same
-name, leaves its directory's stamp as it was. Of such files the sizes of SAMPLE are asked for whenever a listing is used
-again, and that of every file once it is read (imagesets/sets.py). docs/images.md says so to users.
+name, leaves its directory's stamp as it was. Of such files the sizes and times of SAMPLE are asked for whenever a
+listing is used again, and those of every file once it is read (imagesets/sets.py). docs/images.md says so to users.
 
 A kept listing is data without code. One that is damaged, of another version, or not to be read is made again, and one
 that cannot be written is not kept. Names: as imagesets/walk.py.
@@ -22,12 +22,12 @@ from imagesets.names import PackedNames
 from imagesets.selection import evenly
 from imagesets.walk import LOST, Walk, stamp_of, walk
 
-VERSION = 1  # of the files: raise it when the same folders would be listed otherwise
+VERSION = 2  # of the files: raise it when the same folders would be listed otherwise
 LARGE = 10_000  # images; fewer are listed in a tenth of a second
 KEPT = 64  # files on disk in each folder; a listing of ImageNet-1k takes 12 MB
-SAMPLE = 1_000  # files whose sizes are compared
+SAMPLE = 1_000  # files whose sizes and times are compared
 SETTLED = 2e9  # ns; a directory that changed this shortly before may change again without another time of change
-FIELDS = ("names", "lengths", "sizes", "counts", "folders", "folder_lengths", "stamps")
+FIELDS = ("names", "lengths", "sizes", "changed", "counts", "folders", "folder_lengths", "stamps")
 
 
 def user_cache() -> Path:
@@ -70,14 +70,18 @@ def _is_current(kept: Walk, root: str) -> bool:
     if not np.array_equal(stamps, kept.stamps):
         return False
     some = evenly(len(kept.names), min(SAMPLE, len(kept.names)))
-    return all(_size(os.path.join(root, kept.names[index])) == kept.sizes[index] for index in some)
+    kept_facts = zip(kept.sizes[some].tolist(), kept.changed[some, 0].tolist(), strict=True)
+    return all(
+        _facts(os.path.join(root, kept.names[index])) == each for index, each in zip(some, kept_facts, strict=True)
+    )
 
 
-def _size(path: str) -> int:
+def _facts(path: str) -> tuple[int, int]:
     try:
-        return os.stat(path).st_size
+        status = os.stat(path)
     except OSError:
-        return LOST
+        return LOST, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _read(path: Path) -> Walk | None:
@@ -92,6 +96,7 @@ def _checked(
     names: np.ndarray,
     lengths: np.ndarray,
     sizes: np.ndarray,
+    changed: np.ndarray,
     counts: np.ndarray,
     folders: np.ndarray,
     folder_lengths: np.ndarray,
@@ -101,12 +106,18 @@ def _checked(
     found = Walk(
         names=_unpacked(names, lengths),
         sizes=sizes.astype(np.int64, casting="safe"),
+        changed=changed.astype(np.int64, casting="safe"),
         counts=counts.astype(np.int64, casting="safe"),
         folders=_unpacked(folders, folder_lengths),
         stamps=stamps.astype(np.int64, casting="safe"),
     )
     count = len(found.names)
-    if found.sizes.shape != (count,) or found.counts.sum() != count or stamps.shape != (len(found.folders), 3):
+    if (
+        found.sizes.shape != (count,)
+        or changed.shape != (count, 2)
+        or found.counts.sum() != count
+        or stamps.shape != (len(found.folders), 3)
+    ):
         raise ValueError("the arrays do not fit together")
     return found
 
@@ -121,7 +132,8 @@ def _unpacked(blob: np.ndarray, lengths: np.ndarray) -> PackedNames:
 def _write(path: Path, found: Walk) -> bool:
     # Whether it could be kept.
     arrays = (
-        *(np.frombuffer(found.names.blob, np.uint8), found.names.lengths.astype(np.uint16), found.sizes, found.counts),
+        *(np.frombuffer(found.names.blob, np.uint8), found.names.lengths.astype(np.uint16), found.sizes),
+        *(found.changed, found.counts),
         *(np.frombuffer(found.folders.blob, np.uint8), found.folders.lengths.astype(np.uint16), found.stamps),
     )
     return keep_arrays(path, dict(zip(FIELDS, arrays, strict=True)))

@@ -6,23 +6,27 @@ N images, K classes. A set is a listing: it holds names, sizes and labels, reads
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from PIL import Image
 
 from engine.choices import meant
 from engine.extensions import extensions, load_extension, load_extensions
+from engine.files import digest, open_regular
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import balanced_indices, evenly, held_out_sample, rarest_classes
 
 SPLITS: tuple[Split, ...] = ("train", "val")
+SAMPLED = 16  # images of which the bytes are part of `contents_of`
+HEAD = 1 << 16  # bytes of each
 Reported = Literal["top1", "mean per class", "mAP"]
 OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # at the end of a URL; `x-?.parquet` has none
 
@@ -36,10 +40,18 @@ class ImageSource(Protocol):
     def take(self, indices: np.ndarray) -> "ImageSource": ...
     def facts(self) -> tuple[bytes | memoryview, ...]: ...  # what a fingerprint must depend on
 
+    @property
+    def changed(self) -> np.ndarray | None: ...  # (N, 2) int64, time (ns) and inode of each file; None: all in memory
+    @property
+    def contents(self) -> str: ...  # what tells a set from one of the same fingerprint, "" if nothing else can
+    @property
+    def modified(self) -> int: ...  # when the newest image was changed, ns since 1970; 0 if that is not known
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileImages:
-    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes.
+    """Image files below `root`; `names` (N) are relative to it, `sizes` (N,) int64 in bytes, `changed` (N, 2) int64
+    the times of modification in ns and inodes.
 
     kept_in: the file that keeps the listing for other runs (imagesets/listing_cache.py), "" if none. called: names (N)
     that count in fingerprints in place of `names`, where the files lie elsewhere than in a folder of class folders.
@@ -48,6 +60,7 @@ class FileImages:
     root: str
     names: PackedNames
     sizes: np.ndarray
+    changed: np.ndarray
     kept_in: str = ""
     called: PackedNames | None = None
 
@@ -57,12 +70,12 @@ class FileImages:
     def encoded(self, index: int) -> bytes:
         path = self.path(index)
         data = read_bytes(path)
-        if self.kept_in and len(data) != self.sizes[index]:
+        if self.kept_in and (len(data) != self.sizes[index] or os.stat(path).st_mtime_ns != self.changed[index, 0]):
             with suppress(OSError):  # gone already, or not ours to remove: then the message still says what is wrong
                 os.unlink(self.kept_in)
             raise ValueError(
-                f"{path}: {len(data)} bytes, and {self.sizes[index]} when the set was listed: its images were "
-                "overwritten; run the same command again, which lists them anew"
+                f"{path}: {len(data)} bytes, and {self.sizes[index]} when the set was listed, or changed since: its "
+                "images were overwritten; run the same command again, which lists them anew"
             )
         return data
 
@@ -74,11 +87,71 @@ class FileImages:
 
     def renamed(self, indices: np.ndarray, called: PackedNames | None) -> "FileImages":
         """The images at `indices` (M,), called otherwise (M)."""
-        return replace(self, names=self.names.take(indices), sizes=self.sizes[indices], called=called)
+        return replace(
+            self,
+            names=self.names.take(indices),
+            sizes=self.sizes[indices],
+            changed=self.changed[indices],
+            called=called,
+        )
 
     def facts(self) -> tuple[bytes, ...]:
         names = self.called or self.names
         return names.blob, names.ends.tobytes(), self.sizes.tobytes()
+
+    @cached_property
+    def contents(self) -> str:
+        return contents_of(self.changed, lambda index: head_of(self.path(index)))
+
+    @property
+    def modified(self) -> int:
+        return int(self.changed[:, 0].max(initial=0))
+
+
+def head_of(path: str | Path) -> bytes:
+    """The first bytes of a file. OSError or ValueError where it cannot be read."""
+    with open_regular(path) as file:
+        return file.read(HEAD)
+
+
+def contents_of(changed: np.ndarray, head: Callable[[int], bytes]) -> str:
+    """`SAMPLE-TIMES-ALL`: digests of the first bytes of a few images, of when these were changed, and of when all were.
+
+    changed (N, 2): time and inode of each image's file. head: the first bytes of one. See `differ`.
+    """
+    few = evenly(len(changed), min(SAMPLED, len(changed)))
+    sample = hashlib.sha256()
+    for index in few.tolist():
+        try:
+            sample.update(hashlib.sha256(head(index)).digest())
+        except (OSError, ValueError):
+            sample.update(b"unreadable")
+    times = (hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest()[:16] for each in (changed[few], changed))
+    return "-".join([sample.hexdigest()[:16], *times])
+
+
+def differ(contents: str, others: str) -> bool:
+    """Whether two sets of one fingerprint hold other images, by their `contents`.
+
+    They do where bytes of the sample differ. Where its times are the same and those of all are not, some images were
+    overwritten. Where all times differ the files were copied. "": not known.
+    """
+    if not contents or not others:
+        return False
+    (sample, few, every), (other_sample, other_few, other_every) = contents.split("-"), others.split("-")
+    return sample != other_sample or (few == other_few and every != other_every)
+
+
+def kept_folder(parent: Path, key: Mapping[str, Any], sets: Sequence["ImageSet | Any"]) -> Path:
+    """The folder below `parent` that holds what was made of image sets by `key`, which has their fingerprints.
+
+    A folder from before keys had contents is used as long as no image was changed since.
+    """
+    older = parent / digest(key)[:32]
+    samples = [each.contents.partition("-")[0] for each in sets]
+    if not any(samples) or (older.is_dir() and older.stat().st_mtime_ns > max(each.modified for each in sets)):
+        return older
+    return parent / digest({**key, "contents": samples})[:32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +160,9 @@ class MemoryImages:
 
     names: PackedNames
     pixels: np.ndarray
+    changed: ClassVar[None] = None
+    contents: ClassVar[str] = ""  # the fingerprint is of the pixels
+    modified: ClassVar[int] = 0
 
     def path(self, index: int) -> str:
         return self.names[index]
@@ -153,12 +229,27 @@ class ImageSet:
                 unreadable[place] = error.reason
         raise ValueError(f"{self.url}: none of the {len(self)} images of {self.split} can be read")
 
+    @property
+    def changed(self) -> np.ndarray | None:
+        """(N, 2) int64, time of modification (ns) and inode of each image's file; None for images in memory."""
+        return self.images.changed
+
+    @property
+    def contents(self) -> str:
+        """What tells the images from others of the same fingerprint; see `contents_of` and `differ`."""
+        return self.images.contents
+
+    @property
+    def modified(self) -> int:
+        """When the newest image was changed, in ns since 1970; 0 if that is not known."""
+        return self.images.modified
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 of class names, labels, and of names and file sizes (in memory: names and pixels), in order.
 
         Where the set lies plays no part, so moving a folder keeps it; nor do the files' contents beyond their sizes,
-        since reading 150 GB to name a cache entry would defeat the cache.
+        since reading 150 GB to name a cache entry would defeat the cache. `contents` stands beside it.
         """
         state = hashlib.sha256()
         for fact in (
@@ -254,6 +345,15 @@ def _part(train: ImageSet, split: Split, share: str, seed: str) -> ImageSet:
     if single := [name for name, count in zip(train.classes, whole, strict=True) if count == 1]:
         notes.append(f"{len(single)} classes with one image, {single[0]!r} first: it is in train, and none is in val")
     return replace(train.subset(chosen, split), url=train.url, split=split, notes=tuple(notes))
+
+
+def open_anew(url: str, split: Split) -> ImageSet:
+    """`open_set` without the listing that an earlier run kept: every file is asked for its size and time."""
+    opened = open_set(url, split)
+    if not (isinstance(opened.images, FileImages) and opened.images.kept_in):
+        return opened
+    Path(opened.images.kept_in).unlink(missing_ok=True)
+    return open_set(url, split)
 
 
 def splits_of(url: str) -> tuple[Split, ...]:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ from imagesets.decoding import UnreadableImage, decode_rgb
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.listing_cache import keep_arrays, user_cache
 from imagesets.names import PackedNames
-from imagesets.sets import FileImages, ImageSet, Reported, Split
+from imagesets.sets import HEAD, FileImages, ImageSet, Reported, Split, contents_of
+from imagesets.walk import LARGEST
 
 
 class ImageStore(Protocol):
@@ -33,7 +35,8 @@ class ImageStore(Protocol):
 class StoredImages:
     """`names` (N) as in a folder of class folders, `sizes` (N,) int64 in bytes, `places` (N,) by which `store` reads.
 
-    where: what stands before a name in messages.
+    changed: (N, 2) int64 as in FileImages, of the file that each image is in. where: what stands before a name in
+    messages.
     """
 
     store: ImageStore
@@ -41,6 +44,7 @@ class StoredImages:
     names: PackedNames
     sizes: np.ndarray
     places: np.ndarray
+    changed: np.ndarray
 
     def path(self, index: int) -> str:
         return f"{self.where}:{self.names[index]}"
@@ -59,10 +63,20 @@ class StoredImages:
 
     def renamed(self, indices: np.ndarray, names: PackedNames) -> "StoredImages":
         """The images at `indices` (M,) under other names (M)."""
-        return replace(self, names=names, sizes=self.sizes[indices], places=self.places[indices])
+        return replace(
+            self, names=names, sizes=self.sizes[indices], places=self.places[indices], changed=self.changed[indices]
+        )
 
     def facts(self) -> tuple[bytes, ...]:
         return self.names.blob, self.names.ends.tobytes(), self.sizes.tobytes()
+
+    @cached_property
+    def contents(self) -> str:
+        return contents_of(self.changed, lambda index: self.encoded(index)[:HEAD])
+
+    @property
+    def modified(self) -> int:
+        return int(self.changed[:, 0].max(initial=0))
 
 
 def stored_set(
@@ -181,6 +195,12 @@ def indexed(
         found = dict(make())
     keep_arrays(path, found)
     return found
+
+
+def changed_of(files: Sequence[str], file_of: Any) -> np.ndarray:
+    """Times of modification in ns and inodes (N, 2) of the files that images are in. file_of (N,): which of `files`."""
+    facts = [(status.st_mtime_ns, status.st_ino & LARGEST) for status in map(os.stat, files)]
+    return np.array(facts, np.int64).reshape(-1, 2)[file_of]
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from imagesets.names import PackedNames
 # torchvision.datasets.folder.IMG_EXTENSIONS, compared in lower case.
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 LOST = -1  # size of a broken link: listed as torchvision lists it, and UnreadableImage once it is read
+LARGEST = (1 << 63) - 1  # int64; some file systems number inodes beyond it
 THREADS = 8  # over a network every size is a round trip; from a local disk it is the interpreter that takes the time
 
 Stamp = tuple[int, int, int]
@@ -30,6 +31,7 @@ class Walk:
 
     names: PackedNames  # (N) of images
     sizes: np.ndarray  # (N,) int64, bytes
+    changed: np.ndarray  # (N, 2) int64, when each was modified (ns), and its inode
     counts: np.ndarray  # (K,) int64, images below each folder asked for
     folders: PackedNames  # (D) of directories
     stamps: np.ndarray  # (D, 3) int64, `stamp_of` each directory before it was listed
@@ -44,6 +46,7 @@ def walk(root: str, folders: Sequence[str]) -> Walk:
     return Walk(
         names=PackedNames.joined([directory.names for directory in found]),
         sizes=np.concatenate([np.empty(0, np.int64), *(directory.sizes for directory in found)]),
+        changed=np.concatenate([np.empty((0, 2), np.int64), *(directory.changed for directory in found)]),
         counts=np.array([sum(len(each.names) for each in directories) for directories in below], np.int64),
         folders=PackedNames.pack(directory.name for directory in found),
         stamps=np.array([directory.stamp for directory in found], np.int64).reshape(-1, 3),
@@ -64,6 +67,7 @@ class _Directory:
     stamp: Stamp
     names: PackedNames  # of its images, by name
     sizes: np.ndarray
+    changed: np.ndarray
 
 
 def _below(root: str, folder: str) -> list[_Directory]:
@@ -88,17 +92,19 @@ def _listed(root: str, name: str) -> tuple[_Directory, list[str]]:
                 if entry.is_dir():
                     inside.append(prefix + entry.name)
                 elif entry.name.lower().endswith(EXTENSIONS):
-                    images.append((entry.name, _size(entry)))
+                    images.append((entry.name, *_facts(entry)))
     finally:
         os.close(handle)
     images.sort()
-    names = PackedNames.pack(prefix + image for image, _ in images)
-    sizes = np.fromiter((size for _, size in images), np.int64, len(images))
-    return _Directory(name=name, stamp=stamp, names=names, sizes=sizes), inside
+    names = PackedNames.pack(prefix + image for image, *_ in images)
+    facts = np.array([each[1:] for each in images], np.int64).reshape(-1, 3)
+    sizes, changed = np.ascontiguousarray(facts[:, 0]), np.ascontiguousarray(facts[:, 1:])
+    return _Directory(name=name, stamp=stamp, names=names, sizes=sizes, changed=changed), inside
 
 
-def _size(entry: os.DirEntry) -> int:
+def _facts(entry: os.DirEntry) -> tuple[int, int, int]:
     try:
-        return entry.stat().st_size
+        status = entry.stat()
     except OSError:
-        return LOST
+        return LOST, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ino & LARGEST

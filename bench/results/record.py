@@ -24,6 +24,7 @@ from engine.files import digest, write_atomic
 from engine.optional import require
 from engine.printing import printable
 from engine.tasks import Workspace
+from imagesets.sets import differ
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -103,7 +104,18 @@ class DataUsed:
     url: str  # likewise
     # split -> SHA-256 over class names, labels, file names and sizes
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    # split -> digests of bytes of a few files, and of times of change: they tell apart sets of one fingerprint
+    contents: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
+
+    def differ_from(self, other: "DataUsed") -> list[str]:
+        """Splits of which the files hold other images than those of the same fingerprint in `other`."""
+        return [
+            split
+            for split, contents in self.contents.items()
+            if self.fingerprints.get(split) == other.fingerprints.get(split)
+            and differ(contents, other.contents.get(split, ""))
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.messages import in_one_line
+from bench.results.index import read_results
 from bench.results.record import (
     CheckpointUsed,
     DataUsed,
@@ -29,7 +30,7 @@ from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, 
 from engine.distributed import World
 from engine.extensions import extensions
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import OPTIONS, SPLITS, open_set, parse_url
+from imagesets.sets import OPTIONS, SPLITS, open_anew, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -96,13 +97,13 @@ def name_from(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
-def open_data(name: str, url: str, space: Workspace) -> DataUsed:
+def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> DataUsed:
     """Open both splits for all tasks, so that a wrong URL stops the run before it starts. Draws tiny scenes."""
-    whole = replace(space, data=url, limit=None)
+    whole, anew = replace(space, data=url, limit=None), open_anew if rerun else open_set
     try:
         if not layout_of(url):
             parse_url(url, scene_schemes())
-        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else open_set
+        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else anew
         sets = {split: whole.images(split, opener) for split in SPLITS}
     except ValueError as error:
         raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
@@ -110,6 +111,7 @@ def open_data(name: str, url: str, space: Workspace) -> DataUsed:
         name=name,
         url=url,
         fingerprints={split: images.fingerprint for split, images in sets.items()},
+        contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
     )
 
@@ -202,3 +204,24 @@ def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
             f"({before.url}; images of {counts}; names, sizes or labels differ); use another name, or --rerun to "
             "replace it"
         )
+    if splits := data.differ_from(result.data):
+        raise ValueError(
+            f"--data {data.name}={data.url}: files of {' and '.join(splits)} were overwritten since {path} was "
+            "measured, by others of the same names and sizes; use another name, or --rerun to replace it"
+        )
+
+
+def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
+    """ValueError where results of other contents of the same files would stay on the board beside those of `jobs`."""
+    if not any(job.data.contents for job in jobs):
+        return
+    replaced = {job.path for job in jobs if job.state != "done"}
+    data = {job.data.name: job.data for job in jobs}
+    for path, entry in read_results(out)[0].items() if (out / "results").is_dir() else ():
+        now, result = data.get(entry.result.data.name), entry.result
+        if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
+            raise ValueError(
+                f"--data {now.name}={now.url}: files of {' and '.join(splits)} were overwritten since {path} was "
+                "measured, which stays on the board; give --rerun with all its checkpoints and protocols, move it away "
+                f"(bench results rm), or use another name than {now.name}"
+            )

@@ -28,7 +28,7 @@ from bench.run.dry_run import planned, show
 from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
 from bench.run.fitting import left_out_lines, without_data
 from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, job_state, named_urls, open_data, plan, problem_of
+from bench.run.plan import Job, job_state, named_urls, open_data, plan, problem_of, refuse_mixed_contents
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
 from checkpoints.frozen import FrozenExport
 from checkpoints.import_options import ImportOptions
@@ -55,8 +55,8 @@ class RunRequest:
     select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
     changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
     out: Path  # folder of the results
-    space: Workspace  # `run_suite` sets its `world`, and its `data` for every job
-    rerun: bool = False  # replace existing results
+    space: Workspace  # `run_suite` sets `world` and `reread`, and `data` for every job
+    rerun: bool = False  # replace existing results, and read the images again
     dry_run: bool = False  # print what would be done
 
 
@@ -94,7 +94,7 @@ def _begun(
 ) -> Iterator[tuple[RunRequest, list[ChosenProtocol], list[DataUsed], "Prepared", Exports]]:
     """The connected processes' request, its protocols, images and checkpoints."""
     with start_world(request.space.device) as world:
-        request = replace(request, space=replace(request.space, world=world))
+        request = replace(request, space=replace(request.space, world=world, reread=request.rerun))
         selected = world.on_all_ranks(lambda: _selected(request, world))
         data = _opened(request)
         # Rank 0 imports, verifies and saves; the others load what it saved.
@@ -119,7 +119,9 @@ def _opened(request: RunRequest) -> list[DataUsed]:
         raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
-    return space.world.first_on_each_machine(lambda: [open_data(name, url, space) for name, url in urls.items()])
+    return space.world.first_on_each_machine(
+        lambda: [open_data(name, url, space, request.rerun) for name, url in urls.items()]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,7 @@ def _run_all(
     problems = world.on_rank0(lambda: known_problems(checkpoints, plans, request.space))
     plans = [[job for job in jobs if job.path not in problems] for jobs in plans]
     tally = Tally(jobs=[job for jobs in plans for job in jobs], left_out=len(problems))
+    world.on_rank0(lambda: refuse_mixed_contents(request.out, tally.jobs))
     try:
         for checkpoint, jobs in zip(checkpoints, plans, strict=True):
             _run_one(request, checkpoint, exports.pop(checkpoint.key, None), jobs, tally)

@@ -6,7 +6,7 @@ N images, R resamples.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.results.board import group_of
 from bench.results.index import Indexed, read_results, stamp
-from bench.results.record import MetricRecord, Result, images_seen, read_arrays, short
+from bench.results.record import DataUsed, MetricRecord, Result, images_seen, read_arrays, short
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
 from engine.choices import meant
@@ -65,7 +65,27 @@ def read_measured(out: Path) -> tuple[list[Measured], list[str]]:
     measured = [
         Measured(path=path, result=entry.result, identity=_identity(out, path, entry)) for path, entry in found.items()
     ]
-    return measured, problems
+    return separated(measured, problems)
+
+
+def separated(measured: Sequence[Measured], problems: Sequence[str]) -> tuple[list[Measured], list[str]]:
+    """Results of files that were overwritten later, by others of the same names and sizes, as those of a set of its
+    own, `NAME-CONTENTS8`; and a line on them. The newest result has the plain name."""
+    newest: dict[str, DataUsed] = {}
+    for each in sorted(measured, key=lambda each: each.result.date):
+        if each.result.data.contents and each.result.status == "ok":
+            newest[each.result.data.name] = each.result.data
+    found, told = [], dict.fromkeys(problems)
+    for each in measured:
+        data = each.result.data
+        if data.name in newest and (splits := newest[data.name].differ_from(data)):
+            name = f"{data.name}-{digest(dict(data.contents))[:8]}"
+            each = replace(each, result=replace(each.result, data=replace(data, name=name)))
+            told[f"{data.name}: files of {' and '.join(splits)} were overwritten; results from before are {name}"] = (
+                None
+            )
+        found.append(each)
+    return found, list(told)
 
 
 def _identity(out: Path, path: Path, entry: Indexed) -> str:

@@ -25,7 +25,8 @@ from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, read_regular
 from engine.progress import Progress
 from imagesets.decoding import MAX_BYTES, open_image
-from imagesets.sets import SPLITS, Split
+from imagesets.sets import SPLITS, Split, contents_of, head_of
+from imagesets.walk import LARGEST
 
 TINY = "tiny-"
 TINY_VERSION = 1  # raise it when the same names would hold other pixels
@@ -80,11 +81,28 @@ class SceneSet:
         """Hex SHA-256 of names and sizes in bytes of images and annotations, in order, and of a list of own classes;
         where they lie plays no part."""
         state = hashlib.sha256()
-        for name in self.listing.files:
-            state.update(f"{name} {(self.root / name).stat().st_size}\n".encode(errors="surrogateescape"))
+        for name, size in zip(self.listing.files, self.facts_of_files[:, 0].tolist(), strict=True):
+            state.update(f"{name} {size}\n".encode(errors="surrogateescape"))
         if isinstance(self.listing, Listing) and self.listing.own_classes:
             state.update(repr((self.listing.classes, self.listing.classes_of, self.listing.colours)).encode())
         return state.hexdigest()
+
+    @cached_property
+    def facts_of_files(self) -> np.ndarray:
+        """(F, 3) int64: sizes in bytes, times of modification in ns and inodes of images and annotations."""
+        found = [(self.root / name).stat() for name in self.listing.files]
+        facts = [(status.st_size, status.st_mtime_ns, status.st_ino & LARGEST) for status in found]
+        return np.array(facts, np.int64).reshape(-1, 3)
+
+    @cached_property
+    def contents(self) -> str:
+        """As ImageSet.contents."""
+        return contents_of(self.facts_of_files[:, 1:], lambda index: head_of(self.root / self.listing.files[index]))
+
+    @property
+    def modified(self) -> int:
+        """As ImageSet.modified."""
+        return int(self.facts_of_files[:, 1].max(initial=0))
 
     def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
         """The scenes at `indices` (M,), in that order; `name` is appended to the URL."""

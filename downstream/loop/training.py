@@ -11,12 +11,11 @@ from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
 from engine.core_threads import own_cores
-from engine.files import digest
 from engine.printing import say
 from engine.tasks import Workspace
 from engine.training.micro_batches import micro_batch_size, share_of
 from engine.training.schedules import Schedule, TrainProgress
-from imagesets.sets import SPLITS
+from imagesets.sets import SPLITS, kept_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +74,9 @@ def run_plan(plan: Plan, space: Workspace) -> "TrainedModel":
     world = space.world
     size = micro_batch_size(share_of(plan.batch, world.size), space.batch_size or plan.largest)
     config = RunnerConfig(
-        folder=space.cache / plan.task / digest(plan.key(space, size))[:32],
+        folder=world.on_rank0(
+            lambda: kept_folder(space.cache / plan.task, plan.key(space, size), [plan.train, plan.val])
+        ),
         schedule=plan.schedule,
         start=TrainProgress(step=0, steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs),
         batch=plan.batch,

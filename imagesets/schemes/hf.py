@@ -18,7 +18,7 @@ from imagesets.listing import HOLD_OUT, SPLIT_WORDS, short_list
 from imagesets.names import PackedNames
 from imagesets.schemes.parquet import IMAGES, bytes_column, spread_labels
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, class_numbers, numbered_classes, stored_set
+from imagesets.stored import StoredImages, changed_of, class_numbers, numbered_classes, stored_set
 
 PLACE = "PATH_OR_NAME"
 SPLITS = ("train", "val")
@@ -120,13 +120,19 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
     rows = data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     names: list[PackedNames] = []
     sizes = [np.empty(0, np.int64)]
+    # Of the newest Arrow file: which one a row is in is the library's affair.
+    arrow = changed_of([file["filename"] for file in data.cache_files], slice(None))
+    changed = np.tile(arrow.max(axis=0, initial=0), (len(data), 1))
     first = 0
     batches = rows.with_format("arrow").iter(10_000)
     for array in (chunk for batch in batches for chunk in batch.column(column).chunks):  # joined, they would be copied
         lengths = pc.fill_null(pc.binary_length(bytes_column(array)), -1).to_numpy().astype(np.int64)
         paths = array.field("path").to_pylist()
         for row in np.flatnonzero(lengths < 0):
-            lengths[row] = os.path.getsize(paths[row]) if paths[row] and os.path.exists(paths[row]) else 0
+            if paths[row] and os.path.exists(paths[row]):
+                lengths[row], changed[first + row] = os.path.getsize(paths[row]), changed_of([paths[row]], [0])
+            else:
+                lengths[row] = 0
         named = (os.path.basename(path) if path else f"{first + row:08d}" for row, path in enumerate(paths))
         names.append(PackedNames.pack(named))
         first += len(paths)
@@ -137,4 +143,5 @@ def _images(place: str, data: Any, column: str) -> StoredImages:
         names=PackedNames.joined(names),
         sizes=np.concatenate(sizes),
         places=np.arange(first),
+        changed=changed,
     )

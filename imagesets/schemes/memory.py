@@ -8,7 +8,7 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -50,6 +50,10 @@ class HeldImages:
 
     def take(self, indices: np.ndarray) -> "HeldImages":
         return replace(self, places=self.places[indices], digests=self.digests[indices])
+
+    changed: ClassVar[None] = None
+    contents: ClassVar[str] = ""  # the fingerprint is of the pixels
+    modified: ClassVar[int] = 0
 
     def facts(self) -> tuple[bytes, ...]:
         return (self.digests.tobytes(),)

@@ -23,7 +23,7 @@ from imagesets.label_tables import choose_column
 from imagesets.listing import short_list
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
-from imagesets.stored import StoredImages, class_numbers, indexed, numbered_classes, split_files, stored_set
+from imagesets.stored import StoredImages, changed_of, class_numbers, indexed, numbered_classes, split_files, stored_set
 
 PLACE = "PATH"
 SPLITS = ("train", "val")
@@ -103,6 +103,7 @@ def open_split(place: str, split: Split, image: str = "", label: str = "") -> Im
         names=found,
         sizes=index["sizes"],
         places=np.arange(len(found)),
+        changed=changed_of(files, index["groups"][:, 0]),
     )
     classes, labels = _classes(url, place, split, schema, labelled, index) if labelled else ((), None)
     if labels is not None and "counts" in index:  # of several labels an image

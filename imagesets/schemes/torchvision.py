@@ -8,6 +8,7 @@ Classes are in the order of their names, so that the set is the one that folders
 """
 
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,4 +128,5 @@ def in_memory(where: str, pixels: np.ndarray) -> StoredImages:
         names=PackedNames.pack(f"{number:06d}.{ending}" for number in range(len(pixels))),
         sizes=np.full(len(pixels), len(store.header) + pixels[:1].size),
         places=np.arange(len(pixels)),
+        changed=np.array([(0, zlib.crc32(image.tobytes())) for image in pixels], np.int64).reshape(-1, 2),
     )

@@ -15,7 +15,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from engine.progress import Progress
 from engine.tasks import Workspace
-from imagesets.sets import ImageSet
+from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
 from probes.features.extraction import Computed, Extractor, Reader, run_extraction
 from probes.features.kinds import FeatureKind
@@ -143,8 +143,18 @@ class Order:
         }
 
     def open_store(self) -> Store:
-        key = self.key
-        return Store.of(self.space.cache, key, len(self.image_set), key["batch_size"], self.export.spec.width)
+        """The store of these features, without those of images that changed since; with `space.reread` an empty one at
+        its first use in a run."""
+        key, images, reread = self.key, self.image_set, self.space.opened.reread
+        folder = kept_folder(self.space.cache / "features", key, [images])
+        store = Store.of(folder, key, len(images), key["batch_size"], self.export.spec.width)
+        if self.space.reread and images.contents and folder not in reread:
+            with store.locked():
+                store.clear()
+        reread.add(folder)
+        if images.changed is not None:
+            store.forget_changed(images.changed)
+        return store
 
     def is_filled(self, store: Store) -> bool:
         """Whether all is on disk; images that were unreadable are tried again unless they may be skipped."""

@@ -1,8 +1,10 @@
 """Features on disk: one float32 file per kind, filled batch by batch, resumable, the same bytes however it was filled.
 
-A folder belongs to one backbone, image set, transform and way of computing; its name is the digest of all these.
+A folder belongs to one backbone, image set, transform and way of computing; its name is the digest of all these, and
+of the bytes of a few images.
 
     key.json        what the folder belongs to, for people
+    changed.npy     (N, 2) times of modification and inodes of the images' files, as they were last seen
     KIND.f32        (N, D) float32, row-major: image i is row i
     KIND.journal    while being filled: one JSON line for every batch whose rows are safely on disk
     KIND.json       once complete: width, checksum and unreadable images; the journal is gone
@@ -12,6 +14,7 @@ Batches are fixed by N and the batch size alone, so a continued or divided extra
 Letters: N images, D width, B images of a batch.
 """
 
+import io
 import json
 import os
 import shutil
@@ -26,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.files import digest, locked, write_atomic
+from engine.files import locked, write_atomic
 
 COMMIT_EVERY = 1.0  # seconds of work that a kill may cost; a sync of the disk takes milliseconds
 ITEM = np.dtype(np.float32).itemsize
@@ -44,12 +47,46 @@ class Store:
     width: int
 
     @classmethod
-    def of(cls, cache: Path, key: Mapping[str, object], count: int, batch: int, width: int) -> "Store":
-        """The store of `key` below `cache`, made if need be."""
-        folder = Path(cache) / "features" / digest(key)[:32]
+    def of(cls, folder: Path, key: Mapping[str, object], count: int, batch: int, width: int) -> "Store":
+        """The store of `key` in `folder`, made if need be."""
         if not (folder / "key.json").exists():
             write_atomic(folder / "key.json", json.dumps(key, indent=1, sort_keys=True) + "\n")
         return cls(folder=folder, count=count, batch=batch, width=width)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of which there is anything."""
+        return [path.stem for path in sorted(self.folder.glob("*.f32"))]
+
+    def clear(self) -> None:
+        """Remove all features. What other runs have mapped of them stays with these."""
+        for kind in self.kinds:
+            for suffix in ("json", "journal", "f32"):
+                self.path(kind, suffix).unlink(missing_ok=True)
+
+    def forget_changed(self, changed: np.ndarray) -> None:
+        """Forget the batches with images of which the file was overwritten. changed (N, 2): time of modification and
+        inode of each file.
+
+        Where all inodes differ the set was copied, and where all times do, by a copy that does not keep them: what the
+        images hold is then told by the bytes of a few, which are part of the folder's name.
+        """
+        path = self.folder / "changed.npy"
+        before = np.load(path, allow_pickle=False) if path.exists() else changed
+        if path.exists() and np.array_equal(before, changed):
+            return
+        copied = (before[:, 1] != changed[:, 1]).all()
+        other = before[:, 0] != changed[:, 0] if copied else (before != changed).any(axis=1)
+        with self.locked():
+            if other.any() and not (copied and other.all()):
+                batches = set((np.flatnonzero(other) // self.batch).tolist())
+                for kind in self.kinds:
+                    left = {number: bad for number, bad in self.state(kind).items() if number not in batches}
+                    write_atomic(self.path(kind, "journal"), "".join(_line(*each) for each in left.items()))
+                    self.path(kind, "json").unlink(missing_ok=True)
+            buffer = io.BytesIO()
+            np.save(buffer, changed)
+            write_atomic(path, buffer.getvalue())
 
     @property
     def batches(self) -> int:
@@ -156,6 +193,11 @@ def _checksum(path: Path, modified: int, size: int) -> int:
     return value
 
 
+def _line(number: int, bad: Bad) -> str:
+    """A line of a journal."""
+    return json.dumps({"batch": number, "unreadable": {str(i): why for i, why in bad.items()}}) + "\n"
+
+
 def _images(entry: Mapping[str, str]) -> dict[int, str]:
     return {int(index): why for index, why in entry.items()}  # JSON has no integer keys
 
@@ -201,11 +243,7 @@ class Writer:
 
     def _commit(self) -> None:
         for kind, file in self._files.items():
-            entries = [
-                json.dumps({"batch": number, "unreadable": {str(i): why for i, why in bad.items()}}) + "\n"
-                for number, bad in self._uncommitted.items()
-                if number in self.wanted[kind]
-            ]
+            entries = [_line(number, bad) for number, bad in self._uncommitted.items() if number in self.wanted[kind]]
             if entries:
                 os.fsync(file)
                 _append(self.store.path(kind, "journal"), "".join(entries))

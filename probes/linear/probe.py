@@ -13,11 +13,10 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport
-from engine.files import digest
 from engine.tasks import Outcome, Workspace, settings_of
 from engine.training.schedules import PacedCosine
 from engine.work import Kind, Part, Scale, Work
-from imagesets.sets import ImageSet
+from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
 from probes.features.planning import FLOAT, feature_bytes, feature_pass
 from probes.features.rows import are_equal
@@ -81,10 +80,12 @@ class Probe:
             "device": torch.device(self.space.device).type,
         }
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """Of the training's states."""
-        return self.space.cache / "linear" / digest(self.key)[:32]
+        """Of the training's states. All processes ask for it together."""
+        return self.space.world.on_rank0(
+            lambda: kept_folder(self.space.cache / "linear", self.key, [self.train, self.val])
+        )
 
     @cached_property
     def rows(self) -> np.ndarray:

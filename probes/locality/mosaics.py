@@ -7,10 +7,12 @@ both in pixels.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
 
+from engine.files import digest
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from imagesets.transforms import FILTERS, EvalTransform
@@ -108,6 +110,16 @@ class Mosaics:
         chosen = np.arange(len(self)) if self.chosen is None else self.chosen
         arrays = (self.tiles, self.boxes, chosen)
         return self.source.fingerprint.encode(), self.transform.name.encode(), *(each.tobytes() for each in arrays)
+
+    changed: ClassVar[None] = None
+
+    @property
+    def contents(self) -> str:
+        return digest(self.source.contents)[:16] if self.source.contents else ""
+
+    @property
+    def modified(self) -> int:
+        return self.source.modified
 
     def image_set(self, name: str) -> ImageSet:
         """All crops as an image set, without labels; `name` is appended to the source's URL."""

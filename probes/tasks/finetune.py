@@ -11,6 +11,7 @@ holdout, the best one on images that are then not trained on.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,11 +21,10 @@ from checkpoints.export import ViTExport
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
-from engine.files import digest
 from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
 from engine.training.micro_batches import share_of
 from engine.work import Kind, Scale, Work
-from imagesets.sets import ImageSet
+from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
 from probes.features.stand_ins import noted, suited
 from probes.finetune.classifier import Classifier
@@ -147,7 +147,8 @@ class Finetune(FinetuneSettings, Task):
         sized = export if self.image_size in (None, export.spec.image_size) else export.at_size(self.image_size)
         classifier = Classifier(sized, len(train.classes), self, space.seed)
         key = self.key(export, train, val, plan, micro_batch_size, space)
-        training = Training(classifier, self.config(plan, micro_batch_size, key, space))
+        folder = space.world.on_rank0(lambda: kept_folder(space.cache / "finetune", key, [train, val]))
+        training = Training(classifier, self.config(plan, micro_batch_size, folder, space))
         size = sized.spec.side
         transform = EvalTransform(size=size, crop=self.crop, interpolation=self.interpolation, decode=space.decode)
         selection = ModelSelection(
@@ -204,7 +205,7 @@ class Finetune(FinetuneSettings, Task):
         plan = GroupPlan(count=images, batch=self.batch, group=group, seed=space.seed, repeats=self.repeats)
         return plan, group_size(group, largest, even=False)
 
-    def config(self, plan: GroupPlan, micro_batch_size: int, key: dict[str, Any], space: Workspace) -> FinetuneConfig:
+    def config(self, plan: GroupPlan, micro_batch_size: int, folder: Path, space: Workspace) -> FinetuneConfig:
         """What `Training` goes by."""
         rank, share = space.world.rank, plan.groups // space.world.size
         return FinetuneConfig(
@@ -214,7 +215,7 @@ class Finetune(FinetuneSettings, Task):
             groups=range(rank * share, (rank + 1) * share),
             group=plan.group,
             micro_batch_size=micro_batch_size,
-            folder=space.cache / "finetune" / digest(key)[:32],
+            folder=folder,
         )
 
     def key(

@@ -380,3 +380,48 @@ def test_a_run_says_what_it_did_and_the_leaderboard_the_rest(run, bench, exports
 def test_a_checkpoint_given_twice_is_run_once(run, exports, out):
     code, said, _ = run("--suite", "toy@one", "--checkpoint", exports[0])
     assert code == 0 and "1 done, 0 skipped" in said and len(runs(out)) == 1
+
+
+def plain_colours(folder: Path, value: int) -> None:
+    """Two classes of bitmaps, all of one size, at each call with other pixels."""
+    from PIL import Image
+
+    for number in range(24):
+        split, label = ("train", "val")[number % 2], "ab"[number // 2 % 2]
+        (folder / split / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * number, value, 0)).save(folder / split / label / f"{number}.bmp")
+
+
+def test_a_board_never_mixes_two_contents_of_one_fingerprint(bench, exports, out, tmp_path):
+    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out, "--suite")
+    plain_colours(tmp_path / "images", 0)
+    assert bench(*words, "knn@dino,knn@ibot")[0] == 0
+    first = read_result(result_paths(out)[0])
+    plain_colours(tmp_path / "images", 200)
+    code, _, said = bench(*words, "knn@dino")
+    assert code == 2 and "overwritten" in said and "--rerun" in said
+    code, _, said = bench(*words, "knn@dino", "--rerun")  # knn@ibot would stay
+    assert code == 2 and "knn@ibot-seed0.json" in said and "bench results rm" in said
+    code, _, said = bench(*words, "knn@mst")
+    assert code == 2 and "overwritten" in said
+    assert read_result(result_paths(out)[0]) == first
+    assert bench(*words, "knn@dino,knn@ibot", "--rerun")[0] == 0
+    again = read_result(result_paths(out)[0])
+    assert again.data.fingerprints == first.data.fingerprints and again.data.contents != first.data.contents
+    assert again.cost["forwards"] + read_result(result_paths(out)[1]).cost["forwards"] == 24
+
+
+def test_results_of_two_contents_are_two_columns(bench, exports, out, tmp_path):
+    """As after a kill between two jobs of a rerun."""
+    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out, "--suite")
+    plain_colours(tmp_path / "images", 0)
+    assert bench(*words, "knn@dino,knn@ibot")[0] == 0
+    before = result_paths(out)[0].read_bytes()
+    plain_colours(tmp_path / "images", 200)
+    assert bench(*words, "knn@dino,knn@ibot", "--rerun")[0] == 0
+    result_paths(out)[0].write_bytes(before)
+    _, said, _ = bench("leaderboard", "--out", out)
+    assert "overwritten; results from before are x-" in said.replace("\n", " ")
+    columns = board(out)[0]
+    assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
+    assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)

@@ -196,6 +196,7 @@ def files_as_set(folder: Path, count: int):
             root=str(folder),
             names=PackedNames.pack(str(path.relative_to(folder)) for path in chosen),
             sizes=np.array([path.stat().st_size for path in chosen]),
+            changed=np.array([(path.stat().st_mtime_ns, path.stat().st_ino) for path in chosen]),
         ),
     )
 

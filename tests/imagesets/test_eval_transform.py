@@ -39,7 +39,8 @@ def official(short: int, crop: int, mode: InterpolationMode):
 
 
 def set_of(folder, *names: str) -> ImageSet:
-    images = FileImages(root=str(folder), names=PackedNames.pack(names), sizes=np.zeros(len(names), np.int64))
+    facts = np.zeros((3, len(names)), np.int64)
+    images = FileImages(root=str(folder), names=PackedNames.pack(names), sizes=facts[0], changed=facts[1:].T)
     return ImageSet(url="folder:x", split="val", classes=("a",), labels=np.zeros(len(names), np.int64), images=images)
 
 

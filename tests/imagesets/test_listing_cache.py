@@ -13,7 +13,7 @@ from bench.run.plan import open_data
 from engine.tasks import Workspace
 from imagesets import listing_cache
 from imagesets.check import check_image_set
-from imagesets.sets import ImageSet, open_set
+from imagesets.sets import ImageSet, open_anew, open_set
 from probes.splits import open_splits
 
 YEAR_2001 = 1_000_000_000  # seconds
@@ -248,3 +248,28 @@ def test_images_side_by_side_are_kept_too(scheme, pets, listings, tree):
         and first.path(7) == again.path(7) == f"{flat}/ILSVRC2012_val_00000008.JPEG"
     )
     assert kept() and again.image(3).size
+
+
+def other_pixels(path) -> None:
+    """Other bytes of the same number, and a later time of modification."""
+    data = path.read_bytes()
+    with open(path, "r+b") as file:
+        file.write(data[::-1])
+    os.utime(path)
+
+
+def test_a_file_overwritten_by_one_of_its_size_is_noticed(pets, monkeypatch):
+    before = opened(pets)
+    path = pets / "train/Bee/1.jpg"
+    other_pixels(path)
+    assert opened(pets).contents != before.contents and opened(pets).fingerprint == before.fingerprint
+    monkeypatch.setattr(listing_cache, "SAMPLE", 1)  # and it is not among them
+    before = opened(pets)
+    other_pixels(path)
+    assert opened(pets).contents == before.contents
+    with pytest.raises(ValueError, match=r"Bee/1.jpg: .* run the same command again"):
+        opened(pets).image(1)
+    other_pixels(path)
+    opened(pets)
+    other_pixels(path)
+    assert open_anew(f"folder:{pets}", "train").contents != before.contents

@@ -18,8 +18,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
+from engine.files import digest
 from imagesets.decoding import UnreadableImage
-from imagesets.sets import open_set
+from imagesets.selection import evenly
+from imagesets.sets import differ, open_set
 from imagesets.transforms import EvalTransform
 from probes.features.extract import extract, transform_of
 from probes.features.kinds import FeatureKind
@@ -36,6 +38,24 @@ def export():
 @pytest.fixture
 def digits():
     return open_set("digits:", "val").limited(50)
+
+
+def overwrite(path: Path, seed: int = 1, time: int = 0) -> None:
+    """Other pixels in a file of the same size, modified later by `time` ns."""
+    before = path.stat()
+    pixels = np.random.default_rng(seed).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + time))
+
+
+@pytest.fixture
+def bitmaps(photos, tmp_path):
+    """The photos as BMP files, which all have one size."""
+    for path in (tmp_path / "photos").rglob("*.png"):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+    return tmp_path / "photos"
 
 
 @pytest.fixture
@@ -240,3 +260,74 @@ def test_what_others_want_and_the_model_lacks_is_passed_over(tmp_path, digits):
     space = replace(space, wanted={transform.name: (FeatureKind("cls"), FeatureKind("avg", norm=False))})
     found = extract(export, digits, [FeatureKind("avg")], space, transform)
     assert set(found.arrays) == {FeatureKind("avg"), FeatureKind("avg", norm=False)}
+
+
+def opened(root: Path):
+    return open_set(f"folder:{root}", "val")
+
+
+def directly(export, images) -> np.ndarray:
+    """Class tokens (N, D) of images that are read now."""
+    transform = transform_of(export, workspace(Path(), "digits:"))
+    backbone = Backbone(export, "cpu", "float32")
+    pixels = backbone.prepare(torch.stack([transform(images, index) for index in range(len(images))]))
+    return backbone.views(pixels, [(-1, True)])[-1, True].cls.numpy()
+
+
+@pytest.mark.parametrize("time", [0, 1])
+def test_images_overwritten_by_others_of_the_same_size_are_read_again(export, bitmaps, tmp_path, time):
+    space = workspace(tmp_path, "", batch_size=2)
+    before = opened(bitmaps)
+    extract(export, before, [CLS], space)
+    for seed, path in enumerate(sorted((bitmaps / "val").rglob("*.bmp"))):
+        overwrite(path, seed, time)  # even where the time of modification was set back
+    images = opened(bitmaps)
+    assert images.fingerprint == before.fingerprint and differ(before.contents, images.contents)
+    found = extract(export, images, [CLS], space)
+    assert found.forwards == 20
+    np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
+
+
+def test_of_few_overwritten_images_only_the_batches_are_read_again(export, bitmaps, tmp_path):
+    space = workspace(tmp_path, "", batch_size=2)
+    before = opened(bitmaps)
+    few = {before.path(index) for index in evenly(20, 16)}
+    extract(export, before, [CLS, AVG], space)
+    path = next(path for path in map(before.path, range(20)) if path not in few)
+    overwrite(Path(path), time=1)
+    images = opened(bitmaps)
+    assert differ(before.contents, images.contents)
+    found = extract(export, images, [CLS, AVG], space)
+    assert found.forwards == 2
+    np.testing.assert_allclose(found[CLS], directly(export, images), atol=1e-5)
+    assert extract(export, opened(bitmaps), [CLS, AVG], space).forwards == 0
+
+
+@pytest.mark.parametrize("keep", [shutil.copy2, shutil.copyfile], ids=["with its times", "with new times"])
+def test_a_copy_of_the_images_has_the_features(export, bitmaps, tmp_path, keep):
+    space = workspace(tmp_path, "", batch_size=2)
+    first = extract(export, opened(bitmaps), [CLS], space)
+    shutil.copytree(bitmaps, tmp_path / "copy", copy_function=keep)
+    copy = opened(tmp_path / "copy")
+    assert not differ(opened(bitmaps).contents, copy.contents)
+    assert first.forwards == 20 and extract(export, copy, [CLS], space).forwards == 0
+
+
+def test_features_of_before_contents_were_noted_are_used_while_nothing_changed(export, bitmaps, tmp_path, monkeypatch):
+    space = workspace(tmp_path / "out", "", batch_size=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("probes.features.extract.kept_folder", lambda parent, key, sets: parent / digest(key)[:32])
+        assert extract(export, opened(bitmaps), [CLS], space).forwards == 20
+    for path in tmp_path.rglob("changed.npy"):
+        path.unlink()
+    assert extract(export, opened(bitmaps), [CLS], space).forwards == 0
+    path = bitmaps / "val/class0/00.bmp"
+    overwrite(path)
+    os.utime(path)
+    assert extract(export, opened(bitmaps), [CLS], space).forwards == 20
+
+
+def test_a_run_that_is_asked_to_reads_images_again_once(export, bitmaps, tmp_path):
+    extract(export, opened(bitmaps), [CLS], workspace(tmp_path, ""))
+    space = workspace(tmp_path, "", reread=True)
+    assert [extract(export, opened(bitmaps), [CLS], space).forwards for _ in range(2)] == [20, 0]

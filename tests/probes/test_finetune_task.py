@@ -208,7 +208,7 @@ def test_rates_decay_by_layer(export):
     plan, part = QUICK.plan(100, workspace_anywhere())
     training = Training(
         Classifier(export, 10, QUICK, seed=0),
-        QUICK.config(plan, part, {}, workspace_anywhere()),
+        QUICK.config(plan, part, Path(), workspace_anywhere()),
     )
     training.step = 3
     training.update(iter([groups_of(QUICK)[0], groups_of(QUICK)[1]]))

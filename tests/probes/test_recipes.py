@@ -31,7 +31,7 @@ BEITS = dict(
 def config_of(task, images: int) -> FinetuneConfig:
     space = workspace(Path("unused"), "digits:", batch_size=None)
     plan, part = task.plan(images, space)
-    return task.config(plan, part, {}, space)
+    return task.config(plan, part, space.cache, space)
 
 
 @pytest.mark.parametrize(
