@@ -4,6 +4,7 @@ N images of a split. Reading is the only thing done to a folder.
 """
 
 import hashlib
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.printing import text_of
-from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb, releasing_large_images
+from imagesets.decoding import GREY_BITS, UnreadableImage, decode_rgb, pages_of, releasing_large_images
 from imagesets.sets import FileImages, ImageSet, Split, open_anew, open_set, splits_of
 from imagesets.stored import StoredImages
 from imagesets.subsets import class_counts
@@ -65,6 +66,7 @@ class Contents:
 
     extents: np.ndarray  # (N, 2) int32: width, height
     digests: np.ndarray  # (N,) uint64 of the file bytes (in memory: the pixels)
+    pages: np.ndarray  # (N,) int32: of TIFF files; 1 of other images
     deep: np.ndarray  # (N,) int16: the brightest value, 0..255, of grey that had more than 8 bits; -1 of other images
     unreadable: tuple[tuple[str, str], ...] = ()
 
@@ -104,7 +106,7 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
     """Decode every image of a set in threads; Pillow lets them run side by side."""
     count = len(image_set)
     extents, digests = np.zeros((count, 2), np.int32), np.zeros(count, np.uint64)
-    deep = np.full(count, -1, np.int16)
+    deep, pages = np.full(count, -1, np.int16), np.ones(count, np.int32)
     unreadable = []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for first in range(0, count, BATCH):  # in batches: a million waiting futures would take gigabytes
@@ -113,13 +115,13 @@ def read_contents(image_set: ImageSet, workers: int | None, advance: Callable[[i
                 if isinstance(seen, UnreadableImage):
                     unreadable.append((seen.path, seen.reason))
                 else:
-                    extents[index], digests[index], deep[index] = seen
+                    extents[index], digests[index], deep[index], pages[index] = seen
             advance(len(batch))
-    return Contents(extents=extents, digests=digests, deep=deep, unreadable=tuple(unreadable))
+    return Contents(extents=extents, digests=digests, deep=deep, pages=pages, unreadable=tuple(unreadable))
 
 
 @releasing_large_images()
-def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int] | UnreadableImage:
+def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int, int] | UnreadableImage:
     try:
         data = image_set.encoded(index)
         image = image_set.image(index) if data is None else decode_rgb(data, image_set.path(index))
@@ -127,7 +129,8 @@ def _read(image_set: ImageSet, index: int) -> tuple[tuple[int, int], int, int] |
         return error
     content = image.tobytes() if data is None else data
     brightest = int(np.asarray(image).max()) if GREY_BITS in image.info else -1
-    return image.size, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"), brightest
+    digested = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    return image.size, digested, brightest, pages_of(io.BytesIO(data or b""))
 
 
 def _report(url: str, opened: list[ImageSet], contents: Sequence[Contents | None], problems: list[str]) -> Report:
@@ -157,6 +160,12 @@ def _unfit(image_set: ImageSet, contents: Contents | None) -> Iterator[str]:
         yield (
             f"only one class, {image_set.classes[0]!r}, where accuracy needs two or more: give each class a folder of "
             "its own; pretraining takes the images without classes as images:PATH"
+        )
+    if contents and (several := int((contents.pages > 1).sum())):
+        yield (
+            f"TIFF files of several pages in {image_set.split}: {several}, with "
+            f"{contents.pages[contents.pages > 1].sum()} pages in all, of which the first alone is read: save each "
+            "page as a file of its own"
         )
     deep = contents.deep[contents.deep >= 0] if contents else np.empty(0)
     if len(deep) and deep.max() < DARK:

@@ -11,6 +11,7 @@ import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
@@ -33,6 +34,8 @@ FILE_ERRORS = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOT
 EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 # Formats and modes of grey values from 0, black, to 65535, white: by the format's definition, or as Pillow scales them.
 SIXTEEN_BITS = {("PNG", "I;16"), ("JPEG2000", "I;16"), ("PPM", "I")}
+MOST_PAGES = 1000  # counted, as a file of millions of empty ones would take minutes
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 UNLIMITED = {"F": "floating-point pixels", "I": "pixels of 32 bits or with a sign"}
 AS_8_BITS = "save it as 8-bit PNG, scaled to 0..255"
 GREY_BITS = "grey bits"  # entry of an image's `info`, for grey that had more than 8
@@ -118,6 +121,23 @@ def decode_rgb(data: bytes, path: str) -> Image.Image:
         raise
     except Exception as error:  # Pillow's parsers raise whatever a corrupt field leads to: OSError, SyntaxError, ...
         raise UnreadableImage(path, reason_of(error)) from error
+
+
+def pages_of(file: BinaryIO) -> int:
+    """Pages of a TIFF file, up to MOST_PAGES, of which the first is read; 1 of other files. Decodes nothing."""
+    if file.read(4) not in TIFF:
+        return 1
+    pages = 1
+    try:
+        image = Image.open(file)
+        while pages < MOST_PAGES:
+            image.seek(pages)
+            pages += 1
+    except MemoryError:
+        raise
+    except Exception:  # EOFError after the last page; of any type, as in decode_rgb, which says what is wrong
+        pass
+    return pages
 
 
 def reason_of(error: Exception) -> str:

@@ -4,6 +4,7 @@ N images, K classes. A set is a listing: it holds names, sizes and labels, reads
 """
 
 import hashlib
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from engine.choices import meant
 from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular
 from engine.tasks import Split
-from imagesets.decoding import UnreadableImage, decode_rgb, read_bytes
+from imagesets.decoding import UnreadableImage, decode_rgb, pages_of, read_bytes
 from imagesets.names import PackedNames
 from imagesets.selection import balanced_indices, evenly, held_out_sample, rarest_classes
 
@@ -260,6 +261,24 @@ class ImageSet:
             state.update(len(fact).to_bytes(8, "little"))
             state.update(fact)
         return state.hexdigest()
+
+    @cached_property
+    def pages_note(self) -> str:
+        """What to say of TIFF files of several pages, of which the first is read, by a few images; "" if none is."""
+        pages = []
+        for index in evenly(len(self), min(SAMPLED, len(self))).tolist():
+            with suppress(OSError, ValueError):  # unreadable, which is said once it is read
+                in_file = isinstance(self.images, FileImages)
+                with open_regular(self.path(index)) if in_file else io.BytesIO(self.encoded(index) or b"") as file:
+                    pages.append(pages_of(file))
+        several = [count for count in pages if count > 1]
+        if not several:
+            return ""
+        return (
+            f"TIFF files of several pages among {len(pages)} images of {self.split}: {len(several)}, with "
+            f"{sum(several)} pages in all, of which the first alone is read: save each page as a file of its own; "
+            "bench data check counts them all"
+        )
 
     def subset(self, indices: np.ndarray, name: str) -> "ImageSet":
         """The images at `indices` (M,), in that order, with all classes kept; `name` is appended to the URL."""

@@ -84,6 +84,7 @@ def caveats_of(result: Result) -> tuple[str, ...]:
         found.append(f"Chosen on the validation images, so that number and interval are too good: {', '.join(chosen)}.")
     found += [f"{line[0].upper()}{line[1:]}." for line in result.facts.get("masks", {}).get("val", ())]
     found += floor_lines(result)
+    found += [f"{warning}." for warning in result.data.warnings]
     found += [f"{result.checkpoint.name}: {warning}." for warning in result.facts.get("warnings", ())]
     return tuple(found)
 

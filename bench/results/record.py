@@ -107,6 +107,7 @@ class DataUsed:
     # split -> digests of bytes of a few files, and of times of change: they tell apart sets of one fingerprint
     contents: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, int] = field(default_factory=dict)  # split -> number of images, before `limit`
+    warnings: tuple[str, ...] = ()  # what to know of the images, a line each
 
     def differ_from(self, other: "DataUsed") -> list[str]:
         """Splits of which the files hold other images than those of the same fingerprint in `other`."""

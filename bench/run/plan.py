@@ -113,6 +113,7 @@ def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> Dat
         fingerprints={split: images.fingerprint for split, images in sets.items()},
         contents={split: images.contents for split, images in sets.items() if images.contents},
         images={split: len(images) for split, images in sets.items()},
+        warnings=tuple(filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
     )
 
 

@@ -119,9 +119,12 @@ def _opened(request: RunRequest) -> list[DataUsed]:
         raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
     space, urls = request.space, named_urls(request.data, request.suite)
     drawn_first(urls.values(), space.cache, space.world)
-    return space.world.first_on_each_machine(
+    data = space.world.first_on_each_machine(
         lambda: [open_data(name, url, space, request.rerun) for name, url in urls.items()]
     )
+    for each in data if space.world.is_rank0 else ():
+        say(*(f"{each.name}: {warning}" for warning in each.warnings), errors=True)
+    return data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ images, a vote of the k nearest weighted by exp(similarity / T). One search answ
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from engine import checks
 from engine.progress import Progress
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
+from imagesets.decoding import UnreadableImage
 from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
@@ -28,6 +30,8 @@ from probes.knn.votes import TopHits, all_hits, vote, winners
 from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import check_labels, open_splits
 
+SAME = 1 - 1e-5  # similarity from which images are compared
+COMPARED = 500  # pairs of images at most
 SHOWN = 8  # validation images whose neighbours results keep, for `bench report`; and neighbours of each
 
 
@@ -101,16 +105,18 @@ class Knn(Task):
         queries = extract(export, val, [self.kind], space, transform)
         check_labels(gallery.labels, queries.labels, train)
         ks = usable_ks(self.k, len(gallery))
-        hits, predictions, neighbours = self.classify(gallery, queries, ks, space)
+        hits, predictions, neighbours, close = self.classify(gallery, queries, ks, space)
         arrays = neighbours if self.fraction == 1 else {}
         arrays |= prediction_arrays(*predictions, queries.indices, len(val))
-        return self.outcome(hits, arrays, ks, gallery, queries, val)
+        twins = space.world.on_rank0(lambda: twins_warning(train, val, close))
+        return self.outcome(hits, arrays, ks, gallery, queries, val, twins)
 
     def classify(
         self, gallery: FeatureSet, queries: FeatureSet, ks: Sequence[int], space: Workspace
-    ) -> tuple[dict[tuple[int, float], TopHits], tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]:
+    ) -> tuple[dict[tuple[int, float], TopHits], tuple[np.ndarray, np.ndarray], dict[str, np.ndarray], np.ndarray]:
         """(k, T) -> hits of all queries; their classes (Q,) and how sure these are (Q,) by the first k and its best T;
-        and neighbours of a few to look at. The processes share search and votes."""
+        neighbours of a few to look at; and pairs of places in val and train (P, 2) with the same features. The
+        processes share search and votes."""
         world, bank, asked = space.world, gallery[self.kind], queries[self.kind]
         tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
@@ -138,7 +144,10 @@ class Knn(Task):
             "neighbours": gallery.indices[found.indices[order]],
             "similarities": found.similarities[order],
         }
-        return hits, (classes, shares), neighbours
+        same = near.similarities[:, 0] > SAME
+        pairs = queries.indices[near.places[same]], gallery.indices[near.indices[same, 0]]
+        close = np.concatenate(world.gather_results(lambda: np.stack(pairs, axis=1)))
+        return hits, (classes, shares), neighbours, close[np.argsort(close[:, 0])]
 
     def best_temperature(self, hits: Mapping[tuple[int, float], TopHits], k: int) -> float:
         """That of the highest top-1 accuracy on the validation images; of equals the first."""
@@ -152,6 +161,7 @@ class Knn(Task):
         gallery: FeatureSet,
         queries: FeatureSet,
         val: ImageSet,
+        twins: str = "",
     ) -> Outcome:
         """Accuracies on the validation images, and what they rest on."""
         metrics, sweep, several = {}, {}, len(self.temperature) > 1
@@ -169,9 +179,30 @@ class Knn(Task):
         if dropped := [k for k in self.k if k > len(gallery)]:
             facts["k_beyond_the_gallery"] = dropped
             facts["warnings"] = [beyond_gallery(dropped, ks, len(gallery))]
+        if twins:
+            facts["warnings"] = [*facts.get("warnings", ()), twins]
         spent, drawn = cost(gallery, queries), self.fraction < 1
         metrics = with_class_means(metrics, val)
         return Outcome(metrics=metrics, arrays=arrays, facts=facts, cost=spent, random=drawn)
+
+
+def twins_warning(train: ImageSet, val: ImageSet, close: np.ndarray) -> str:
+    """What to say of validation images that are training images, too; "" if there are none. close (P, 2): pairs of
+    images of val and train with the same features, of which COMPARED are compared pixel by pixel."""
+    looked_at = close[evenly(len(close), min(COMPARED, len(close)))]
+    twins = []
+    for query, place in looked_at.tolist():
+        with suppress(UnreadableImage):  # one that was left out
+            image, other = val.image(query), train.image(place)
+            if image.size == other.size and image.tobytes() == other.tobytes():
+                twins.append((query, place))
+    if not twins:
+        return ""
+    count = str(len(twins)) if len(looked_at) == len(close) else f"{len(twins)} of {len(looked_at)} compared"
+    return (
+        f"{count} validation images are training images, too, such as {val.path(twins[0][0])} and "
+        f"{train.path(twins[0][1])}: their part of the score says nothing; bench data check {train.url} lists them all"
+    )
 
 
 def few_of(near: Neighbours, queries: int) -> Neighbours:

@@ -425,3 +425,23 @@ def test_results_of_two_contents_are_two_columns(bench, exports, out, tmp_path):
     columns = board(out)[0]
     assert "x/knn@ibot:top1_k10" in columns and "x/knn@dino:top1_k10" not in columns
     assert any(name.startswith("x-") and "/knn@dino:top1_k10" in name for name in columns)
+
+
+def test_pages_and_twins_are_said_with_the_result(bench, exports, out, tmp_path):
+    from PIL import Image
+
+    plain_colours(tmp_path / "images", 0)
+    pages = [Image.new("RGB", (8, 8), (value, 90, 7)) for value in (1, 2)]
+    pages[0].save(tmp_path / "images/val/a/stack.tif", save_all=True, append_images=pages[1:])
+    for number in (0, 2):  # of train
+        source = next((tmp_path / "images/train").rglob(f"{number}.bmp"))
+        Image.open(source).save(tmp_path / "images/val" / source.parent.name / f"twin{number}.png")
+    words = ("run", "--checkpoint", exports[0], "--data", f"x=folder:{tmp_path / 'images'}", "--out", out)
+    code, _, errors = bench(*words, "--suite", "knn@dino")
+    found = read_result(result_paths(out)[0])
+    assert code == 0 and "x: TIFF files of several pages among 15 images of val: 1, with 2 pages in all" in errors
+    assert "with 2 pages in all" in found.data.warnings[0]
+    (said,) = (warning for warning in found.facts["warnings"] if "training images, too" in warning)
+    assert said.startswith("2 validation images") and "twin0.png" in said and "0.bmp" in said
+    text = (out / "leaderboard.md").read_text()
+    assert "training images, too" in text and "TIFF files of several pages" in text

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from imagesets.check import check_image_set, render
+from imagesets.sets import open_set
 
 NAMES = (*(f"train/ant/{number}.jpg" for number in range(7)), *(f"train/bee/{number}.jpg" for number in range(300)))
 VAL = ("val/ant/v.jpg", "val/bee/vv.jpg")
@@ -96,3 +97,18 @@ def test_what_cannot_be_opened_is_a_problem_said_once(pets, tree, tmp_path):
     assert "did you mean 'folder:x'?" in render(check_image_set("fodler:x"))
     root = tree(tmp_path / "other", "train/a/1.jpg", "val/b/1.jpg")
     assert check_image_set(f"folder:{root}").problems[0].endswith("make them the same")
+
+
+def test_stacks_of_pages_are_counted(pets, photo):
+    pages = [photo(seed=number) for number in range(3)]
+    stack = pets / "train/ant/stack.tif"
+    pages[0].save(stack, save_all=True, append_images=pages[1:])
+    photo().save(pets / "train/ant/single.tif")
+    report = check_image_set(f"folder:{pets}")
+    (said,) = (problem for problem in report.problems if "pages" in problem)
+    assert "in train: 1, with 3 pages in all" in said
+    train = open_set(f"folder:{pets}", "train")
+    place = [train.path(index) for index in range(len(train))].index(str(stack))
+    assert "1 images of train: 1, with 3 pages in all" in train.subset([place], "stack").pages_note
+    assert open_set(f"folder:{pets}", "val").pages_note == ""
+    assert train.image(place).tobytes() == pages[0].tobytes()
