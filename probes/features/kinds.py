@@ -47,7 +47,9 @@ class FeatureKind:
             raise ValueError(f"the model has no {lacking} at layer {self.layer}; add --set {task}.pool={other}")
 
     def of(self, features: Features) -> Tensor:
-        """(B, D). Raises ValueError where the model has no class token."""
+        """(B, D). Raises ValueError where the model has no class token, or no patches."""
+        if self.pool == "avg" and not features.patches.numel():
+            raise ValueError("the network gives one vector of an image, no patches: evaluate it with pool=cls")
         if self.pool == "avg":
             return features.avg
         if features.cls is None:

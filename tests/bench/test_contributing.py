@@ -1,6 +1,9 @@
 """The files that docs/extending shows work as they stand: one of each kind, in a package of somebody else."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +18,11 @@ from downstream.data.scenes import tiny_folder
 from engine.extensions import FOLDERS
 
 TEXT = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs/extending").glob("*.md"))
-FILES = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TEXT, re.DOTALL)}
+BLOCKS = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", TEXT, re.DOTALL)}
+FILES = {path: code for path, code in BLOCKS.items() if path.parts[0] != "tests"}
+CONTRACTS = re.findall(r"^pytest (\S+) -k (\w+)$", TEXT, re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+PARTS = ("bench", "engine", "imagesets", "checkpoints", "probes", "downstream", "pretrain", "tests", "docs")
 # The dense task once more, for the layout.
 DENSE = FILES[Path("downstream/tasks/patch_means_ade20k.py")]
 PAIRS = {
@@ -52,13 +59,34 @@ def test_there_is_a_file_of_each_kind():
     assert {str(path.parent) for path in FILES} == set(GROUPS)
 
 
+@pytest.mark.slow
+def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp_path):
+    """A copy of the project with the files in their folders, and the pages' own commands."""
+    for part in PARTS:
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for path, code in BLOCKS.items():
+        with open(tmp_path / path, "a") as file:
+            file.write(code)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    paths, names = (sorted(set(column)) for column in zip(*CONTRACTS, strict=True))
+    assert {"centroid", "rankme", "patch_means", "denoise", "mylab"} == set(names)
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *paths, "-k", " or ".join(names), "-rA"]
+    for words in (["-c", "from bench.__main__ import main; main()", "dev", "protocols"], tests):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert all(re.search(rf"PASSED \S*{name}", done.stdout) for name in names)
+
+
 def test_a_probe_and_a_dense_task_are_run(contributed, bench, exports, tmp_path):
     out = tmp_path / "results"
-    words = ("--suite", "centroid,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
+    words = ("--suite", "centroid,rankme,patch_means_ade20k", "--data", "digits=digits:", "scenes=tiny-ade20k:")
     code, said, err = bench("run", "--checkpoint", exports[0], *words, "--out", out)
     assert code == 0, said + err
     found = {result.protocol.name: result for result in map(read_result, result_files(out))}
     assert found["centroid@avg"].metrics["top1"].value > 50 and found["centroid@avg"].metrics["top1"].interval
+    rank = found["rankme@val"].metrics["rankme"]
+    assert 1 < rank.value <= 12 and rank.unit == "" and "rankme" in (out / "leaderboard.md").read_text()
     assert found["patch_means@smoke"].metrics["mIoU"].value > 0 and found["patch_means@smoke"].metrics["mIoU"].interval
 
 
