@@ -21,7 +21,8 @@ BAR = 24  # characters
 class Progress:
     """Context manager around `total` units of work; `advance` may be called from any thread.
 
-    quiet: print nothing, as in every process but rank 0. stream: standard error unless given.
+    parts: `advance` and `resume` count these parts of a unit, such as the passes of an accumulated step. quiet: print
+    nothing, as in every process but rank 0. stream: standard error unless given.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class Progress:
         total: int,
         unit: str = "images",
         *,
+        parts: int = 1,
         quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
+        self.label, self.total, self.unit, self.parts, self.quiet = label, total, unit, parts, quiet
         self.done = self.before = 0
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
@@ -49,11 +51,11 @@ class Progress:
         return self
 
     def resume(self, done: int) -> None:
-        """Count `done` units of an earlier run, which do not enter the rate."""
+        """Count `done` parts of an earlier run, which do not enter the rate."""
         self.done = self.before = done
 
     def advance(self, count: int) -> None:
-        """`count` more units are done."""
+        """`count` more parts are done."""
         with self._lock:
             self.done += count
             now = self._clock()
@@ -77,15 +79,19 @@ class Progress:
             return
         seconds = self._clock() - self._start
         ending = "" if error is None else ", stopped"
-        now = f", {self.done - self.before} of them now," if self.before else ""
-        self._write(f"{self.label}: {self.done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")
+        done, before = self.done // self.parts, self.before // self.parts
+        now = f", {done - before} of them now," if before else ""
+        self._write(f"{self.label}: {done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")
 
     def _state(self, now: float) -> str:
-        rate = (self.done - self.before) / (now - self._start)
-        counts = f"{self.done}/{self.total} {self.unit}, {rate:.1f} {self.unit}/s, {self._left(now)} left"
+        done, part = divmod(self.done, self.parts)
+        within = f" and {part}/{self.parts} of the next" if part else ""
+        rate = (self.done - self.before) / self.parts / (now - self._start)
+        speed = f"{rate:.1f} {self.unit}/s" if rate >= 0.1 or not rate else f"{span(1 / rate)} each"
+        counts = f"{done}/{self.total} {self.unit}{within}, {speed}, {self._left(now)} left"
         if not self._terminal:
             return f"{self.label}: {counts}"
-        filled = BAR * self.done // self.total if self.total else BAR
+        filled = BAR * done // self.total if self.total else BAR
         return f"{self.label} [{'#' * filled}{'.' * (BAR - filled)}] {counts}"
 
     def _left(self, now: float) -> str:
@@ -93,7 +99,7 @@ class Progress:
         since, already = self._first or (now, self.done)
         if now <= since or self.done <= already:
             return "unknown time"
-        return span((self.total - self.done) * (now - since) / (self.done - already))
+        return span((self.parts * self.total - self.done) * (now - since) / (self.done - already))
 
     def _write(self, text: str, end: str) -> None:
         # Back to the first column, then erase to the end of the line (ECMA-48).
@@ -103,10 +109,12 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """Seconds for people: 8 s, 3 min 20 s, 2 h 05 min."""
+    """Seconds for people: 8 s, 3 min 20 s, 2 h 05 min, 24 d 07 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"

@@ -6,6 +6,8 @@ An iteration is one forward and backward pass; `accumulation` of them make an op
 import io
 import json
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,16 +20,19 @@ import torch
 from mmengine.dist import all_reduce, broadcast
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch import nn
 
 from engine.distributed import World
 from engine.files import write_atomic
-from engine.progress import Progress
+from engine.printing import say
+from engine.progress import Progress, span
 from engine.seeding import DROP, stream_seeds
 from engine.training.divergence import SHOWN, check_finite
-from engine.training.interruptions import Stopped, StopRequest
+from engine.training.interruptions import Stopped
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import keep_state
 
+SAME_SIGNAL = 0.5  # seconds within which a second signal is the first one's copy, as torchrun passes them on
 STATE_SUFFIX = ".pth"  # of mmengine's own format
 
 
@@ -60,7 +65,8 @@ class SeedIterations(Hook):
 class StopAtDivergence(Hook):
     """ValueError at the first loss that is not finite."""
 
-    def __init__(self) -> None:
+    def __init__(self, accumulation: int) -> None:
+        self.accumulation = accumulation
         self.before: deque[float] = deque(maxlen=SHOWN)
 
     def after_train_iter(
@@ -70,8 +76,8 @@ class StopAtDivergence(Hook):
         mean = outputs["loss"].detach().clone()
         all_reduce(mean, "mean")  # so that all processes stop together
         loss = mean.item()
-        where, advice = f"iteration {batch_idx} of {runner.max_iters}", "lower lr, or use float32 if this was bfloat16"
-        check_finite(loss, "loss", where, self.before, advice)
+        where = f"step {batch_idx // self.accumulation} of {runner.max_iters // self.accumulation}"
+        check_finite(loss, "loss", where, self.before, "lower lr, or use float32 if this was bfloat16")
         self.before.append(loss)
 
 
@@ -93,20 +99,80 @@ class ShowProgress(Hook):
 class KeepState(Hook):
     """Saves the state every `interval` optimiser steps, and when a signal has asked any process to stop.
 
-    Such a signal ends the training. The two newest states are kept, as in all trainings. Weights that are not finite
-    are not saved: a broken update shows only in the next loss.
+    Such a signal ends the training at the end of the step; a second one drops a step whose passes are not all done, and
+    saves the state before it. What is waited for is said. The two newest states are kept, as in all trainings. Weights
+    that are not finite are not saved: a broken update shows only in the next loss.
     """
 
     priority = "LOWEST"
 
     def __init__(self, folder: Path, interval: int, accumulation: int, label: str, world: World) -> None:
         self.folder, self.interval, self.accumulation = folder, interval, accumulation
-        self.label, self.world, self.request = label, world, StopRequest()
+        self.label, self.world = label, world
+        self.asked: list[float] = []  # when signals came, by time.monotonic
+        self.place = (0, 0)  # of the pass in work: its iteration, and how many there are
+        self.begun, self.seconds, self.passes = time.monotonic(), 0.0, 0  # of that pass; all that were timed
+        self.evaluating = False
+        self.statistics: list[torch.Tensor] = []  # of batch norms before the step, which its passes change
+
+    def ask(self) -> None:
+        """At a signal: say from a thread, as this one may be in the middle of printing, what is waited for."""
+        now = time.monotonic()
+        if self.asked and now - self.asked[-1] < SAME_SIGNAL:
+            return
+        self.asked.append(now)
+        if self.label and not self.world.rank:
+            threading.Thread(target=say, args=(f"{self.label}: {self.waiting(now)}",), kwargs={"errors": True}).start()
+
+    def waiting(self, now: float) -> str:
+        """What a stop waits for, and about how long."""
+        iteration, iterations = self.place
+        if self.evaluating:
+            return "asked to stop: waits for the evaluation" + (" and a step" if iteration < iterations else "")
+        step, done = divmod(iteration, self.accumulation)
+        drops = len(self.asked) > 1 and self.accumulation > 1
+        left = 1 if drops else self.accumulation - done
+        seconds = left * self.seconds / self.passes - (now - self.begun) if self.passes else None
+        about = "" if seconds is None else f", about {span(max(seconds, 1.0))}"
+        if drops:
+            return f"drops step {step + 1}: waits for the pass in work{about}, and saves the state after step {step}"
+        again = f"; a second signal drops this step ({done} of {self.accumulation} passes done)"
+        return (
+            f"asked to stop: waits for step {step + 1} of {iterations // self.accumulation}{about}, and saves the state"
+            + (again if left > 1 else "")
+        )
+
+    def before_val(self, runner: Runner) -> None:
+        self.evaluating = True
+
+    def after_val(self, runner: Runner) -> None:
+        self.evaluating, self.begun = False, time.monotonic()
+
+    def before_train(self, runner: Runner) -> None:
+        self.place, self.begun = (runner.iter, runner.max_iters), time.monotonic()
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        if self.accumulation > 1 and batch_idx % self.accumulation == 0:
+            self.statistics = [buffer.clone() for buffer in norm_buffers(runner.model)]
+
+    def drop_step(self, runner: Runner) -> None:
+        """Go back to the end of the step before the one in work, whose weights have not moved yet."""
+        for buffer, before in zip(norm_buffers(runner.model), self.statistics, strict=True):
+            buffer.copy_(before)
+        runner.train_loop._iter = runner.iter // self.accumulation * self.accumulation - 1
+        if not runner.rank:
+            self.save(runner)
+        raise self.stopped(runner.iter + 1, runner.max_iters)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
+        now = time.monotonic()
+        self.seconds, self.passes = self.seconds + now - self.begun, self.passes + 1
+        self.place, self.begun = (batch_idx + 1, runner.max_iters), now
         if not self.every_n_train_iters(runner, self.accumulation):
+            if any(count > 1 for count in self.world.gather_objects(len(self.asked))):
+                self.drop_step(runner)
             return
         leaving = self.leaving()
         due = self.every_n_train_iters(runner, self.interval * self.accumulation) or self.is_last_train_iter(runner)
@@ -121,7 +187,7 @@ class KeepState(Hook):
 
     def leaving(self) -> bool:
         """Whether any process was asked to stop; all processes call this together."""
-        return any(self.world.gather_objects(self.request.asked))
+        return any(self.world.gather_objects(len(self.asked)))
 
     def stopped(self, iteration: int, iterations: int) -> Stopped:
         step, steps = iteration // self.accumulation, iterations // self.accumulation
@@ -135,6 +201,12 @@ class KeepState(Hook):
     def write(runner: Runner, path: str) -> None:
         folder, name = os.path.split(path)
         runner.save_checkpoint(folder, name, by_epoch=False, save_param_scheduler=False)
+
+
+def norm_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Running statistics of the batch norms."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return [buffer for norm in norms for buffer in norm.buffers()]
 
 
 class LibraryMetric(Protocol):

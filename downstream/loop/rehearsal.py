@@ -55,7 +55,7 @@ class Rehearsal:
         world = World()
         evaluations = KeepEvaluations(config.folder, self.setup.metric, NEVER, "")
         stamps = Stamps()
-        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopAtDivergence(), stamps]
+        hooks = [SetRates(config.schedule, config.start, 1), SeedIterations(config.seed), StopAtDivergence(1), stamps]
         started = time.perf_counter()
         runner = runner_of(self.setup, hooks, evaluations, config, world)
         runner.train()

@@ -191,17 +191,17 @@ def train(setup: TrainingSetup, config: RunnerConfig, world: World) -> TrainedMo
 
 def _run(setup: TrainingSetup, evaluations: KeepEvaluations, config: RunnerConfig, world: World) -> None:
     steps, accumulation = config.start.steps, config.accumulation(world)
-    bar = Progress(config.label, steps * accumulation, "iterations", quiet=not world.is_rank0)
+    bar = Progress(config.label, steps, "steps", parts=accumulation, quiet=not world.is_rank0)
     keeping = KeepState(config.folder / "states", save_interval(steps), accumulation, config.label, world)
     hooks = [
         SetRates(config.schedule, config.start, accumulation),
         SeedIterations(config.seed),
-        StopAtDivergence(),
+        StopAtDivergence(accumulation),
         ShowProgress(bar),
         keeping,
     ]
     runner = runner_of(setup, hooks, evaluations, config, world)
-    with listening(keeping.request.ask), bar, _explaining(config), warnings.catch_warnings():
+    with listening(keeping.ask), bar, _explaining(config), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries' notes about their own calls
         runner.train()
     world.barrier()

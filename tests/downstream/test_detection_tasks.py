@@ -205,7 +205,7 @@ def failing(task, data: str, tmp_path: Path, export=None, **settings) -> str:
 
 
 def test_what_cannot_be_trained_is_said_in_a_line(tmp_path):
-    assert "the loss is nan in iteration" in failing(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
+    assert "the loss is nan in step" in failing(replace(MASKRCNN, lr=1e20, warmup=0), "tiny-coco:", tmp_path)
     assert "this task needs coco:ROOT" in failing(MASKRCNN, "tiny-ade20k:", tmp_path)
     odd = export_of(replace(PLAIN, patch_size=14, image_size=28))
     assert "patches of 14 px" in failing(MASKRCNN, "tiny-coco:", tmp_path, odd)

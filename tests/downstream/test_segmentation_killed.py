@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_killed_and_continued(tmp_path, quiet, rates, capfd, monkeypatch, hook, 
     again = outcome(tmp_path)
     printed = capfd.readouterr()
     assert printed.out == ""  # mmengine would say what it loads
-    assert (f"16 of 16 iterations, {16 - resumed} of them now, in " in printed.err) == (resumed < 16)
+    assert (f"8 of 8 steps, {8 - resumed // 2} of them now, in " in printed.err) == (resumed < 16)
     assert sorted(rates) == list(range(resumed, 16))
     schedule = MultipliedWarmup(schedule=Polynomial(), updates=TASK.warmup)
     start = TrainProgress(step=0, steps_per_epoch=1, epochs=TASK.steps)
@@ -120,6 +121,32 @@ def test_stopped_by_a_signal_and_continued(tmp_path, quiet, rates, monkeypatch):
         assert sorted(rates) == list(range(2 * step))
     again = outcome(tmp_path)
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, capfd, monkeypatch):
+    """And the training that goes on has the same bits, batch statistics too."""
+    original = hooks.SetRates.before_train_iter
+
+    def signalled(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        if batch_idx == 2 * step:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+
+    monkeypatch.setattr(hooks, "SAME_SIGNAL", 0.001)
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", signalled)
+    with pytest.raises(Stopped, match=f"stopped by a signal after step {step} of 8 of upernet"):
+        outcome(tmp_path)
+    assert sorted(rates) == list(range(2 * step + 1))
+    said = capfd.readouterr().err
+    assert f"waits for step {step + 1} of 8" in said and "0 of 2 passes done" in said
+    assert f"drops step {step + 1}" in said and f"after step {step}" in said
+    monkeypatch.setattr(hooks.SetRates, "before_train_iter", original)
+    again = outcome(tmp_path)
+    assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)
+    assert np.array_equal(again.arrays["areas"], quiet.arrays["areas"])
 
 
 def test_a_broken_state_is_passed_over(tmp_path, quiet):

@@ -185,7 +185,7 @@ def test_a_mask_that_does_not_fit_is_named(tmp_path, workers):
 
 
 def test_a_loss_that_is_not_finite_stops(tmp_path):
-    assert "the loss is nan in iteration" in failing(replace(UPERNET, lr=1e20), "tiny-ade20k:", tmp_path)
+    assert "the loss is nan in step" in failing(replace(UPERNET, lr=1e20), "tiny-ade20k:", tmp_path)
     assert not list(tmp_path.rglob("finished"))
 
 

@@ -46,6 +46,21 @@ def test_heartbeats_after_two_seconds_then_every_thirty():
     ]
 
 
+def test_parts_of_a_unit_are_counted_in_units():
+    """As the passes of an accumulated step, of which each takes long."""
+    stream, clock = io.StringIO(), Clock()
+    with Progress("training", 24, "steps", parts=16, stream=stream, clock=clock) as progress:
+        progress.resume(16)
+        for _ in range(20):
+            clock.now += 34
+            progress.advance(1)
+    first, second, *_ = lines = stream.getvalue().splitlines()
+    assert first == "training: 1/24 steps and 1/16 of the next, 9 min 04 s each, unknown time left"
+    assert second.endswith("1/24 steps and 2/16 of the next, 9 min 04 s each, 3 h 27 min left")
+    assert lines[15].startswith("training: 2/24 steps, 9 min 04 s each")
+    assert lines[-1] == "training: 2 of 24 steps, 1 of them now, in 11 min 20 s"
+
+
 def test_a_terminal_shows_one_line_that_is_rewritten():
     text = work(Terminal(), [(2.5, 50), (0.01, 1), (2.5, 49)])
     states = text.split("\r\x1b[K")[1:]
@@ -107,7 +122,7 @@ def test_nothing_done_yet_has_no_time_left():
     assert "unknown time left" in work(io.StringIO(), [(3, 0)])
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")])
+@pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min"), (583 * 3600, "24 d 07 h")])
 def test_spans(seconds, text):
     assert span(seconds) == text
 
