@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toy_scenes import export_of, workspace
 
 from downstream.models.libraries import quiet_libraries
@@ -143,6 +144,10 @@ def test_a_second_signal_drops_the_step_in_work(step, tmp_path, quiet, rates, ca
     said = capfd.readouterr().err
     assert f"waits for step {step + 1} of 8" in said and "0 of 2 passes done" in said
     assert f"drops step {step + 1}" in said and f"after step {step}" in said
+    if step:  # the state of the step before is there twice: as it was, and as it was gone back to
+        whole, back = (torch.load(path, weights_only=False)["state_dict"] for path in tmp_path.rglob("states/*.pth"))
+        assert any("running_mean" in name for name in whole) and whole.keys() == back.keys()
+        assert all(torch.equal(tensor, back[name]) for name, tensor in whole.items())
     monkeypatch.setattr(hooks.SetRates, "before_train_iter", original)
     again = outcome(tmp_path)
     assert again.facts == quiet.facts and dict(again.metrics) == dict(quiet.metrics)

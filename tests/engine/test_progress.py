@@ -122,7 +122,9 @@ def test_nothing_done_yet_has_no_time_left():
     assert "unknown time left" in work(io.StringIO(), [(3, 0)])
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min"), (583 * 3600, "24 d 07 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min"), (583 * 3600, "24 d 07 h")]
+)
 def test_spans(seconds, text):
     assert span(seconds) == text
 
