@@ -140,8 +140,8 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def named_url(data: str) -> str:
     """`NAME=URL`, as it is; a URL alone is named after the last part of its path, or its scheme."""
+    from bench.places import name_from
     from bench.run.checkpoints import SAFE_NAME
-    from bench.run.plan import name_from
 
     name, equals, _ = data.partition("=")
     return data if equals and SAFE_NAME.fullmatch(name) else f"{name_from(data)}={data}"

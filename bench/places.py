@@ -1,9 +1,64 @@
-"""Whether the files are there that image URLs and references to checkpoints name, without opening them."""
+"""What a request names, looked up without importing torch: files of checkpoints and images, suites and protocols."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
-from checkpoints.resolve import TIMM_SCHEMES
+from checkpoints.import_options import TIMM_SCHEMES, check_reference
+from engine.choices import meant
 from engine.extensions import extensions
+from imagesets.sets import OPTIONS, open_set, parse_url
+
+TASK_KINDS = ("probes", "downstream")
+NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
+
+
+def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
+    """ValueError for the first of the names that certainly means nothing; others are found later, with torch."""
+    refuse_unknown(suite)
+    for text in data:
+        name, equals, url = text.partition("=")
+        if not (equals and name and url):
+            raise ValueError(f"--data {text}: write NAME=URL, for example {quote(example(text))}")
+        scheme = url.partition(":")[0]
+        if scheme.removeprefix("tiny-") not in extensions("layouts"):
+            try:
+                layouts = extensions("layouts")
+                parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
+                if absent_images(url):
+                    open_set(url, "train")  # says what its scheme misses
+            except ValueError as error:
+                raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
+    for reference in checkpoints:
+        try:
+            check_reference(reference)
+        except ValueError as error:
+            raise ValueError(f"--checkpoint {reference}: {error}") from error
+
+
+def refuse_unknown(suite: str) -> None:
+    """ValueError for a word of `--suite` that no task file has.
+
+    The files are read, not imported: a protocol's name stands in them as a whole, or up to a `_` where a function makes
+    it. Plugins may make theirs in any way, so nothing is refused where there are any.
+    """
+    tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
+    if any(task.plugin for task in tasks):
+        return
+    folders = {task.path.parents[1] for task in tasks}
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
+    stems = {name for text in texts for name in re.findall(f'"({NAME})"', text)}
+    suites = {name for text in texts for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
+              for name in re.findall(r'"([^"@]+)":', part)}  # fmt: skip
+    words = {*suites, *(task.key for task in tasks), *(stem.partition("@")[0] for stem in stems)}
+    for word in filter(None, map(str.strip, suite.split(","))):
+        if word not in words and not any(word == stem or word.startswith(f"{stem}_") for stem in stems):
+            named = {name for text in texts for name in re.findall(f'"({NAME})":', text)}
+            raise ValueError(
+                f"--suite: no suite, task or protocol {word!r}"
+                f"{meant(word, sorted(words | named), '`bench list --protocols`')}"
+            )
 
 
 def absent_images(url: str) -> Path | None:
@@ -23,3 +78,19 @@ def absent_file(reference: str) -> Path | None:
 def _absent(place: str) -> Path | None:
     path = Path(place).expanduser()
     return path if place and not path.exists() else None
+
+
+def example(url: str) -> str:
+    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{name_from(url)}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{name_from(url) or 'images'}=folder:{url}"
+    return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    scheme, colon, place = OPTIONS.sub("", url).partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")

@@ -1,9 +1,13 @@
-"""What a user may say of a checkpoint that no tensor of its file shows."""
+"""What a user may say of a checkpoint: its reference, and what no tensor of its file shows. Imports no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
+from engine.choices import closest, meant
+from engine.extensions import source_files
 
+TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 Channels = tuple[float, float, float]
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "half": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 
@@ -39,3 +43,31 @@ def _six(text: str) -> tuple[Channels, Channels]:
             "to 1, such as 0.4914,0.4822,0.4465,0.2470,0.2435,0.2616"
         )
     return numbers[:3], numbers[3:]
+
+
+def file_importers() -> list[str]:
+    """Keys of the importers, all of which read a file."""
+    return list(source_files("importers"))
+
+
+def check_reference(reference: str) -> None:
+    """ValueError where a reference begins with no scheme and names no file or folder."""
+    scheme, colon, rest = reference.partition(":")
+    path = Path(reference).expanduser()
+    if path.exists() or (colon and scheme in (*TIMM_SCHEMES, "pixels", "module", *file_importers())):
+        return
+    if colon:
+        schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+        raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
+    raise ValueError(
+        f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH{_beside(path)}"
+    )
+
+
+def _beside(path: Path) -> str:
+    """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
+    if str(path) == "pixels":
+        return "; raw pixels are pixels:SIDE, such as pixels:32"
+    there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = closest(path.name, there)
+    return f"; did you mean {path.parent / near}?" if near else ""

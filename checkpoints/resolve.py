@@ -26,17 +26,14 @@ from checkpoints.dotted import split
 from checkpoints.export import ViTExport, digest_of_tensors, is_export
 from checkpoints.frozen import FrozenExport
 from checkpoints.hub import transformers_snapshot
-from checkpoints.import_options import ImportOptions
+from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
 from checkpoints.importing import ASSUMED_STATISTICS, import_file, trunks_elsewhere
 from checkpoints.own_networks import SCHEME, Forward, held_network, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
 from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
 from checkpoints.vit import ViT
-from engine.choices import closest, meant
-from engine.extensions import extension_of, load_extension, load_extensions, source_files, warn_of
-
-TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
+from engine.extensions import extension_of, load_extension, load_extensions, warn_of
 
 
 def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> FrozenExport:
@@ -105,25 +102,9 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
         return import_file(load_extension("importers", "transformers"), read_folder(path), options)
     if path.is_dir() and (path / "config.json").exists():
         return _own(path, options) if is_export(path) else _from_timm(f"local-dir:{path.resolve()}", options)
-    if not path.exists():
-        if colon:
-            schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
-            raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
-        raise ValueError(
-            f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH"
-            f"{_beside(path)}"
-        )
+    check_reference(reference)
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
-
-
-def _beside(path: Path) -> str:
-    """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
-    if str(path) == "pixels":
-        return "; raw pixels are pixels:SIDE, such as pixels:32"
-    there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = closest(path.name, there)
-    return f"; did you mean {path.parent / near}?" if near else ""
 
 
 def _is_foreign(path: Path) -> bool:
@@ -138,11 +119,6 @@ def _foreign(path: Path) -> ForeignFile:
     if path.is_dir() and is_distributed(path):
         return read_distributed(path)
     return read_parts(path) if is_in_parts(path) else read_foreign(path)
-
-
-def file_importers() -> list[str]:
-    """Keys of the importers, all of which read a file."""
-    return list(source_files("importers"))
 
 
 def detect(file: ForeignFile) -> str:

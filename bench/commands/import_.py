@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the export is written and its fingerprint comes out again when read back."""
+    from checkpoints.import_options import check_reference
+
+    check_reference(arguments.source)  # before torch is imported
     from dataclasses import replace
 
     from bench.cli.description import export_lines

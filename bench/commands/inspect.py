@@ -19,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0: inspecting verifies nothing."""
+    from checkpoints.import_options import check_reference
+
+    check_reference(arguments.checkpoint)  # before torch is imported
     from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
     from engine.printing import say

@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0, or 1 where a job would fail."""
+    from bench.places import check_names
+
+    check_names(arguments.checkpoint, arguments.suite, arguments.data)
     from bench.cli.devices import chosen_device
     from bench.cluster.words import words_of
     from bench.commands.run import evaluation_request

@@ -63,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: finished; 75: stopped by a signal, after saving."""
+    from engine.extensions import extensions, load_extension
+
+    if arguments.method not in extensions("methods"):
+        load_extension("methods", arguments.method)  # says which there are, before torch is imported
     from bench.cluster.options import cluster_of
 
     options = cluster_of(arguments)

@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
     from bench.cluster.options import cluster_of
+    from bench.places import check_names
 
+    check_names(arguments.checkpoint, arguments.suite, arguments.data)
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
         from bench.cluster.launch import launch_evaluation

@@ -11,10 +11,9 @@ import torch
 
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
-from bench.places import absent_images
+from bench.places import absent_images, example
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
-from bench.run.plan import example
 from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of

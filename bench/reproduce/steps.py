@@ -11,8 +11,8 @@ from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedVa
 from bench.reproduce.reach import Known, known, reach, trained_by
 from bench.run.plan import named_urls
 from checkpoints.export import is_export
+from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.own_networks import SCHEME
-from checkpoints.resolve import TIMM_SCHEMES
 from checkpoints.spec import ViTSpec
 from engine.choices import meant
 from engine.printing import printable

@@ -1,6 +1,5 @@
 """The plan of a run: a job for every image set and protocol, and which results exist already."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.cli.messages import in_one_line
+from bench.places import example
 from bench.results.index import read_results
 from bench.results.record import (
     CheckpointUsed,
@@ -30,7 +30,7 @@ from downstream.data.scenes import TINY, layout_of, open_scenes, scene_schemes, 
 from engine.distributed import World
 from engine.extensions import extensions
 from engine.tasks import Workspace, settings_of
-from imagesets.sets import OPTIONS, SPLITS, open_anew, open_set, parse_url
+from imagesets.sets import SPLITS, open_anew, open_set, parse_url
 
 State = Literal["new", "failed before", "done"]
 
@@ -79,22 +79,6 @@ def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
             raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
         found[checked_name(name, "--data")] = url
     return found
-
-
-def example(url: str) -> str:
-    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
-    scheme, colon, _ = url.partition(":")
-    if colon and scheme.isalnum():
-        return f"{name_from(url)}={url}"
-    if "/" in url or Path(url).is_dir():
-        return f"{name_from(url) or 'images'}=folder:{url}"
-    return "digits=digits:"
-
-
-def name_from(url: str) -> str:
-    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
-    scheme, colon, place = OPTIONS.sub("", url).partition(":")
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
 def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> DataUsed:

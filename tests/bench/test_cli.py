@@ -79,7 +79,7 @@ WRONG = [
     (["verify", "/nowhere"], "/nowhere is not an export folder; make one with: bench import"),
     (["inspect", "/nowhere"], "no checkpoint '/nowhere': no such file or folder, nor timm:NAME, "),
     (["inspect", "pixels"], "IMPORTER:PATH; raw pixels are pixels:SIDE, such as pixels:32"),
-    (["inspect", __file__.replace("cli", "clii")], f"IMPORTER:PATH; did you mean {__file__}?"),
+    (["inspect", __file__.replace("test_cli", "test_clii")], f"IMPORTER:PATH; did you mean {__file__}?"),
     (["leaderboard", "--out", "/nowhere"], "/nowhere holds no results"),
     (["data", "check", "digitz:"], "unknown scheme 'digitz'; did you mean 'digits:'?"),
     (["import", "/nowhere", "--out", "x", "--heads", "many"], "argument --heads: expected a whole number from 1 on"),
@@ -231,3 +231,22 @@ def test_what_another_process_shows_is_not_shown_again(bench, monkeypatch):
     assert bench("list") == (2, "", "")
     monkeypatch.setenv("RANK", "1")
     assert bench("list")[2] == "bench: error: all of us failed\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"--checkpoint": "nowhere.pth"}, "nowhere.pth"),
+        ({"--suite": "knn@dnio"}, "'knn@dino'"),
+        ({"--data": "photos=foldr:/data"}, "'folder:/data'"),
+        ({"--data": "photos=folder:/nowhere"}, "/nowhere"),
+        ({"--data": "digits:"}, "digits=digits:"),
+    ],
+)
+def test_a_wrong_name_is_told_without_importing_torch(wrong, named, tmp_path):
+    right = {"--checkpoint": "pixels:8", "--suite": "knn", "--data": "digits=digits:", "--out": str(tmp_path)}
+    words = ["run", *(word for option in (right | wrong).items() for word in option)]
+    code = f"import sys; from bench.cli.main import run_command; print(run_command({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["2", "False"]
+    assert named in done.stderr and done.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.about import about
+from bench.places import refuse_unknown
 from bench.published.values import LOG, published_values
 from bench.run.suites import catalogue, changed_protocols, choose_protocols
 
@@ -53,3 +54,11 @@ def test_what_stands_before_the_at_names_protocols_of_one_kind():
     assert chosen and {each.family for each in chosen} == {"ade_linear"} and {each.task.batch for each in chosen} == {3}
     assert not any(each.name.endswith("_paper") for each in choose_protocols("linear_sgd", catalogue()))
     assert next(about("ade_linear")).startswith("task upernet_ade20k, on scenes")
+
+
+def test_every_word_of_a_suite_is_known_before_torch_is():
+    found = catalogue()
+    refuse_unknown(",".join([*found.names(), *found.protocols]))
+    for word in ("knnn", "knn@dnio", "paper:mist", "semi@"):
+        with pytest.raises(ValueError, match=word):
+            refuse_unknown(f"smoke,{word}")
