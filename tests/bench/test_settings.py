@@ -1,6 +1,6 @@
 """`--set`: texts become what the dataclass declares, and everything else is one line with the choices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,7 @@ import pytest
 from bench.cli.settings import Change, changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
 from engine.choices import MAX_LISTED, meant
-from engine.tasks import Protocol, Task, settings_of
+from engine.tasks import ADDED, Protocol, Task, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +136,23 @@ def test_many_choices_are_not_listed_in_a_message():
     assert meant("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
     assert meant("nothing", words, "`bench list`") == "; `bench list` lists them all"
     assert meant("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown(Task):
+    k: int = 1
+    train_positions: bool = field(default=True, metadata=ADDED)
+
+
+def test_a_setting_added_later_counts_where_it_is_not_its_default():
+    """Digests of old protocols hold, and both directions of a change are said."""
+    assert settings_of(Grown()) == {"k": 1} and settings_of(Grown(), complete=True) == {"k": 1, "train_positions": True}
+    assert settings_of(Grown(train_positions=False)) == {"k": 1, "train_positions": False}
+    for start in (True, False):
+        protocol = Protocol(task=Grown(train_positions=start), version=1, source="a test")
+        chosen = replace(CHOSEN, name="toy@grown", protocol=protocol)
+        (changed_one,) = changed_protocols([chosen], [f"toy.train_positions={not start}"])
+        assert changed_one.changes == {"train_positions": not start}
 
 
 def test_settings_are_json():
