@@ -192,11 +192,7 @@ class ViTExport(PreparesImages):
 
     def _as_beit(self) -> tuple[ViTSpec, dict[str, Tensor]]:
         """Spec and tensors of BEiT's names, without the keys' bias, which a softmax over keys does not see."""
-        spec = self.spec
-        if spec.family != "vit" or not spec.class_token or spec.registers or spec.class_attention:
-            raise ValueError(
-                f"{spec.label}: relative position tables need a plain ViT with a class token; use tables=per_block"
-            )
+        check_tables(self.spec, "fresh")
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             if name.endswith("attn.qkv.bias"):
@@ -204,7 +200,7 @@ class ViTExport(PreparesImages):
                 tensors |= {name.replace("qkv.bias", "q_bias"): queries, name.replace("qkv.bias", "v_bias"): values}
             else:
                 tensors[re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name)] = tensor
-        return replace(spec, architecture="beit_base_patch16_224", relative_position="per_block"), tensors
+        return replace(self.spec, architecture="beit_base_patch16_224", relative_position="per_block"), tensors
 
     def save(self, folder: Path | str) -> Path:
         """Write the folder in one step; an older export there is replaced, anything else is not."""
@@ -291,6 +287,15 @@ class ViTExport(PreparesImages):
     def verify(self) -> list[str]:
         """Recompute the fingerprint; one line for each point that differs from the stored one, empty if proven."""
         return fingerprint_differences(self.fingerprint, fingerprint(self.build(), self.preparation))
+
+
+def check_tables(spec: ViTSpec, tables: Tables) -> None:
+    """ValueError for a network whose blocks cannot get relative position tables that it has not."""
+    is_plain = spec.family == "vit" and spec.class_token and not spec.registers and not spec.class_attention
+    if tables == "fresh" and spec.relative_position == "none" and not is_plain:
+        raise ValueError(
+            f"{spec.label}: relative position tables need a plain ViT with a class token; use tables=per_block"
+        )
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from checkpoints.export import Tables
+from checkpoints.export import Tables, check_tables
 from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
 from downstream.loop.optimisation import adamw_by_layer
@@ -88,6 +89,11 @@ class UperNet(Segmentation):
         """Of 4 : 3, as most of ADE20K are."""
         shorter = min(self.scale)
         return min(max(self.scale), shorter * 4 // 3), shorter
+
+    def check_network(self, spec: FrozenSpec) -> None:
+        super().check_network(spec)
+        if isinstance(spec, ViTSpec):
+            check_tables(spec, self.tables)
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from checkpoints.export import ViTExport
+from checkpoints.export import ViTExport, check_tables
 from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
@@ -55,7 +55,7 @@ class Finetune(FinetuneSettings, Task):
         return replace(self, select=select) if "val" in (select, self.select) else self
 
     def check_network(self, spec: FrozenSpec) -> None:
-        vit_spec(spec, "fine-tuning trains the blocks of a ViT")
+        check_tables(vit_spec(spec, "fine-tuning trains the blocks of a ViT"), self.tables)
 
     def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)

@@ -9,6 +9,8 @@ from toy_scenes import PLAIN, SPECS, export_of
 
 from checkpoints.resolve import load
 from downstream.models.libraries import quiet_libraries
+from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
+from probes.tasks.finetune import PROTOCOLS as FINETUNE
 
 with quiet_libraries():
     from downstream.loop.optimisation import optimizer_groups
@@ -70,6 +72,10 @@ def test_tables_of_every_block_compute_the_same_and_have_their_own_rates(name, t
 def test_networks_that_take_no_relative_tables_are_named():
     with pytest.raises(ValueError, match="relative position tables need a plain ViT with a class token"):
         dense_network(export_of(SPECS["class attention"]), 32, 0.0, "fresh")
+    for protocol in (UPERNET["upernet@cae"], FINETUNE["finetune@cae"]):
+        protocol.task.check_network(SPECS["shared"])
+        with pytest.raises(ValueError, match="use tables=per_block"):  # before a run starts
+            protocol.task.check_network(SPECS["class attention"])
     quick = replace(PLAIN, architecture="vit_base_patch16_clip_quickgelu_224")
     with pytest.raises(ValueError, match=r"quickgelu.*its blocks are not BEiT's"):
         export_of(replace(quick)).with_tables("fresh")
