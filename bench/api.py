@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bench.calls import (
     Options,
+    check,
     commands,
     in_python,
     is_module,
@@ -99,6 +100,7 @@ def load(
 
     ValueError where it cannot be read, is not what was exported, or its format is not clear.
     """
+    check(statistics=statistics)
     with commands():
         from bench.run.checkpoints import default_name, opened
         from checkpoints.export import ViTExport
@@ -123,7 +125,7 @@ def load(
         elif not isinstance(checkpoint, str | Path):
             if not hasattr(checkpoint, "digest"):
                 kind = type(checkpoint).__name__
-                raise ValueError(f"checkpoint: a {kind} is none; give a reference, a torch.nn.Module or an export")
+                raise ValueError(f"checkpoint is a {kind}; give a path or reference, a torch.nn.Module or an export")
             return checkpoint
         elif str(checkpoint).startswith(f"{SCHEME}:"):
             reference, export = str(checkpoint), load_frozen(checkpoint, options)
@@ -156,6 +158,7 @@ def extract(
     ValueError for a set or a checkpoint that cannot be read, a feature that the network lacks, and features that are
     not finite; UnreadableImage, which is one, with the path of an image, unless `options.skip_bad`.
     """
+    check(limit=limit, options=options)
     with commands():
         from imagesets.sets import open_set
         from probes.features.extract import extract as extracted
@@ -163,7 +166,10 @@ def extract(
 
         export, (urls, _held) = load(checkpoint), named_data(data)
         kind = FeatureKind(pool or source_pool(export.spec), layer, norm)
-        kind.check(export.spec, "TASK")
+        try:
+            kind.check(export.spec, "TASK")
+        except ValueError as error:
+            raise ValueError(str(error).replace("--set TASK.", "")) from None
         space = replace(workspace(Path(out), options, seed=0, limit=limit), data=urls[0].partition("=")[2])
         return extracted(export, space.images(split, open_set), [kind], space)
 
@@ -201,6 +207,7 @@ def evaluate(
     ValueError for a wrong request. The task's own error where it fails, which is also recorded.
     engine.training.interruptions.Stopped where a signal stopped a training: the same call goes on.
     """
+    check(protocol=protocol, name=name, settings=settings)
     changes = {f"{protocol}.{field}": value for field, value in (settings or {}).items()}
     with commands():
         from bench.run.suites import catalogue, choose_protocols
@@ -262,6 +269,7 @@ def evaluate_suite(
     {"knn.k": (10, 20)}. Everything else as in `evaluate`. Protocols for which there is no set are left out. If tasks
     fail, the others are evaluated first; then the first error is raised, and all are recorded.
     """
+    check(suite=suite, settings=settings, select=select, seed=seed, limit=limit, options=options)
     with commands():
         from bench.cli.settings import setting_text
         from bench.results.record import Results, read_result
@@ -273,7 +281,7 @@ def evaluate_suite(
         exports = [each if isinstance(each, str | Path) else load(each) for each in given]
         request = RunRequest(
             checkpoints=tuple(reference_to(each, folder) for each in exports),
-            names=tuple(names),
+            names=(names,) if isinstance(names, str) else tuple(names),
             suite=suite,
             data=tuple(urls),
             select=select,
@@ -314,7 +322,10 @@ def compare(
         from bench.statistics.compare import compare as compared
 
         check_folder(Path(out))
-        names = [each if isinstance(each, str) else each.checkpoint.unique_name for each in (first, *others)]
+        given = (first, *others)
+        if wrong := [each for each in given if not (isinstance(each, str) or hasattr(each, "checkpoint"))]:
+            raise ValueError(f"{wrong[0]!r} is no checkpoint's name and no result; give names of checkpoints in {out}")
+        names = [each if isinstance(each, str) else each.checkpoint.unique_name for each in given]
         return compared(Path(out), names, Wanted(data=data, protocol=protocol, metric=metric))
 
 
@@ -380,6 +391,7 @@ def pretrain(
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
     """
+    check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
         from bench.cli.devices import ready_device
         from bench.cli.settings import setting_text
@@ -440,6 +452,7 @@ def visualize(
 
     ValueError for another kind, a setting that it lacks, images that cannot be read, and networks that are no ViTs.
     """
+    check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
         from bench.cli.devices import chosen_device
         from bench.cli.settings import setting_text

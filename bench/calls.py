@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,44 @@ class Options:
     skip_bad: bool = False  # count unreadable images instead of stopping
     batch_size: int | None = None  # images in a forward pass of a process, at most; None: by the device
     workers: int | None = None  # loader workers; None: by the machine
+
+    def __post_init__(self) -> None:
+        check("Options.", **{name: getattr(self, name) for name in ("device", "precision", "decode")})
+        check("Options.", batch_size=self.batch_size, workers=self.workers)
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Argument -> whether a value is right, and what to give instead.
+EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("protocol", "suite", "kind", "method", "recipe"), (lambda value: isinstance(value, str), "a text")
+    ),
+    **dict.fromkeys(("name", "statistics"), (lambda value: isinstance(value, str | None), "a text")),
+    "settings": (lambda value: isinstance(value, Mapping | None), "a dictionary, such as {'k': (10, 20)}"),
+    "options": (lambda value: isinstance(value, Options | None), "bench.Options(...)"),
+    "select": (lambda value: value in (None, "holdout", "val"), "'holdout' or 'val'"),
+    "seed": (_whole(0), "a whole number from 0 on"),
+    "limit": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
+    "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+    "precision": (
+        lambda value: value in (None, "float32", "bfloat16", "float16"),
+        "'float32', 'bfloat16' or 'float16'",
+    ),
+    "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
+    "batch_size": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
+    "workers": (lambda value: value is None or _whole(0)(value), "a whole number from 0 on"),
+}
+
+
+def check(prefix: str = "", **given: Any) -> None:
+    """ValueError, in one line, for the first argument of the wrong kind."""
+    for name, value in given.items():
+        right, what = EXPECTED[name]
+        if not right(value):
+            raise ValueError(f"{prefix}{name}={value!r}: give {what}")
 
 
 @contextmanager

@@ -213,9 +213,10 @@ def _classes(
     kinds = {table.dtype.kind for table in tables}
     if not (kinds <= {"i", "u", "b"} or kinds == {"U"}) or {table.ndim for table in tables} not in ({1}, {2}):
         shown = next((table for table in tables if table.dtype.kind not in "iubU"), tables[-1])
+        value = f"{shown.flat[0].item()!r} ({shown.dtype}, {shown.ndim} axes)"
         raise ValueError(
-            f"{url}: labels such as {shown.flat[0]!r} ({shown.dtype}, {shown.ndim} axes); give whole numbers or names, "
-            "one for each image, or as many 0 and 1 as there are classes"
+            f"{url}: labels such as {value}; give whole numbers or names, one for each image, or as many 0 and 1 as "
+            "there are classes"
         )
     if tables[0].ndim == 2:
         if len({table.shape[1] for table in tables}) > 1 or not all(
