@@ -15,8 +15,8 @@ from bench.cli.settings import alternatives, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY, stands_in_for
-from engine.choices import meant
 from engine.extensions import Extension, extensions, load_extension, warn_of
+from engine.printing import meant
 from engine.tasks import Task
 from pretrain.recipe import Recipe
 

@@ -338,7 +338,7 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     with commands():
         from bench.board.files import ALWAYS, FORMATS, rewrite
         from bench.results.record import check_folder
-        from engine.choices import meant
+        from engine.printing import meant
 
         if unknown := [name for name in formats if name not in FORMATS]:
             raise ValueError(f"no format {unknown[0]!r}{meant(unknown[0], list(FORMATS))}")

@@ -21,7 +21,7 @@ from typing import Literal
 from bench.cli.messages import in_one_line, memory_limit
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine.extensions import FOLDERS, extensions, loaded, refused
-from engine.memory import SWITCH
+from engine.machine import SWITCH
 from engine.optional import OPTIONAL, install_command
 from probes.knn import blas_kernel
 

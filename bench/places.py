@@ -6,8 +6,8 @@ from pathlib import Path
 from shlex import quote
 
 from checkpoints.import_options import TIMM_SCHEMES, check_reference
-from engine.choices import meant
 from engine.extensions import extensions
+from engine.printing import meant
 from imagesets.sets import OPTIONS, open_set, parse_url
 
 TASK_KINDS = ("probes", "downstream")

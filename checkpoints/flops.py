@@ -11,7 +11,7 @@ from checkpoints.frozen import FrozenSpec
 from checkpoints.spec import ViTSpec
 from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
-from engine.flops import counted
+from engine.work import count_flops
 
 
 @cache
@@ -41,7 +41,7 @@ def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.T
         with Undrawn():
             vit = ViT(sized, initialise=False)
         images = torch.zeros(1, 3, height, width)
-        return counted(lambda: work(vit, images))[1]
+        return count_flops(lambda: work(vit, images))[1]
 
 
 def parameters(spec: FrozenSpec) -> int:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
-from engine.choices import closest, meant
 from engine.extensions import source_files
+from engine.printing import closest, meant
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 Channels = tuple[float, float, float]

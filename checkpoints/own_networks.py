@@ -33,7 +33,7 @@ from checkpoints.export import digest_of_tensors
 from checkpoints.fingerprint import synthetic_image
 from checkpoints.spec import FinalNorm, ImageGrid, Preparation, PreparesImages
 from engine.files import digest
-from engine.flops import counted
+from engine.work import count_flops
 
 SCHEME = "module"
 FORM = "write module:PACKAGE:FUNCTION, as in module:mynets:resnet18"
@@ -337,7 +337,7 @@ def _looked_at(network: nn.Module, reference: str, preparation: Preparation, siz
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preparation.mean, preparation.std))
     image = (synthetic_image((height, width)).float() - mean) / std
     with torch.inference_mode():
-        (tokens, grid), flops = counted(lambda: tokens_given(network, image, reference))
+        (tokens, grid), flops = count_flops(lambda: tokens_given(network, image, reference))
         if not torch.equal(tokens_given(network, image, reference)[0], tokens):
             raise ValueError(f"{reference} gives other features when asked twice: switch off what it draws at random")
     vector, patch = grid == (0, 0), height // grid[0] if grid[0] else 0

@@ -26,11 +26,10 @@ from downstream.detection_settings import DetectionSettings
 from downstream.loop.saving import save_interval
 from downstream.loop.training import Plan
 from downstream.models.libraries import quiet_libraries
-from engine.flops import counted
 from engine.resampling import BLOCK, Score, resampled, resamples_of
 from engine.tasks import Workspace
 from engine.training.schedules import TrainProgress
-from engine.work import Kind, Part, Scale, Work
+from engine.work import Kind, Part, Scale, Work, count_flops
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +83,7 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
 def operations_on_meta(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
     """Of `work` on the model, which then has no memory any more."""
     with torch.device("meta"), torch.no_grad():
-        return counted(lambda: work(model.to("meta").eval()))[1]
+        return count_flops(lambda: work(model.to("meta").eval()))[1]
 
 
 def windows(longer: int, shorter: int, crop: int, stride: int) -> int:

@@ -18,8 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from engine.choices import meant
-from engine.printing import say
+from engine.printing import meant, say
 
 FOLDERS = {
     "methods": "pretrain.methods",

@@ -4,9 +4,9 @@ A count says nothing of any machine. What one unit of a kind takes is measured t
 operations (bench/planning/).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 Kind = Literal[
     "libraries",  # imported, once in a process
@@ -67,3 +67,26 @@ class Scale:
     flops: Mapping[Kind, float] = field(default_factory=dict)  # of one unit, what `Task.model_flops` counts
     batch_size: int | None = None  # images in a forward pass, where the user asks for a number
     device: str = "cpu"  # cpu, cuda or cuda:N
+
+
+Result = TypeVar("Result")
+
+
+def count_flops(work: Callable[[], Result]) -> tuple[Result, int]:
+    """What `work` returns, the same bits as uncounted, and its floating-point operations: those of matrix products,
+    convolutions and attention, two for a multiply-add. Tensors may be on "meta"."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+    # The CPU's attention, which torch does not count. The backward pass computes the weights anew.
+    attention = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+            query, key, value
+        ),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+            lambda gradient, query, key, value, *_, **__: sdpa_backward_flop_count(gradient, query, key, value)
+        ),
+    }
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        result = work()
+    return result, counter.get_total_flops()

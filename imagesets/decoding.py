@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from engine.files import read_regular
-from engine.memory import return_memory
+from engine.machine import return_memory
 
 # Pillow refuses images above 179 million pixels as possible attacks; real aerial and medical images are larger. A
 # billion pixels (4 GiB decoded) is where this project stops.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.choices import meant
 from engine.optional import require
+from engine.printing import meant
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from engine.choices import meant
 from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular
+from engine.printing import meant
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, pages_of, read_bytes
 from imagesets.names import PackedNames

@@ -19,9 +19,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from bench.cli.messages import in_one_line, traceback_of
-from engine.choices import meant
 from engine.extensions import one_line
-from engine.printing import say
+from engine.printing import meant, say
 from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
@@ -60,7 +59,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         if arguments.keep_memory:
-            from engine.memory import keep_memory
+            from engine.machine import keep_memory
 
             keep_memory()  # glibc must hear of it before torch allocates
         return command_module(arguments.command).run(arguments)

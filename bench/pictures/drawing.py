@@ -10,8 +10,8 @@ from bench.cli.settings import changed, read_changes
 from bench.pictures.pictures import Format, encoded
 from bench.pictures.shown import Shown
 from bench.report_page.visualized import PictureRecord
-from engine.choices import meant
 from engine.files import write_atomic
+from engine.printing import meant
 
 KINDS = {path.stem.replace("_", "-"): path for path in sorted((Path(__file__).parent / "kinds").glob("[!_]*.py"))}
 

@@ -6,7 +6,7 @@ A peak is a data sheet's; the share of it that programs reach, and all else, are
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine.choices import meant
+from engine.printing import meant
 from engine.work import IMAGES, Kind, Part
 
 

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from bench.cli.settings import alternatives, changed, read_changes, setting_text, types_of
-from engine.choices import meant
 from engine.extensions import load_extension, source_files
+from engine.printing import meant
 from pretrain.recipe import Recipe
 
 FIXED = ("source",)  # what a change cannot make true

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from engine.choices import meant
+from engine.printing import meant
 
 FILE = Path(__file__).parent / "published.csv"
 LOG = "training log"  # what measures the cost of a pretraining, in place of a protocol

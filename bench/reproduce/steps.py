@@ -14,8 +14,7 @@ from checkpoints.export import is_export
 from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.own_networks import SCHEME
 from checkpoints.spec import ViTSpec
-from engine.choices import meant
-from engine.printing import printable
+from engine.printing import meant, printable
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 
 START = "start"  # folder of a training that holds its initial weights, and the network of a value that is of these

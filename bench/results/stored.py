@@ -13,7 +13,7 @@ from typing import Literal
 from bench.results.board import group_of
 from bench.results.record import Result, failure_beside, read_result, result_files
 from bench.results.units import number_text
-from engine.choices import meant
+from engine.printing import meant
 
 Status = Literal["ok", "failed", "unreadable"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.cli.messages import in_one_line
 from bench.cli.settings import Change, changed, read_changes
-from engine.choices import meant
 from engine.extensions import Extension, extensions, loaded, refused
+from engine.printing import meant
 from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")

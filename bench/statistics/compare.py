@@ -14,7 +14,7 @@ from bench.statistics.matching import Match, Measured, difference, label_of, lab
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.report import Comparison, Comparisons
 from bench.statistics.significance import KeptTests
-from engine.choices import meant
+from engine.printing import meant
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from bench.results.index import Indexed, read_results, stamp
 from bench.results.record import DataUsed, MetricRecord, Result, images_seen, read_arrays, short
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
-from engine.choices import meant
 from engine.files import digest
+from engine.printing import meant
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, t
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.timm_models import CLASSES, FAMILY, spec_of
 from checkpoints.undrawn import Undrawn
-from engine.choices import meant
+from engine.printing import meant
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}

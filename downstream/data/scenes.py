@@ -18,11 +18,11 @@ import numpy as np
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED, Listing
 from downstream.data.reading import check_pixels, check_values, naming
-from engine.choices import meant
-from engine.core_threads import run_on_core_threads
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, read_regular
+from engine.machine import run_on_core_threads
+from engine.printing import meant
 from engine.progress import Progress
 from imagesets.decoding import MAX_BYTES, open_image
 from imagesets.sets import SPLITS, Split, contents_of, head_of

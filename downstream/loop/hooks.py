@@ -27,9 +27,8 @@ from engine.files import write_atomic
 from engine.printing import say
 from engine.progress import Progress, span
 from engine.seeding import DROP, stream_seeds
-from engine.training.divergence import SHOWN, check_finite
 from engine.training.interruptions import Stopped
-from engine.training.schedules import Schedule, TrainProgress
+from engine.training.schedules import SHOWN, Schedule, TrainProgress, check_finite
 from engine.training.states import keep_state
 
 SAME_SIGNAL = 0.5  # seconds within which a second signal is the first one's copy, as torchrun passes them on

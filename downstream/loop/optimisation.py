@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from engine.layer_decay import layer_groups
+from engine.optimisers import layer_groups
 
 TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
 

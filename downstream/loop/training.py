@@ -10,11 +10,10 @@ import torch
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.libraries import quiet_libraries
-from engine.core_threads import own_cores
+from engine.machine import own_cores
 from engine.printing import say
 from engine.tasks import Workspace
-from engine.training.micro_batches import micro_batch_size, share_of
-from engine.training.schedules import Schedule, TrainProgress
+from engine.training.schedules import Schedule, TrainProgress, micro_batch_size, share_of
 from imagesets.sets import SPLITS, kept_folder
 
 if TYPE_CHECKING:

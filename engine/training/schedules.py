@@ -1,12 +1,14 @@
-"""Schedules of learning rates, as each source computes them; weight decay and momenta have the same interface.
+"""How far a training is, its rates as each source computes them, the parts of a batch, and the stop at the first loss
+or gradient that is not finite.
 
-`at(peak, progress)` gives the rate: of a recipe in pretraining, of each layer in fine-tuning and dense tasks, and in
-linear sweeps a factor on the rates of all heads.
+A schedule's `at(peak, progress)` gives the rate: of a recipe in pretraining, of each layer in fine-tuning and dense
+tasks, and in linear sweeps a factor on the rates of all heads. Weight decay and momenta have the same interface.
 
 t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -208,3 +210,31 @@ class MultipliedWarmup:
         if progress.step >= self.updates:
             return full
         return full * (1 - (1 - progress.step / self.updates) * (1 - self.start))
+
+
+def share_of(batch: int, processes: int) -> int:
+    """Images of a batch that each process works on. ValueError where they cannot be shared equally."""
+    if batch % processes:
+        near = batch // processes * processes or processes
+        raise ValueError(f"batch={batch} cannot be shared by {processes} processes; set batch={near}")
+    return batch // processes
+
+
+def micro_batch_size(share: int, largest: int, even: bool = False) -> int:
+    """The largest divisor of `share` up to `largest`, an even one where asked; 0 where there is none."""
+    sizes = [size for size in range(1, min(share, largest) + 1) if share % size == 0 and not (even and size % 2)]
+    return max(sizes, default=0)
+
+
+SHOWN = 5  # losses before the bad value, in its message
+
+
+def check_finite(value: float, what: str, where: str, losses: Iterable[float], advice: str) -> None:
+    """ValueError, one line, unless `value` is finite.
+
+    what: its name, "loss". where: "step 3 of 20 (epoch 0.15, rate 0.001)". losses: those before it, the newest last.
+    """
+    if math.isfinite(value):
+        return
+    before = ", ".join(f"{loss:.4g}" for loss in list(losses)[-SHOWN:]) or "none"
+    raise ValueError(f"the {what} is {value} in {where}, losses before: {before}; {advice}")

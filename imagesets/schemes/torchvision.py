@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.choices import meant
+from engine.printing import meant
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.official_sets import SETS, OfficialImages, Options, by_loader

@@ -2,7 +2,7 @@
 epoch (MOCA tables 1, 2d, 2e), and the work of an image.
 
 All but the work are read off the log, which has every update once however often the training was killed. Work are the
-floating-point operations of all networks, forward and back, see engine/flops.py.
+floating-point operations of all networks, forward and back, see engine/work.py.
 """
 
 import resource

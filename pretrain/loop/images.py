@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from engine.core_threads import own_cores
+from engine.machine import own_cores
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
 from engine.training.interruptions import ignore_signals
-from engine.training.micro_batches import micro_batch_size, share_of
+from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from pretrain.method import Views

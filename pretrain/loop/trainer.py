@@ -23,12 +23,12 @@ from torch import Tensor
 
 from checkpoints.export import ViTExport
 from engine.distributed import World
-from engine.flops import counted
 from engine.printing import say
 from engine.progress import Progress
 from engine.seeding import START, seeded
 from engine.training.interruptions import Timer, listening
 from engine.training.states import State, load_optimizer, load_state, newest_whole, optimizer_tensors, save_state
+from engine.work import count_flops
 from imagesets.sets import ImageSet
 from pretrain.loop.cost import cost_of, devices_of, is_counted, peak_memory
 from pretrain.loop.exporting import exports_of, facts_of
@@ -225,7 +225,7 @@ class Trainer:
         """The logs of an update; the work of the first one goes to the log."""
         if self.counted:
             return run()
-        logs, operations = counted(run)
+        logs, operations = count_flops(run)
         averages.once["gflop_per_image"] = operations / 1e9 * self.world.size / self.recipe.batch
         self.counted = True
         return logs

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.compiling import compile_blocks
 from engine.distributed import World
-from engine.lars import Lars
+from engine.optimisers import Lars
 from engine.precision import autocast, fit_attention
 from engine.seeding import DROP, seeded
-from engine.training.divergence import SHOWN, check_finite
+from engine.training.schedules import SHOWN, check_finite
 from pretrain.method import Group, Method, TrainProgress
 from pretrain.recipe import Recipe
 

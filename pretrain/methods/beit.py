@@ -18,10 +18,9 @@ from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Step, decay_groups
 from pretrain.parts.mask_shapes import block_mask
 from pretrain.parts.masking import hidden_tokens
-from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
-from pretrain.parts.token_prediction import TokenPrediction
+from pretrain.parts.tokenizers import TokenPrediction
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
-from pretrain.recipe import Recipe
+from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
 from pretrain.schedules import TableCosine
 
 

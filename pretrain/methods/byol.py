@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.method import Encoder, Step, TrainProgress
-from pretrain.parts import trivial
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.parts.heads import mlp
-from pretrain.parts.losses import byol_loss
+from pretrain.parts.losses import byol_loss, direction_baseline
 from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
-from pretrain.parts.sizes import SINCOS_ROWS, VIT_B, VIT_S
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe
 from pretrain.schedules import WarmupCosine
 
 
@@ -53,7 +51,7 @@ class Byol(Siamese):
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of predicting the targets' mean direction; their batch norms use running statistics for this."""
         with in_eval_mode(self.momentum):
-            return {"loss": torch.stack([trivial.of_directions(each) for each in self.targets(views)]).sum()}
+            return {"loss": torch.stack([direction_baseline(each) for each in self.targets(views)]).sum()}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"online": self.base.encoder(), "target": self.momentum.encoder()}

@@ -24,10 +24,9 @@ from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
-from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import Colours, crop, noise, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_SMOKE, Recipe
 from pretrain.schedules import WarmupCosine
 
 VIEWS = 2

@@ -18,14 +18,13 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
-from pretrain.parts import trivial
+from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, block_mask
 from pretrain.parts.masking import hidden_tokens
-from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import crop, even_jitter, view
 from pretrain.parts.weights import beit_token, beit_vit, cut_truncated_
-from pretrain.recipe import Recipe
+from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
 from pretrain.schedules import TableCosine
 
 JITTER = 0.4  # strength (beit/datasets.py:66-74)
@@ -134,7 +133,7 @@ class Data2Vec(Method):
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         targets = self.targets(views["image"], views["mask"].bool())
         kind = "l2" if self.settings.l2_loss else "smooth_l1"
-        return {"loss": trivial.of_patches(targets.unsqueeze(0), kind, self.settings.l1_beta)}
+        return {"loss": patch_baseline(targets.unsqueeze(0), kind, self.settings.l1_beta)}
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), ["student.trunk.cls_token"])  # modeling_cyclical.py, as BEiT

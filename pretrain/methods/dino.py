@@ -21,9 +21,8 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
-from pretrain.parts.sizes import VIT_B, VIT_S
 from pretrain.parts.teachers import mean_output
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_B, VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
 

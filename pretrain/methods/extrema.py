@@ -20,15 +20,13 @@ from engine import checks
 from engine.distributed import current_world
 from engine.precision import l2_normalize
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
-from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
-from pretrain.parts.losses import byol_loss, info_nce
+from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
 from pretrain.parts.masking import kept, order_of, take
-from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import Colours, Tensors, Transform, crop, noise
 from pretrain.parts.weights import xavier_, xavier_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_S, VIT_SMOKE, Recipe
 from pretrain.schedules import CosineTo, WarmupCosine
 
 Loss = Literal["byol", "infonce"]
@@ -164,7 +162,7 @@ class Extrema(Method):
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
         if self.settings.loss == "byol":
-            return {"loss": trivial.of_directions(self.teacher_targets(views.get("teacher", views["student"])))}
+            return {"loss": direction_baseline(self.teacher_targets(views.get("teacher", views["student"])))}
         images = len(views["student"]) * current_world().size
         return {"loss": 2 * self.settings.temperature * log(images)}  # the loss's own factor: losses.contrastive
 

@@ -30,10 +30,9 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
-from pretrain.parts.sizes import VIT_B, VIT_L, VIT_S
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
 from pretrain.parts.views import MultiCrop
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
 

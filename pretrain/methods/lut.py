@@ -18,16 +18,14 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Rebuilt, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
-from pretrain.parts import trivial
 from pretrain.parts.heads import Activation, Norm, mlp
-from pretrain.parts.losses import byol_loss
+from pretrain.parts.losses import byol_loss, direction_baseline
 from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import order_of
-from pretrain.parts.sizes import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import SOLARISE_ABOVE, Blur, Colours, Transform, crop, fixed_crop, view
 from pretrain.parts.weights import xavier_
-from pretrain.recipe import Recipe
+from pretrain.recipe import RELATIVE, SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_M, VIT_S, VIT_SMOKE, Recipe
 from pretrain.schedules import WarmupCosine, cosine
 
 Base = Literal["mae", "simmim"]
@@ -173,7 +171,7 @@ class Lut(Method):
         found = {"mim": self.base.trivial(views["view1"])} if self.settings.w_mim else {}
         if not self.settings.w_bc:
             return found
-        each = [trivial.of_directions(self.teacher_targets(views[name])) for name in ("view1", "view2")]
+        each = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]
         return {**found, "context": torch.stack(each).mean()}
 
     def groups(self) -> list[Group]:

@@ -15,8 +15,8 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, Rebuilt, Step, Views
-from pretrain.parts import trivial
 from pretrain.parts.decoders import TokenDecoder
+from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import (
     kept,
@@ -29,10 +29,9 @@ from pretrain.parts.masking import (
     unpatchify,
     with_mask_tokens,
 )
-from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_H, VIT_L, VIT_SMOKE
 from pretrain.parts.views import Colours, Transform, centre_crop, crop, fixed_crop, view
 from pretrain.parts.weights import TOKEN_STD, xavier_, xavier_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_H, VIT_L, VIT_SMOKE, Recipe
 from pretrain.schedules import WarmupCosine
 
 Crop = Literal["random", "fixed", "centre"]
@@ -138,7 +137,7 @@ class MaskedAutoencoder(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_patches(self.target(patchify(images, self.vit.spec.patch_size)))
+        return patch_baseline(self.target(patchify(images, self.vit.spec.patch_size)))
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the patches are hidden."""

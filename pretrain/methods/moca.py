@@ -16,21 +16,23 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
-from pretrain.parts import trivial
-from pretrain.parts.codebook import Codebook, NewWords, WeightGenerator, divergences
-from pretrain.parts.decoders import TokenDecoder
-from pretrain.parts.local_predictions import (
+from pretrain.parts.codebook import (
+    Codebook,
     LocalTarget,
+    NewWords,
     StudentOutput,
     TeacherTargets,
+    WeightGenerator,
+    divergences,
     local_prediction,
 )
+from pretrain.parts.decoders import TokenDecoder
+from pretrain.parts.losses import BASELINE_IMAGES, assignment_baseline
 from pretrain.parts.masking import MaskRounds
-from pretrain.parts.sizes import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, noise, two_views
 from pretrain.parts.weights import xavier_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS, VIT_32PX, VIT_B, VIT_L, VIT_SMOKE, Recipe
 from pretrain.schedules import Constant, CosineTo, WarmupCosine, cosine
 
 DIRECTIONS = 2  # losses are sums over both directions, Eq. 3 and 6; the code's factor (models_moca.py:641, 653)
@@ -195,15 +197,13 @@ class Moca(Method):
 
     def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
-        images = torch.cat([views[name][: trivial.IMAGES] for name in ("first", "second")])
+        images = torch.cat([views[name][:BASELINE_IMAGES] for name in ("first", "second")])
         _, _, targets = self.teacher_targets(images)
         found = {}
         if self.generator is not None:
-            found["loss_img"] = DIRECTIONS * trivial.of_assignments(targets.reduced.flatten(0, 1))
+            found["loss_img"] = DIRECTIONS * assignment_baseline(targets.reduced.flatten(0, 1))
         if self.predictions and self.settings.target == "assignments":
-            found["loss_loc"] = (
-                DIRECTIONS * len(self.predictions) * trivial.of_assignments(targets.shares.flatten(0, 1))
-            )
+            found["loss_loc"] = DIRECTIONS * len(self.predictions) * assignment_baseline(targets.shares.flatten(0, 1))
         return found
 
     def alpha(self, progress: TrainProgress) -> float:

@@ -16,8 +16,7 @@ from pretrain.method import Encoder, Group, Step, TrainProgress
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import info_nce
 from pretrain.parts.siamese import SMALL, SMOKE, Siamese, SiameseSettings, small_siamese_recipes
-from pretrain.parts.sizes import SINCOS_ROWS, VIT_B, VIT_S
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS_ROWS, VIT_B, VIT_S, Recipe
 from pretrain.schedules import WarmupCosine
 
 DIRECTIONS = 2  # the loss is the sum over both (builder.py:96)

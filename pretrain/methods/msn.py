@@ -23,11 +23,10 @@ from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
 from pretrain.parts.masking import kept, order_of
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
-from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move, sinkhorn
 from pretrain.parts.views import Colours, crop, noise, view
 from pretrain.parts.weights import msn_vit, truncated_
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
 from pretrain.schedules import CosineTo, CountedCosine
 
 POSITIONS = dict(position="learned", position_resize="bicubic")

@@ -21,10 +21,9 @@ from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Rebuilt, Step
-from pretrain.parts import trivial
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
-from pretrain.parts.losses import dino_loss
+from pretrain.parts.losses import dino_loss, patch_baseline
 from pretrain.parts.masking import mask_at, patchify, take, unpatchify
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
@@ -35,10 +34,9 @@ from pretrain.parts.self_distillation import (
     SelfDistillation,
     small_recipes,
 )
-from pretrain.parts.sizes import VIT_S
 from pretrain.parts.teachers import mean_output
 from pretrain.parts.views import MultiCrop, noise
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
 Hidden = Literal["attention", "random", "none"]
@@ -133,7 +131,7 @@ class Mst(SelfDistillation):
             return found
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
-        return {**found, "restore": scale * trivial.of_patches(pixels, "l1")}
+        return {**found, "restore": scale * patch_baseline(pixels, "l1")}
 
     def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
         """Of patches that the teacher attends to least, some are hidden; the decoder says the image."""

@@ -19,14 +19,13 @@ from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
 from pretrain.method import Encoder, Group, Method, Rebuilt, Step, Views, decay_groups
-from pretrain.parts import trivial
 from pretrain.parts.heads import mlp
+from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
 from pretrain.parts.masking import mask_at, order_of, patchify, take, unpatchify, with_mask_tokens
-from pretrain.parts.sizes import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE
 from pretrain.parts.views import crop, view
 from pretrain.parts.weights import beit_token, beit_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import RELATIVE, VIT_32PX, VIT_B, VIT_SMOKE, Recipe
 from pretrain.schedules import Multistep, WarmupCosine
 
 Masks = Literal["random", "block", "square"]
@@ -122,7 +121,7 @@ class MaskedPredictor(nn.Module):
 
     def trivial(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
-        return trivial.of_patches(patchify(images, self.patch), self.settings.loss)
+        return patch_baseline(patchify(images, self.patch), self.settings.loss)
 
     def mask_noise(self) -> MaskNoise:
         """What draws the noise by whose order the blocks are hidden."""

@@ -21,9 +21,8 @@ from imagesets.augmentation import check_policy, random_transform
 from imagesets.mixing import drawn_mix, mixed, smoothed
 from pretrain.method import Encoder, Group, Method, Step, decay_groups
 from pretrain.parts.heads import class_token
-from pretrain.parts.sizes import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE
 from pretrain.parts.weights import truncated_, truncated_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,15 @@
-"""Losses between what a student predicts of an image and what its teacher says of it. In float32 at least.
+"""Losses between what a student predicts of an image and what its teacher says of it, in float32 at least; and their
+baselines.
 
-Letters: B images of this process, M predictions of each (masks, views), N images of all processes, d projected width.
+A baseline is the loss of the best prediction that is the same whatever the image: a training that learns falls below
+it. It is estimated from a batch, to which the constant is fitted: the fewer the targets, the further it lies below that
+of all images.
+
+Letters: B images of this process, M predictions of each (masks, views), N images of all processes, L patches,
+d projected width.
 """
 
+from functools import partial
 from math import log
 from typing import Any
 
@@ -129,3 +136,35 @@ class GatheredRows(torch.autograd.Function):
         gradient = gradient.contiguous()
         world.add_up(gradient)
         return gradient.chunk(world.size)[world.rank]
+
+
+# Images of a batch whose patches or tokens are enough for a baseline.
+BASELINE_IMAGES = 64
+
+
+def patch_baseline(targets: Tensor, loss: str = "l2", beta: float = 1.0) -> Tensor:
+    """Targets (B, L, d), pixels or features -> the loss ("l1", "l2", "smooth_l1") of one patch in place of all, the
+    better one of mean and median. beta: of "smooth_l1"."""
+    rows = to_float32(targets[:BASELINE_IMAGES]).flatten(0, 1)
+    guesses = torch.stack([rows.mean(dim=0), rows.median(dim=0).values])
+    losses = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": partial(F.smooth_l1_loss, beta=beta)}
+    return torch.stack([losses[loss](guess.expand_as(rows), rows) for guess in guesses]).amin()
+
+
+def direction_baseline(targets: Tensor) -> Tensor:
+    """Targets (B, d) -> losses.byol_loss of their mean direction; without the bias of |mean|^2."""
+    count = len(targets)
+    squared = l2_normalize(targets).mean(dim=0).square().sum()
+    return 2.0 - 2.0 * ((count * squared - 1.0) / max(1, count - 1)).clamp(min=0.0).sqrt()
+
+
+def assignment_baseline(shares: Tensor) -> Tensor:
+    """Shares (N, K), which sum to 1 -> mean KL(q || mean q)."""
+    mean = shares.mean(dim=0)
+    return torch.special.entr(mean).sum() - torch.special.entr(shares).sum(dim=1).mean()
+
+
+def token_baseline(tokens: Tensor, codes: int) -> Tensor:
+    """Tokens (B, L), of `codes` -> the cross-entropy of their shares in the batch."""
+    shares = torch.bincount(tokens.flatten(), minlength=codes) / tokens.numel()
+    return torch.special.entr(shares).sum()

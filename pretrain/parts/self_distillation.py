@@ -16,11 +16,10 @@ from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead, class_token, projector_tensors
-from pretrain.parts.sizes import VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.parts.weights import truncated_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_32PX, VIT_SMOKE, Recipe
 from pretrain.schedules import TableCosine, cosine
 
 GLOBAL_CROPS = 2

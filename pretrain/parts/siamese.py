@@ -16,11 +16,10 @@ from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import class_token, projector_tensors
-from pretrain.parts.sizes import SINCOS_ROWS, VIT_32PX, VIT_SMOKE
 from pretrain.parts.teachers import frozen_copy, move
 from pretrain.parts.views import TwoViews, two_views
 from pretrain.parts.weights import moco_vit
-from pretrain.recipe import Recipe
+from pretrain.recipe import SINCOS_ROWS, VIT_32PX, VIT_SMOKE, Recipe
 from pretrain.schedules import WarmupCosine, cosine
 
 VIEWS = ("first", "second")

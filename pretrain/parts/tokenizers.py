@@ -1,4 +1,5 @@
-"""Tokenizers: which of K codes each patch of a picture is, the visual tokens that BEiT and CAE predict.
+"""Tokenizers: which of K codes each patch of a picture is, the visual tokens that BEiT and CAE predict; and what these
+two methods share: images, pictures of them for a tokenizer, masks of blocks.
 
 `DalleEncoder` is that of the two papers; its weights are a file that users have. `PatchCodebook` stands in without it.
 B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
@@ -7,15 +8,25 @@ B pictures, L tokens, K codes, N patches, d = 3 x 8 x 8 values of one.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.transforms.functional import to_tensor
 
 from checkpoints.reading import ForeignFile, read_foreign
+from checkpoints.spec import Preparation, ViTSpec
 from engine.precision import to_float32
+from pretrain.method import Method, Views
+from pretrain.parts.losses import token_baseline
+from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
+from pretrain.parts.views import Tensors, Transform, TwoSizes, even_jitter
 
 SIDE = 8  # pixels of a picture for each token: 112 for 14 x 14 (run_beit_pretraining.py, second_input_size)
 GROUPS = 4  # of DALL-E's encoder, with a pool between them (dall_e/encoder.py:43)
@@ -196,3 +207,62 @@ def dalle_from(file: ForeignFile) -> DalleEncoder:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"tokenizer={file.path}: not DALL-E's encoder ({reason}); name its encoder.pkl") from error
     return encoder
+
+
+class TokenSettings(Protocol):
+    """Those of every method that predicts tokens."""
+
+    tokenizer: str
+    codes: int
+    colour_jitter: float
+    crop_scale: tuple[float, float]
+
+
+class TokenPrediction(Method):
+    """Views: "image" (B, 3, H, W); "picture" (B, 3, 8 h, 8 w) for the tokenizer; "mask" (B, L), True where hidden."""
+
+    def __init__(self, spec: ViTSpec, settings: TokenSettings, draw_mask: BlockMask) -> None:
+        super().__init__(spec, settings)
+        self.draw_mask = draw_mask
+        self.tokenizer = tokenizer_of(settings.tokenizer, settings.codes, spec.grid)
+        self.fitted_on = self.tokenizer.fitted_on
+
+    def views(self) -> Views:
+        s = self.settings
+        return tokenized_view(self.spec, self.preparation, s.crop_scale, s.colour_jitter, self.draw_mask)
+
+    def fit(self, views: Iterable[Mapping[str, Tensor]]) -> None:
+        self.tokenizer.fit(batch["picture"] for batch in views)
+
+    def facts(self) -> dict[str, str]:
+        return {"tokenizer": self.tokenizer.label}
+
+    def trivial_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
+        """The cross-entropy of a prediction that is the same for all patches."""
+        return token_baseline(self.tokenizer(views["picture"]), self.tokenizer.codes)
+
+
+@dataclass(frozen=True)
+class TokenizedView:
+    """RGB image -> "image" (3, S, S), normalised; "picture", the same part of it for the tokenizer; "mask" (L,)."""
+
+    steps: tuple[Transform, ...]  # before the crop
+    crop: TwoSizes
+    tensors: Tensors
+    draw_mask: BlockMask
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        for step in self.steps:
+            image = step(image)
+        first, second = self.crop(image)
+        return {"image": self.tensors(first), "picture": to_tensor(second), "mask": self.draw_mask()}
+
+
+def tokenized_view(
+    spec: ViTSpec, preparation: Preparation, scale: tuple[float, float], jitter: float, draw_mask: BlockMask
+) -> Views:
+    """Colours with strength `jitter`, a flip and a crop, of which `scale` is the area (BEiT datasets.py, CAE
+    furnace/datasets.py)."""
+    steps = [*even_jitter(jitter), transforms.RandomHorizontalFlip()]
+    crop = TwoSizes(spec.side, spec.grid[0] * SIDE, scale)
+    return TokenizedView(tuple(steps), crop, Tensors(preparation), draw_mask)

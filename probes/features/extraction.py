@@ -1,6 +1,6 @@
 """Batches of images through the backbone at full speed: a thread for each core on a CPU, loader processes on a GPU.
 
-On a CPU every core reads, decodes, resizes and computes its own batches (engine.core_threads). With the usual loader
+On a CPU every core reads, decodes, resizes and computes its own batches (engine.machine). With the usual loader
 processes beside one forward pass on all cores, each operator would wait for the core that a decoder took; and nothing
 crosses processes here. `tests/benchmarks/extraction.py` compares the two.
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
-from engine.core_threads import own_cores, run_on_core_threads
+from engine.machine import own_cores, run_on_core_threads
 from engine.training.interruptions import ignore_signals
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet

@@ -21,14 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from engine.compiling import compile_blocks
 from engine.files import locked
-from engine.layer_decay import layer_groups
+from engine.optimisers import layer_groups
 from engine.precision import autocast, fit_attention
 from engine.progress import Progress
 from engine.seeding import DROP, seeded
 from engine.tasks import Workspace
-from engine.training.divergence import SHOWN, check_finite
 from engine.training.interruptions import Stopped, StopRequest, Timer, listening
-from engine.training.schedules import TrainProgress
+from engine.training.schedules import SHOWN, TrainProgress, check_finite
 from engine.training.states import (
     KEPT,
     State,

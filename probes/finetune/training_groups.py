@@ -16,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from engine.core_threads import own_cores
+from engine.machine import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals
-from engine.training.micro_batches import micro_batch_size
+from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
 from imagesets.mixing import drawn_mix, mixed, smoothed

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.core_threads import run_on_core_threads
+from engine.machine import run_on_core_threads
 from probes.features.rows import row_slices
 
 VOTERS = 512  # queries whose votes are counted together: stays in a core's cache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.lars import adapted
+from engine.optimisers import adapted
 
 Optimizer = Literal["sgd", "lars", "msn", "adamw"]
 Entry = Literal["plain", "batch_norm", "layer_norm"]

@@ -22,7 +22,7 @@ from checkpoints.frozen import FrozenSpec, vit_spec
 from checkpoints.spec import SIZES, ViTSpec
 from engine.distributed import World
 from engine.tasks import Outcome, SelectOn, Task, Workspace, settings_of
-from engine.training.micro_batches import share_of
+from engine.training.schedules import share_of
 from engine.work import Kind, Scale, Work
 from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform

@@ -193,10 +193,10 @@ def test_list_recipes_shows_cost_and_source(bench):
 
 
 def test_memory_is_kept_unless_told_otherwise(bench, monkeypatch):
-    import engine.memory
+    import engine.machine
 
     calls = []
-    monkeypatch.setattr(engine.memory, "keep_memory", lambda: calls.append(True))
+    monkeypatch.setattr(engine.machine, "keep_memory", lambda: calls.append(True))
     bench("list", "--no-keep-memory")
     assert calls == []
     bench("list")

@@ -13,9 +13,8 @@ from bench.results.record import read_result
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine.flops import counted
 from engine.tasks import Workspace
-from engine.work import Part, Scale, Work
+from engine.work import Part, Scale, Work, count_flops
 from probes.tasks import knn, linear
 
 SPEC = ViTSpec(
@@ -40,8 +39,8 @@ def parts_of(work: Work) -> dict[str, float]:
 
 def test_operations_without_memory_are_those_of_the_network():
     vit, images = ViT(SPEC), torch.zeros(2, 3, 32, 32)
-    assert counted(lambda: vit(images))[1] == 2 * forward_flops(SPEC)
-    both = counted(lambda: vit(images)[0].sum().backward())[1]
+    assert count_flops(lambda: vit(images))[1] == 2 * forward_flops(SPEC)
+    both = count_flops(lambda: vit(images)[0].sum().backward())[1]
     # On a CPU the gradient of the fused attention computes its weights anew.
     assert training_flops(SPEC) <= both / 2 < 1.02 * training_flops(SPEC)
     # 17 tokens: four products of the attention's and two of the MLP's layers, and the two with the tokens.

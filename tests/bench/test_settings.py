@@ -8,7 +8,7 @@ import pytest
 
 from bench.cli.settings import Change, changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
-from engine.choices import MAX_LISTED, meant
+from engine.printing import MAX_LISTED, meant
 from engine.tasks import ADDED, Protocol, Task, settings_of
 
 

@@ -12,7 +12,7 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from imagesets.sets import open_set
-from pretrain.parts.sizes import VIT_SMOKE
+from pretrain.recipe import VIT_SMOKE
 
 pytestmark = pytest.mark.slow
 

@@ -37,7 +37,7 @@ from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from engine.precision import autocast
 from engine.tasks import Workspace
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.memory import SWITCH, keep_memory
+from engine.machine import SWITCH, keep_memory
 
 BATCHES = (8, 16, 32, 64, 128)
 SCAN = 64  # images to find the best batch size with
@@ -136,7 +136,7 @@ class Subject:
         """As many passes at a time as there are cores."""
         import torch
 
-        from engine.core_threads import run_on_core_threads
+        from engine.machine import run_on_core_threads
 
         threads = torch.get_num_threads()
         images = [prepared(batch) for _ in range(threads)]

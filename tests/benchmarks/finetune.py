@@ -20,7 +20,7 @@ from PIL import Image
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from engine.tasks import Workspace
 from imagesets.sets import open_set
 from probes.finetune.classifier import Classifier

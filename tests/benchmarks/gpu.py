@@ -39,13 +39,13 @@ from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
-from engine.flops import counted
 from engine.precision import autocast, keep_float32_exact
+from engine.work import count_flops
 from pretrain.loop.cost import peak_memory
 from pretrain.loop.trainer import build
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
-from pretrain.parts.sizes import VIT_B, VIT_S, VIT_SMOKE
+from pretrain.recipe import VIT_B, VIT_S, VIT_SMOKE
 from probes.features.kinds import FeatureKind, feature_rows
 
 SIZES = {"S": VIT_S, "B": VIT_B}
@@ -151,7 +151,7 @@ def measure(row: Row, asked: argparse.Namespace) -> dict[str, float]:
     spec, batch = size_of(row, asked)
     work = PARTS[row.part](row, spec, batch, asked)
     before = gemm_limit(spec, batch, asked)
-    operations = counted(work)[1]
+    operations = count_flops(work)[1]
     for _ in range(3):  # compiles, chooses kernels, fills the allocator
         work()
     times = [seconds(work, asked.device) for _ in range(asked.steps)]

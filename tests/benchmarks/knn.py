@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from probes.knn import blas_kernel
 from probes.knn.neighbours import search, unit_rows
 from probes.knn.votes import vote

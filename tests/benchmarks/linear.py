@@ -23,7 +23,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, MemoryImages
 from probes.features.readouts import kinds_of

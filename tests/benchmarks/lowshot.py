@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.fitting import predictions
 from probes.lowshot.prepared import preprocessed

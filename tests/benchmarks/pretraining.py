@@ -37,14 +37,14 @@ from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.extensions import load_extension
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from engine.precision import autocast
 from pretrain.loop.trainer import build
 from pretrain.loop.updates import Updates
 from pretrain.method import Method, TrainProgress
-from pretrain.parts.context_regressor import RegressorBlock
-from pretrain.parts.sizes import VIT_S
+from pretrain.methods.cae import RegressorBlock
 from pretrain.parts.tokenizers import DalleEncoder
+from pretrain.recipe import VIT_S
 
 # Row of the table -> method, and settings that differ from those of its first recipe for 224 px.
 ROWS = {

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from engine.distributed import World
-from engine.memory import keep_memory
+from engine.machine import keep_memory
 from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.knn.votes import vote

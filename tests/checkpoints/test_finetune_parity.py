@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from checkpoints.export import ViTExport
 from checkpoints.importing import import_file
 from engine.extensions import load_extension
-from engine.layer_decay import layer_groups
+from engine.optimisers import layer_groups
 from engine.training.schedules import TableCosine, TimmCosine, TrainProgress, WarmupCosine
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings

@@ -11,8 +11,7 @@ from downstream.planning import windows
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE
-from engine.flops import counted
-from engine.work import Scale
+from engine.work import Scale, count_flops
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +55,7 @@ def test_operations_of_segmentation_are_those_of_a_step(head, frozen):
         heads = [model.decode_head, *([model.auxiliary_head] if model.with_auxiliary_head else [])]
         sum(head(maps["found"]).sum() for head in heads).backward()
 
-    operations = counted(step)[1] / 2
+    operations = count_flops(step)[1] / 2
     # The gradient of the images themselves is not computed, that of the fused attention computes its weights anew.
     assert found["training"] == pytest.approx(operations, rel=0.1)
     assert found["evaluation"] > 0

@@ -15,7 +15,7 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import compiling
 from engine.compiling import check_compiler, compile_blocks
-from engine.flops import counted
+from engine.work import count_flops
 
 TINY = ViTSpec(
     architecture="vit_tiny_patch16_224", image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_hidden=64
@@ -41,7 +41,7 @@ def test_the_work_of_an_update_is_counted_all_the_same():
     plain, compiled = (updates("mae", small_recipe("mae")) for _ in range(2))
     compile_blocks(compiled.method, "cpu", backend="eager")
     views = batches(plain.method, plan())
-    found = [counted(lambda each=each: each.run(views, progress(plan())))[1] for each in (plain, compiled)]
+    found = [count_flops(lambda each=each: each.run(views, progress(plan())))[1] for each in (plain, compiled)]
     assert found[0] == found[1] > 0
 
 

@@ -12,6 +12,9 @@ from engine.training.schedules import (
     TimmCosine,
     TrainProgress,
     WarmupCosine,
+    check_finite,
+    micro_batch_size,
+    share_of,
 )
 
 TABLES = facts("lr_sched/lr_sched.json")
@@ -114,3 +117,35 @@ def test_a_field_that_cannot_be_is_named(kind, field, value, rule):
     with pytest.raises(ValueError, match=rf"{field}=.*: .*{rule}$") as error:
         kind(**SANE[kind] | {field: value})
     assert "\n" not in str(error.value)
+
+
+def test_a_share_is_equal_for_all_processes():
+    assert share_of(16, 4) == 4
+    with pytest.raises(ValueError, match="batch=15 cannot be shared by 2 processes; set batch=14"):
+        share_of(15, 2)
+    with pytest.raises(ValueError, match="set batch=8"):
+        share_of(3, 8)
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "even", "size"),
+    [(12, 5, False, 4), (12, 100, False, 12), (7, 6, False, 1), (12, 5, True, 4), (6, 3, True, 2), (9, 9, True, 0)],
+)
+def test_the_largest_divisor(share, largest, even, size):
+    assert micro_batch_size(share, largest, even) == size
+
+
+def test_a_finite_loss_passes():
+    check_finite(1.5, "loss", "step 3 of 9", [2.0], "lower lr")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_another_one_is_named_with_those_before_it(value):
+    with pytest.raises(ValueError) as caught:
+        check_finite(value, "loss", "step 9 of 9", [float(number) for number in range(9)], "lower lr")
+    assert str(caught.value) == f"the loss is {value} in step 9 of 9, losses before: 4, 5, 6, 7, 8; lower lr"
+
+
+def test_the_first_loss_has_none_before_it():
+    with pytest.raises(ValueError, match="losses before: none; lower lr"):
+        check_finite(float("nan"), "loss", "step 0 of 9", [], "lower lr")

@@ -16,10 +16,9 @@ from recordings import ELSEWHERE, absent, facts, tensors, under
 from torch import Tensor
 
 from engine.distributed import World
-from pretrain.loop.updates import Updates
+from pretrain.loop.updates import EACH_EPS, Updates
 from pretrain.method import Method, TrainProgress
-from pretrain.parts.sizes import VIT_SMOKE
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_SMOKE, Recipe
 from pretrain.schedules import Schedule
 
 # A gradient norm below it that was recorded in float32 is rounding: in exact arithmetic the gradient is zero, as that
@@ -181,8 +180,12 @@ class RecordedTraining:
         for total in norms.keys() & TOTALS:
             close(updates.norm, norms.pop(total), self.NORM, f"gradient norm {step}")
         assert not norms or self.names(norms) >= self.recorded(updates.raw)
+        clip, gradients = updates.recipe.clip, updates.raw
+        if clip and not updates.recipe.clip_each and all(group.clipped for group in updates.groups):
+            scale = max(1.0, (updates.norm + EACH_EPS) / clip)  # so that what clipping made of them is compared too
+            gradients = {name: scale * gradient for name, gradient in updates.after_clipping.items()}
         for name, norm in norms.items():
-            gradient = self.part(name, updates.raw[self.our_name(name)])
+            gradient = self.part(name, gradients[self.our_name(name)])
             close_norm(gradient, norm, self.NORM, f"{name}, step {step}", self.ROUNDING)
         for name, recorded in under(self.data, self.gradient.format(step)).items():
             gradient = self.part(name, updates.raw[self.our_name(name)])

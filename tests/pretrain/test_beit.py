@@ -16,7 +16,7 @@ from engine.extensions import load_extension
 from pretrain.method import Method
 from pretrain.methods.beit import METHOD, Settings
 from pretrain.parts.masking import patchify
-from pretrain.parts.sizes import RELATIVE, SINCOS
+from pretrain.recipe import RELATIVE, SINCOS
 
 SPEC = replace(SMALL, **RELATIVE)
 SETTINGS = Settings(codes=16, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0)

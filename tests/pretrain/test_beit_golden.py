@@ -5,7 +5,7 @@ from recorded import RecordedTraining, recording
 from torch import nn
 
 from pretrain.methods.beit import METHOD, Settings
-from pretrain.parts.sizes import RELATIVE
+from pretrain.recipe import RELATIVE
 from pretrain.schedules import TableCosine
 
 

@@ -16,7 +16,7 @@ from engine.extensions import load_extension
 from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.cae import METHOD, RECIPES, SCALED, Settings
-from pretrain.parts.sizes import SINCOS
+from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SCALED)
 SETTINGS = Settings(codes=16, num_mask_patches=8, min_mask_patches_per_block=2, decoder_width=16, decoder_heads=2,

@@ -13,7 +13,7 @@ from pretrain.method import Method
 from pretrain.methods.can import METHOD, RECIPES
 from pretrain.parts.losses import nt_xent
 from pretrain.parts.masking import order_of, patchify, take
-from pretrain.parts.sizes import SINCOS
+from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SINCOS)
 SETTINGS = RECIPES["smoke"].settings

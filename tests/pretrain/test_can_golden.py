@@ -10,7 +10,7 @@ from recorded import EXACT, RecordedTraining, recording
 
 from pretrain.methods.can import METHOD, VIEWS, Settings, sinusoids
 from pretrain.parts.masking import mask_at
-from pretrain.parts.sizes import SINCOS
+from pretrain.recipe import SINCOS
 from pretrain.schedules import WarmupCosine
 
 WAVES = 1e-7  # its frequencies are float32

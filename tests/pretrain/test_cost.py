@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from checkpoints.export import ViTExport
 from engine.extensions import source_files
-from engine.flops import counted
+from engine.work import count_flops
 from pretrain.loop.cost import cost_of
 from pretrain.loop.exporting import exports_in
 
@@ -22,24 +22,24 @@ METHODS = list(source_files("methods"))
 def test_a_layer_costs_two_operations_a_multiply_add():
     """Forward, and back to its weights and its input."""
     layer, inputs = nn.Linear(5, 7), torch.randn(3, 5, requires_grad=True)
-    loss, operations = counted(lambda: layer(inputs).sum())
+    loss, operations = count_flops(lambda: layer(inputs).sum())
     assert operations == 2 * 3 * 5 * 7
-    assert counted(loss.backward)[1] == 2 * 2 * 3 * 5 * 7
+    assert count_flops(loss.backward)[1] == 2 * 2 * 3 * 5 * 7
 
 
 def test_fused_attention_on_a_cpu_counts():
     """Two products forward, five back: their four gradients, and the weights once more."""
     query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     product = 2 * 2 * 4 * 16 * 16 * 8
-    found, forward = counted(lambda: F.scaled_dot_product_attention(query, key, value))
+    found, forward = count_flops(lambda: F.scaled_dot_product_attention(query, key, value))
     assert forward == 2 * product
-    assert counted(found.sum().backward)[1] == 5 * product
+    assert count_flops(found.sum().backward)[1] == 5 * product
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_counting_an_update_changes_no_bit(name):
     ends = []
-    for how in (lambda work: (work(), 1), counted):
+    for how in (lambda work: (work(), 1), count_flops):
         training = updates(name, small_recipe(name))
         views = batches(training.method, plan())
         logs, operations = how(lambda training=training, views=views: training.run(views, progress(plan())))

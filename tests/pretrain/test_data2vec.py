@@ -15,7 +15,7 @@ from engine.extensions import load_extension
 from pretrain.method import Method, TrainProgress
 from pretrain.methods.data2vec import METHOD, RECIPES, Settings
 from pretrain.parts.masking import patchify
-from pretrain.parts.sizes import RELATIVE, SINCOS
+from pretrain.recipe import RELATIVE, SINCOS
 
 SPEC = replace(SMALL, **RELATIVE)
 SETTINGS = replace(RECIPES["smoke"].settings, target_layers=(0, 1))

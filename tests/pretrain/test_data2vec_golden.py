@@ -5,7 +5,7 @@ from recorded import RecordedTraining, close, recording
 from recordings import under
 
 from pretrain.methods.data2vec import METHOD, Settings
-from pretrain.parts.sizes import RELATIVE
+from pretrain.recipe import RELATIVE
 from pretrain.schedules import TableCosine
 
 DATA, CONFIG = recording("data2vec/data2vec_step.safetensors")

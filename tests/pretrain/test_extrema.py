@@ -21,7 +21,7 @@ from pretrain.loop.updates import Updates
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.methods.extrema import AVERAGE, CLASS_ATTENTION, CLASS_TOKEN, METHOD, RECIPES, Settings, visible
 from pretrain.parts.losses import byol_loss, info_nce
-from pretrain.parts.sizes import VIT_SMOKE
+from pretrain.recipe import VIT_SMOKE
 
 SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)
 SETTINGS = Settings(mask_ratio=0.75, masks=3, projector_hidden=24, projector_width=8, drop_path=0.0)

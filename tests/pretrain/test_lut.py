@@ -17,7 +17,7 @@ from pretrain.methods import mae, simmim
 from pretrain.methods.lut import METHOD, RECIPES, Settings
 from pretrain.parts.losses import byol_loss
 from pretrain.parts.masking import order_of, patchify
-from pretrain.parts.sizes import RELATIVE, SINCOS
+from pretrain.recipe import RELATIVE, SINCOS
 
 SPECS = {"mae": replace(SMALL, **SINCOS), "simmim": replace(SMALL, **RELATIVE)}
 SETTINGS = {

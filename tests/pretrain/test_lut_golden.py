@@ -22,7 +22,7 @@ from pretrain.method import TrainProgress
 from pretrain.methods.lut import METHOD, RECIPES, Settings
 from pretrain.parts.batch_norm import synchronised
 from pretrain.parts.masking import mask_at
-from pretrain.parts.sizes import SINCOS
+from pretrain.recipe import SINCOS
 from pretrain.schedules import WarmupCosine
 
 DATA, CONFIG = recording("lut/lut_step.safetensors")

@@ -16,7 +16,7 @@ from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.mae import METHOD, RECIPES, Settings
 from pretrain.parts.masking import normalised, order_of, patchify
-from pretrain.parts.sizes import SINCOS
+from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SINCOS)
 SETTINGS = Settings(decoder_width=16, decoder_depth=1, decoder_heads=2)

@@ -11,7 +11,7 @@ from recordings import absent, matches, under
 from checkpoints.positions import sincos_positions
 from pretrain.methods.mae import METHOD, Settings
 from pretrain.parts.masking import mask_at, patchify
-from pretrain.parts.sizes import SINCOS, VIT_SMOKE
+from pretrain.recipe import SINCOS, VIT_SMOKE
 from pretrain.schedules import WarmupCosine
 
 DATA, CONFIG = recording("mae/mae_step.safetensors")

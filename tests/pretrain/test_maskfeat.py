@@ -9,8 +9,7 @@ from small_trainings import forward_pass
 from toys import SMALL, progress, views_of
 
 from pretrain.method import Method
-from pretrain.methods.maskfeat import METHOD, RECIPES, TRUNK
-from pretrain.parts.hog import by_patch, hog
+from pretrain.methods.maskfeat import METHOD, RECIPES, TRUNK, by_patch, hog
 from pretrain.parts.masking import patchify
 
 SPEC = replace(SMALL, **TRUNK)

@@ -11,8 +11,7 @@ import torch
 from recorded import EXACT, RecordedTraining, recording
 from recordings import ELSEWHERE, facts, matches, tensors
 
-from pretrain.methods.maskfeat import METHOD, TRUNK, Settings
-from pretrain.parts.hog import hog
+from pretrain.methods.maskfeat import METHOD, TRUNK, Settings, hog
 from pretrain.schedules import WarmupCosine
 
 DATA, CONFIG = recording("maskfeat/maskfeat_step.safetensors")

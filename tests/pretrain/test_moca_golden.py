@@ -25,8 +25,8 @@ from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
 from pretrain.methods.moca import METHOD, RECIPES, Settings
 from pretrain.parts.masking import MaskRounds
-from pretrain.parts.sizes import SINCOS
 from pretrain.parts.weights import xavier_vit
+from pretrain.recipe import SINCOS
 from pretrain.schedules import Constant, CosineTo, WarmupCosine
 
 TINY, CASES = (facts("moca/cases.json")[name] for name in ("tiny_config", "cases"))

@@ -9,10 +9,10 @@ import torch
 from recorded import EXACT, RecordedTraining, close, count, doubled
 from recordings import depth_of, facts, matches, steps_per_epoch, tensors, under
 
-from engine.lars import Lars
+from engine.optimisers import Lars
 from pretrain.method import TrainProgress
 from pretrain.methods.mocov3 import METHOD, Settings
-from pretrain.parts.sizes import SINCOS_ROWS
+from pretrain.recipe import SINCOS_ROWS
 from pretrain.schedules import WarmupCosine, cosine
 
 DATA, CONFIG = doubled(tensors("mocov3/golden.safetensors")), facts("mocov3/config.json")

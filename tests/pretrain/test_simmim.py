@@ -16,7 +16,7 @@ from pretrain.loop.updates import Updates
 from pretrain.method import Method
 from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
 from pretrain.parts.masking import mask_at, order_of, patchify
-from pretrain.parts.sizes import RELATIVE, SINCOS
+from pretrain.recipe import RELATIVE, SINCOS
 
 SPEC = replace(SMALL, **RELATIVE)
 SETTINGS = Settings(mask_patch=4, drop_path=0.0)

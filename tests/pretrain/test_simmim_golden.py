@@ -12,7 +12,7 @@ from pretrain.method import TrainProgress
 from pretrain.methods.simmim import METHOD, RECIPES, Settings, blocks_of
 from pretrain.parts.mask_shapes import MaskNoise
 from pretrain.parts.masking import mask_at, order_of
-from pretrain.parts.sizes import RELATIVE
+from pretrain.recipe import RELATIVE
 from pretrain.schedules import Multistep
 
 DATA, CONFIG = recording("simmim/simmim_step.safetensors")

@@ -20,8 +20,6 @@ from engine.seeding import AUGMENT, seeded
 from pretrain.methods.beit import METHOD, Settings
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import normalised, patchify
-from pretrain.parts.sizes import RELATIVE
-from pretrain.parts.token_prediction import tokenized_view
 from pretrain.parts.tokenizers import (
     MODULES,
     SIDE,
@@ -30,8 +28,10 @@ from pretrain.parts.tokenizers import (
     map_pixels,
     nearest,
     read_dalle,
+    tokenized_view,
     tokenizer_of,
 )
+from pretrain.recipe import RELATIVE
 
 DATA, CONFIG = recording("cae/cae_dalle.safetensors")
 WEIGHTS = {name: tensor.float() for name, tensor in under(DATA, "dalle.").items()}

@@ -6,8 +6,7 @@ import torch
 
 from pretrain.loop.updates import Updates
 from pretrain.parts.self_distillation import POSITIONS, DistillationSettings, SelfDistillation
-from pretrain.parts.sizes import VIT_SMOKE
-from pretrain.recipe import Recipe
+from pretrain.recipe import VIT_SMOKE, Recipe
 from pretrain.schedules import Constant, CosineTo
 
 SPEC = replace(VIT_SMOKE, image_size=32, patch_size=8, width=32, depth=2, mlp_hidden=128, **POSITIONS)

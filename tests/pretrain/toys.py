@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from checkpoints.export import ViTExport
 from engine.seeding import AUGMENT, seeded
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.sizes import VIT_SMOKE
+from pretrain.recipe import VIT_SMOKE
 
 SMALL = replace(VIT_SMOKE, width=32, depth=2, heads=2, mlp_hidden=64)  # 4 x 4 patches of 16 px
 

@@ -12,8 +12,8 @@ from bench.pictures.shown import Shown
 from bench.pretraining.recipes import choose_recipe
 from checkpoints.spec import Preparation
 from engine import checks
-from engine.choices import meant
 from engine.extensions import load_extension, source_files
+from engine.printing import meant
 from pretrain.loop.trainer import build
 
 ACROSS = 8  # panels beside an image; further ones stand below

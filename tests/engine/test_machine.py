@@ -1,0 +1,106 @@
+"""Threads for cores; the allocator setting takes effect inside the process, and can be turned off."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from engine import machine
+from engine.machine import own_cores, run_on_core_threads
+
+
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_every_item_once(threads):
+    done = []
+    run_on_core_threads(done.append, range(100), threads)
+    assert sorted(done) == list(range(100))
+
+
+def test_operators_use_one_thread_and_the_caller_keeps_its_own():
+    before = torch.get_num_threads()
+    seen = set()
+    meet = threading.Barrier(2)  # both threads are at work at once
+
+    def work(item):
+        meet.wait(timeout=30)
+        seen.add((threading.current_thread().name, torch.get_num_threads()))
+
+    run_on_core_threads(work, range(2), threads=2)
+    assert len(seen) == 2 and {threads for _, threads in seen} == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_the_first_error_stops_all_threads():
+    done = []
+
+    def work(item):
+        if item == 3:
+            raise ValueError("item 3")
+        done.append(item)
+
+    with pytest.raises(ValueError, match="item 3"):
+        run_on_core_threads(work, range(10_000), threads=2)
+    assert len(done) < 9_999
+
+
+def test_cores_are_shared_by_the_processes_of_a_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert own_cores() == 16
+    for processes, cores in (("8", 2), ("32", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert own_cores() == cores
+
+
+# Faults while 64 MiB are taken, touched and freed 20 times: 16384 pages each time unless the memory is kept.
+CHURN = """
+import ctypes, resource
+from engine.machine import keep_memory
+print(keep_memory())
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+size = 64 << 20
+def churn():
+    block = libc.malloc(ctypes.c_size_t(size))
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    churn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def churn(switch):
+    done = subprocess.run(
+        [sys.executable, "-c", CHURN], env={"BENCH_KEEP_MEMORY": switch}, capture_output=True, text=True, check=True
+    )
+    kept, faults = done.stdout.split()
+    return kept == "True", int(faults)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    applied, faults = churn("1")
+    if not applied:
+        pytest.skip("the C library is not glibc")
+    return faults
+
+
+def test_freed_memory_is_reused(kept):
+    assert kept < 1000
+
+
+def test_the_switch_turns_it_off(kept):
+    applied, faults = churn("0")
+    assert not applied
+    assert faults > 100 * max(kept, 1)
+
+
+def test_other_systems_are_left_alone(monkeypatch):
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    assert machine.keep_memory() is False
