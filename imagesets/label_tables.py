@@ -27,6 +27,7 @@ FILES = ("file_name", "filename", "image", "img", "file", "path", "filepath", "f
 LABELS = ("label", "labels", "fine_label", "cls", "class", "class_name", "category", "target", "breed", "species",
           "tags", "diagnosis")  # fmt: skip
 SEPARATORS = {"space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
+SEVERAL = "add it, or say '?separator=bar' where an image has several labels, or none, with | between"
 WHOLE = re.compile(r"-?\d+(?:\.0*)?")
 FRACTION = re.compile(r"-?\d*\.\d+(?:[eE][-+]?\d+)?")
 
@@ -62,7 +63,7 @@ def classes_of(where: str, values: Sequence[Any], separator: str = "") -> tuple[
         return names, labels
     if lacking := [row for row, value in enumerate(values, 1) if value is None or value == ""]:
         raise ValueError(
-            f"{where}: {len(lacking)} of {len(values)} rows have no label, row {lacking[0]} first; fill it"
+            f"{where}: {len(lacking)} of {len(values)} rows have no label, row {lacking[0]} first; {SEVERAL}"
         )
     names, labels = _numbered(where, values)
     if 2 < len(names) == len(values):
@@ -72,6 +73,8 @@ def classes_of(where: str, values: Sequence[Any], separator: str = "") -> tuple[
 
 def _numbered(where: str, values: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """Distinct values as texts, in order, whole numbers by size, and which of them each value is."""
+    if odd := next((value for value in values if not isinstance(value, str | int | float)), None):
+        raise ValueError(f"{where}: {str(odd)[:40]!r} is no class; labels are whole numbers or names")
     texts = [str(int(value)) if isinstance(value, bool) else str(value).strip() for value in values]
     numeric = all(WHOLE.fullmatch(text) or FRACTION.fullmatch(text) for text in set(texts))
     if numeric and (broken := next((text for text in texts if not WHOLE.fullmatch(text)), None)):
@@ -183,14 +186,20 @@ def labelled_files(
         if not chosen and own in SPLIT_WORDS["val"] and len(tables) > 1:
             notes.append(f"{path} has no column of labels, so it is not read")
             continue
+        if not columns or not next(iter(columns.values())):
+            raise ValueError(f"{where}: it has no rows; the first line must name the columns, the others hold labels")
         if not named or not chosen:
             what, option = ("holds the labels", "label") if named else ("names the files", "image")
-            raise ValueError(f"{where}: which of its columns {what}, {short_list(list(others), 8)}? say ?{option}=NAME")
+            raise ValueError(
+                f"{where}: which of its columns {what}, {short_list(list(others), 8)}? say so with '?{option}=NAME'; "
+                "the first line must name the columns"
+            )
         homes = [
             os.path.dirname(path),
             *(split_folder(place, each) for each in SPLIT_WORDS if own in SPLIT_WORDS[each]),
         ]
-        found = _places(where, [os.path.relpath(home, place) for home in homes if home], paths, columns[named])
+        inside = [os.path.relpath(home, place) for home in homes if home]
+        found = _places(where, inside, paths, [_relative(value, place) for value in columns[named]])
         said = columns.get("split", [""] * len(found))
         rows += found
         words += [
@@ -205,6 +214,8 @@ def labelled_files(
     if len(set(rows)) < len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
         raise ValueError(f"{url}: {paths[twice]} has two rows in {', '.join(tables)}; leave one")
+    if joined := [name for name in classes if "|" in name or ";" in name]:
+        notes.append(f"classes such as {joined[0]!r}: if these are several labels of an image, say '?separator=bar'")
     if left := len(paths) - len(rows):
         notes.append(f"{left} images have no label and are not read")
     word = next((word for word in SPLIT_WORDS[split] if word in words), "")
@@ -247,7 +258,13 @@ def _shown(columns: Columns, names: Sequence[str]) -> list[list[str]]:
     return [[name for name, is_shown in zip(names, row, strict=True) if is_shown] for row in zip(*yes, strict=True)]
 
 
-def _places(where: str, homes: Sequence[str], paths: Sequence[str], names: Sequence[Any]) -> list[int]:
+def _relative(value: Any, place: str) -> str:
+    """The path that a table names, with its own slashes; one below the folder `place` relative to that."""
+    name = os.path.normpath(str(value.get("path") if isinstance(value, dict) else value).replace("\\", "/"))
+    return os.path.relpath(name, os.path.abspath(place)) if os.path.isabs(name) else name
+
+
+def _places(where: str, homes: Sequence[str], paths: Sequence[str], names: Sequence[str]) -> list[int]:
     """Which of `paths` the rows of a table name: relative to one of the folders `homes`, else by the end of the
     path, also without .jpg. ValueError for a name of no file, or of two, unless one of them lies in these folders."""
     exact = {path: place for place, path in enumerate(paths)}
@@ -255,8 +272,7 @@ def _places(where: str, homes: Sequence[str], paths: Sequence[str], names: Seque
     for place, path in enumerate(paths):
         by_stem.setdefault(_stem(os.path.basename(path)), []).append(place)
     found, missing = [], []
-    for row, value in enumerate(names, 1):
-        name = os.path.normpath(str(value["path"] if isinstance(value, dict) else value).replace("\\", "/"))
+    for row, name in enumerate(names, 1):
         inside = [os.path.normpath(os.path.join(home, name)) for home in homes]
         if at_once := [exact[path] for path in inside if path in exact]:
             found.append(at_once[0])

@@ -155,6 +155,33 @@ def test_rows_without_images_and_images_without_rows(folder, tmp_path):
     assert "train/train-ant-0.jpg" in (said := refused(f"folder:{root}")) and "val/train-ant-0.jpg" in said
 
 
+def test_paths_that_begin_elsewhere_and_tables_that_are_none(folder, tmp_path):
+    root = tmp_path / "x"
+    rows = [(f"{root}/{'train' if 'train' in file else 'val'}/{file}", name) for file, name in labelled()]
+    rows = [(path.replace(f"{root}/", "").replace("/", "\\"), name) if n % 2 else (path, name)
+            for n, (path, name) in enumerate(rows)]  # fmt: skip
+    same(f"folder:{flat(folder, root, {'train': 'train', 'val': 'val'}, 'labels.csv', rows)}", folder)
+    url = f"folder:{root}?labels=labels.csv"
+    for text, said in (
+        ("", "has no rows"),
+        ("file,label\n", "has no rows"),
+        ("a.jpg,ant\nb.jpg,bee\n", "the first line must name the columns"),
+        ("file,label\na,b,c\n", "line 2 has 3 values"),
+        ("file,label\nx\udcff,b\n", "no table of labels"),
+        ("file,label\n" + "\n".join(f"{file},{'|'.join(CLASSES)}" for file, _ in labelled()[:-1]), None),
+    ):
+        (root / "labels.csv").write_text(text, errors="surrogateescape")
+        if said:
+            assert said in refused(url)
+    assert any("separator=bar" in note for note in open_set(url, "train").notes)
+    (root / "labels.csv").write_text("file,label\n" + "\n".join(f"{file}," for file, _ in labelled()))
+    assert "21 of 21 rows have no label" in refused(url) and "separator=bar" in refused(url)
+    (root / "labels.jsonl").write_text("[" * 100_000)
+    assert "labels.jsonl: is no table of labels" in refused(f"folder:{root}?labels=labels.jsonl")
+    (root / "labels.jsonl").write_text(json.dumps({"file": labelled()[0][0], "label": {"a": 1}}))
+    assert "is no class" in refused(f"folder:{root}?labels=labels.jsonl")
+
+
 def test_class_folders_come_before_tables(folder):
     before = open_set(f"folder:{folder}", "train").fingerprint
     (folder / "train/metadata.csv").write_text("file_name,label\nant/train-ant-0.jpg,bee\n")
