@@ -7,7 +7,7 @@ from typing import Any
 from engine.files import digest
 
 # An absolute path of two parts or more; not the path of a URL, and not the second half of a word, as in ViT-S/16.
-ABSOLUTE = re.compile(r"(?<![\w/~.\\-])/(?!/)(?:[^\s/:'\"`,;|()<>\[\]{}]+/)+[^\s/:'\"`,;|()<>\[\]{}]*")
+ABSOLUTE = re.compile(r"(?<![\w/~.\\-])/(?!/)(?:[^\s/:'\"`,;|()<>\[\]{}?&]+/)+[^\s/:'\"`,;|()<>\[\]{}?&]*")
 LOCAL = re.compile(r"file://(?=/)")
 
 

@@ -348,6 +348,7 @@ def test_what_has_no_card(bench, tmp_path):
         ("ViT-S/16 on digits/knn@dino", "ViT-S/16 on digits/knn@dino"),
         ('File "/home/al/b.py", line 3', 'File "path-d3f95885/b.py", line 3'),
         ("file:///home/al/b.py", "path-d3f95885/b.py"),
+        ("hf:/data/x?labels=/home/al/b.py&val=.2", "hf:path-81ce9ab8/x?labels=path-d3f95885/b.py&val=.2"),
         ({"/home/al/b.py": ["x=/home/al/b.py", 3, None]}, {"path-d3f95885/b.py": ["x=path-d3f95885/b.py", 3, None]}),
     ],
 )
