@@ -130,7 +130,7 @@ class ViTSpec(ImageGrid):
         checks.annotations(self)
         if not re.fullmatch(r"\w+", str(self.architecture)):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
-        checks.truths(self, *(field.name for field in fields(self) if field.type is bool))
+        checks.booleans(self, *(field.name for field in fields(self) if field.type is bool))
         checks.positive(self, "rotary_base")
         checks.whole_numbers(self, "rotary_grid", least=0)
         checks.proper_shares(self, "norm_eps")

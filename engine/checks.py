@@ -28,7 +28,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def counts(settings: Any, *names: str, least: int = 1, prefix: str = "") -> None:
-    """ValueError for a whole number below `least`. prefix: as of `amounts`."""
+    """ValueError for a whole number below `least`. prefix: as of `non_negative`."""
     _check(settings, names, lambda value: least <= value, f"{least} or more", prefix)
 
 
@@ -37,25 +37,25 @@ def whole_numbers(settings: Any, *names: str, least: int = 1) -> None:
     _check(settings, names, lambda value: isinstance(value, int) and least <= value, f"a whole number, {least} or more")
 
 
-def truths(settings: Any, *names: str) -> None:
+def booleans(settings: Any, *names: str) -> None:
     """ValueError for anything but True and False, as from outside."""
     for name in names:
         if not isinstance(getattr(settings, name), bool):
             raise ValueError(f"{name}={getattr(settings, name)!r}: must be true or false")
 
 
-def amounts(settings: Any, *names: str, prefix: str = "") -> None:
+def non_negative(settings: Any, *names: str, prefix: str = "") -> None:
     """ValueError for a number below 0 or not finite. prefix: to the name, as a user writes it."""
     _check(settings, names, lambda value: 0 <= value < inf, "a finite number, 0 or more", prefix)
 
 
 def positive(settings: Any, *names: str, prefix: str = "") -> None:
-    """ValueError for a number not above 0 or not finite. prefix: as of `amounts`."""
+    """ValueError for a number not above 0 or not finite. prefix: as of `non_negative`."""
     _check(settings, names, lambda value: 0 < value < inf, "a finite number above 0", prefix)
 
 
-def shares(settings: Any, *names: str, prefix: str = "") -> None:
-    """ValueError for a share, chance or momentum outside of [0, 1]. prefix: as of `amounts`."""
+def in_unit_interval(settings: Any, *names: str, prefix: str = "") -> None:
+    """ValueError for a share, chance or momentum outside of [0, 1]. prefix: as of `non_negative`."""
     _check(settings, names, lambda value: 0 <= value <= 1, "from 0 to 1", prefix)
 
 

@@ -34,13 +34,13 @@ class Step(NamedTuple):
     observed: Mapping[str, Tensor] = MappingProxyType({})  # detached tensors for `Method.observe`
 
 
-class Rebuilt(NamedTuple):
-    """What a method says of pixels, for people to look at. Images are normalised, (B, 3, H, W)."""
+class Reconstruction(NamedTuple):
+    """Pixels that a method predicts, for people to look at. Images are normalised, (B, 3, H, W)."""
 
-    images: Tensor  # as the network should say them
-    said: Tensor  # as it says them; where it is not asked, the images themselves
-    hidden: Tensor  # (B, L) bool, True where it does not see a patch
-    asked: Tensor  # (B, L) bool, True where it is to say the pixels
+    images: Tensor  # the targets
+    prediction: Tensor  # the images themselves where it predicts nothing
+    hidden: Tensor  # (B, L) bool, True where the network does not see a patch
+    predicted: Tensor  # (B, L) bool, True where it predicts the pixels of a patch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +107,16 @@ class Method(nn.Module):
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         """Called after each backward pass with the `observed` of its forward pass: moves a centre or a codebook."""
 
-    def trivial(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
-        """Name of a log -> that loss on these views for a prediction that ignores the image.
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor | float]:
+        """Name of a log -> that loss on these views for the best prediction that ignores the image.
 
         Empty where there is no such number. Called once an epoch, without gradient, by one process alone.
         """
         return {}
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
-        """Normalised images (B, 3, H, W), hidden by the noise in `views`, as the network rebuilds them; None for
-        methods that rebuild no pixels."""
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
+        """Predicted pixels of normalised images (B, 3, H, W), of which the noise in `views` hides patches; None for
+        methods that predict no pixels."""
         return None
 
     def groups(self) -> list[Group]:

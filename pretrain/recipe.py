@@ -46,7 +46,7 @@ class Recipe:
         checks.annotations(self)
         checks.counts(self, "epochs", "batch")
         checks.positive(self, "lr")
-        checks.amounts(self, "lr_batch", "weight_decay", "clip")
+        checks.non_negative(self, "lr_batch", "weight_decay", "clip")
         checks.below_one(self, "betas", "momentum")
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:

@@ -33,7 +33,7 @@ class Multistep:
     factor: float = 0.1  # of the rate at each milestone
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
+        checks.non_negative(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         done, warmup = max(0, progress.step - 1), int(self.warmup * progress.steps_per_epoch)
@@ -54,7 +54,7 @@ class CountedCosine:
     stretch: float = 1.25  # where that is, in times the training's epochs
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "start", "floor", prefix="schedule.")
+        checks.non_negative(self, "warmup", "start", "floor", prefix="schedule.")
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
@@ -76,7 +76,7 @@ class CosineTo:
 
     def __post_init__(self) -> None:
         prefix = "weight_decay_schedule."  # the only field of a recipe with this schedule
-        checks.amounts(self, "end", prefix=prefix)
+        checks.non_negative(self, "end", prefix=prefix)
         if not 1 <= self.stretch < math.inf or self.first not in (0, 1):
             raise ValueError(f"{prefix}stretch={self.stretch}, first={self.first}: must be 1 or more, and 0 or 1")
 

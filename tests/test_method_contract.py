@@ -141,7 +141,9 @@ def test_a_trivial_loss_is_named_as_its_log_and_asking_changes_nothing(name):
     assert torch.equal(torch.random.get_rng_state(), random) and same(method.state_dict(), before)
     assert [module.training for module in method.modules()] == modes
     trivial = {name.removeprefix("trivial_"): value for name, value in measured.items() if name.startswith("trivial_")}
-    assert trivial or type(method).trivial is Method.trivial, "a method that says none leaves the function out"
+    assert trivial or type(method).baseline_loss is Method.baseline_loss, (
+        "a method that says none leaves the function out"
+    )
     assert trivial.keys() <= found.means.keys() and all(0 < value < math.inf for value in trivial.values())
     assert 0 < measured["feature_spread"] <= 1 <= measured["feature_rank"] < BATCH
 

@@ -72,7 +72,7 @@ class Segmenter(Segmentation):
         checks.distinct(self, "lr")
         checks.distinct(self, "splits", least=1 if self.images else 0)
         checks.positive(self, "lr")
-        checks.amounts(self, "floor")
+        checks.non_negative(self, "floor")
         checks.up_to(self, "floor", "lr")
         checks.counts(self, "epochs", "batch", "layers", "crop", "stride", "scale", "judge_every")
         checks.counts(self, "images", least=0)

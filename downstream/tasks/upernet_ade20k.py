@@ -73,7 +73,7 @@ class UperNet(Segmentation):
         checks.annotations(self)
         checks.positive(self, "lr")
         checks.factors(self, "layer_decay")
-        checks.amounts(self, "weight_decay")
+        checks.non_negative(self, "weight_decay")
         checks.below_one(self, "drop_path")
         checks.counts(self, "steps", "batch", "crop", "stride", "scale", "channels")
         checks.counts(self, "warmup", "judge_every", least=0)

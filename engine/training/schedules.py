@@ -83,7 +83,7 @@ class WarmupCosine:
     start: float = 0.0  # learning rate at the beginning, as a share of the peak
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", "start", prefix="schedule.")
+        checks.non_negative(self, "warmup", "floor", "start", prefix="schedule.")
         if not 1 <= self.stretch < math.inf:
             raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
 
@@ -103,7 +103,7 @@ class TableCosine:
     floor: float = 0.0  # learning rate at the end
 
     def __post_init__(self) -> None:
-        checks.amounts(self, "warmup", "floor", prefix="schedule.")
+        checks.non_negative(self, "warmup", "floor", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         warmup = int(self.warmup * progress.steps_per_epoch)
@@ -128,7 +128,7 @@ class TimmCosine:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.amounts(self, "warmup", "floor", "start", prefix="schedule.")
+        checks.non_negative(self, "warmup", "floor", "start", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         by_update = self.told == "update"
@@ -150,7 +150,7 @@ class PacedCosine:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.amounts(self, "warmup", prefix="schedule.")
+        checks.non_negative(self, "warmup", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         iteration = progress.step % progress.steps_per_epoch
@@ -168,7 +168,7 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         checks.positive(self, "power", prefix="schedule.")
-        checks.amounts(self, "floor", prefix="schedule.")
+        checks.non_negative(self, "floor", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return (peak - self.floor) * (1 - progress.step / progress.steps) ** self.power + self.floor
@@ -183,7 +183,7 @@ class StepDecay:
 
     def __post_init__(self) -> None:
         checks.counts(self, "milestones", least=0, prefix="schedule.")
-        checks.amounts(self, "factor", prefix="schedule.")
+        checks.non_negative(self, "factor", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak * self.factor ** sum(progress.epoch >= milestone for milestone in self.milestones)
@@ -203,7 +203,7 @@ class MultipliedWarmup:
 
     def __post_init__(self) -> None:
         checks.counts(self, "updates", least=0, prefix="schedule.")
-        checks.shares(self, "start", prefix="schedule.")
+        checks.in_unit_interval(self, "start", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         full = self.schedule.at(peak, progress)

@@ -48,7 +48,7 @@ class Learning:
         if len(first) < MIN_IMAGES:
             return {}
         with torch.no_grad(), autocast(first.device.type, precision):
-            trivial = {name: float(value) for name, value in method.trivial(views).items()}
+            trivial = {name: float(value) for name, value in method.baseline_loss(views).items()}
             features = features_of(method, views)
         spread, rank = (1.0, 1.0) if features is None else spread_and_rank(features)
         if progress.step >= MIN_UPDATES and progress.time >= getattr(recipe.schedule, "warmup", 0):

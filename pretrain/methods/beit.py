@@ -44,7 +44,7 @@ class Settings:
         checks.counts(self, "max_mask_patches_per_block")
         checks.positive(self, "layer_scale_start")
         checks.below_one(self, "drop_path")
-        checks.amounts(self, "colour_jitter")
+        checks.non_negative(self, "colour_jitter")
         checks.scales(self, "crop_scale")
 
 
@@ -73,8 +73,8 @@ class BeitPretraining(TokenPrediction):
         """Images, mask tokens for the hidden patches -> logits (M, K)."""
         return to_float32(self.lm_head(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": self.trivial_tokens(views)}
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.baseline_loss_of_tokens(views)}
 
     def groups(self) -> list[Group]:
         undecayed = ["vit.trunk.cls_token", "vit.trunk.pos_embed"]  # modeling_pretrain.py:97; the mask token is decayed

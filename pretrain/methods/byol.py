@@ -48,7 +48,7 @@ class Byol(Siamese):
         self.follow(progress)
 
     @torch.no_grad()
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of predicting the targets' mean direction; their batch norms use running statistics for this."""
         with in_eval_mode(self.momentum):
             return {"loss": torch.stack([direction_baseline(each) for each in self.targets(views)]).sum()}

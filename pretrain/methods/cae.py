@@ -58,9 +58,9 @@ class Settings:
         checks.annotations(self)
         checks.counts(self, "codes", least=2)
         checks.counts(self, "decoder_width", "decoder_heads", "regressor_depth", "decoder_depth")
-        checks.amounts(self, "align_weight", "decoder_layer_scale_start", "colour_jitter")
+        checks.non_negative(self, "align_weight", "decoder_layer_scale_start", "colour_jitter")
         checks.positive(self, "layer_scale_start")
-        checks.shares(self, "target_momentum")
+        checks.in_unit_interval(self, "target_momentum")
         checks.below_one(self, "drop_path")
         checks.scales(self, "crop_scale")
         if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
@@ -129,8 +129,8 @@ class ContextAutoencoder(TokenPrediction):
         latent = self.encode(self.vit, images, visible)
         return self.regressor(latent, self.places(visible), self.places(hidden))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss_main": self.trivial_tokens(views)}
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss_main": self.baseline_loss_of_tokens(views)}
 
     def before_update(self, progress: TrainProgress) -> None:
         if self.settings.target == "previous":

@@ -19,7 +19,7 @@ from torch import Tensor
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.distributed import current_world
-from pretrain.method import Encoder, Method, Rebuilt, Step, Views
+from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
 from pretrain.parts.losses import nt_xent
@@ -60,7 +60,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.amounts(self, "noise_std", "contrast_weight", "pixel_weight", "noise_weight")
+        checks.non_negative(self, "noise_std", "contrast_weight", "pixel_weight", "noise_weight")
         checks.counts(self, "projector_layers", "projector_width")
         checks.counts(self, "projector_hidden", least=0)
         checks.positive(self, "temperature")
@@ -123,7 +123,7 @@ class Can(Method):
         loss = s.contrast_weight * contrast + s.pixel_weight * pixels + s.noise_weight * residue
         return Step(loss, {"contrast": contrast.detach(), "pixels": pixels.detach(), "noise": residue.detach()})
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
         """The image without the noise that the first view's draws put on it."""
         level, ids = self.settings.noise_std * views["level"][:, 0], order_of(views["noise"][:, 0])
         latent = self.autoencoder.encode(images + level.view(-1, 1, 1, 1) * views["gauss"][:, 0], ids)
@@ -147,10 +147,10 @@ class Can(Method):
         residue = take(patchify(added, self.spec.patch_size), ids[:, :visible])
         return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - residue).square().mean()
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
         """Without the noise: a decoder learns late that there is more to say of it than zero."""
         candidates = VIEWS * len(views["image"]) * current_world().size - 1
-        return {"contrast": log(candidates), "pixels": self.autoencoder.trivial(views["image"].flatten(0, 1))}
+        return {"contrast": log(candidates), "pixels": self.autoencoder.baseline_loss(views["image"].flatten(0, 1))}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}

@@ -62,8 +62,8 @@ class Settings:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.positive(self, "l1_beta", "layer_scale_start")
-        checks.amounts(self, "var_w0", "var_margin0")
-        checks.shares(self, "ema_decay", "ema_decay_init")
+        checks.non_negative(self, "var_w0", "var_margin0")
+        checks.in_unit_interval(self, "ema_decay", "ema_decay_init")
         checks.counts(self, "ema_start_at", "target_layers", least=0)
         checks.counts(self, "max_mask_patches_per_block")
         checks.below_one(self, "drop_path", "attn_drop")
@@ -130,7 +130,7 @@ class Data2Vec(Method):
         """Images, mask tokens for the hidden patches -> (M, D)."""
         return to_float32(self.lm_head(hidden_tokens(self.student, images, mask, self.mask_token)))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         targets = self.targets(views["image"], views["mask"].bool())
         kind = "l2" if self.settings.l2_loss else "smooth_l1"
         return {"loss": patch_baseline(targets.unsqueeze(0), kind, self.settings.l1_beta)}

@@ -37,7 +37,7 @@ class Dino(SelfDistillation):
         loss = dino_loss(logits["global"], logits.get("local"), targets, self.settings.student_temperature)
         return Step(loss, {}, {"center": mean_output(outputs)})
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Of a student that finds all prototypes equally likely, and where student and teacher have collapsed to it."""
         return {"loss": log(self.settings.prototypes)}
 

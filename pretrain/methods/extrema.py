@@ -67,7 +67,7 @@ class Settings:
             raise ValueError("colour='shared' with crop='independent': two crops share no colours, set both alike")
         checks.counts(self, "masks", "projector_hidden", "projector_width")
         checks.below_one(self, "mask_ratio", "drop_path")
-        checks.shares(self, "teacher_momentum")
+        checks.in_unit_interval(self, "teacher_momentum")
         checks.positive(self, "temperature")
         checks.scales(self, "crop_scale")
 
@@ -160,7 +160,7 @@ class Extrema(Method):
             return byol_loss(predictions, targets)
         return info_nce(predictions, targets, self.settings.temperature)
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
         if self.settings.loss == "byol":
             return {"loss": direction_baseline(self.teacher_targets(views.get("teacher", views["student"])))}
         images = len(views["student"]) * current_world().size

@@ -62,8 +62,8 @@ class Settings(DistillationSettings):
         super().__post_init__()
         checks.positive(self, "patch_temperature", "patch_temperature_start")
         checks.counts(self, "mask_start", least=0)
-        checks.shares(self, "mask_ratios", "mask_spreads")
-        checks.amounts(self, "cls_weight", "patch_weight")
+        checks.in_unit_interval(self, "mask_ratios", "mask_spreads")
+        checks.non_negative(self, "cls_weight", "patch_weight")
         if not self.mask_ratios or len(self.mask_ratios) != len(self.mask_spreads):
             raise ValueError(f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give as many of both")
         for ratio, spread in zip(self.mask_ratios, self.mask_spreads, strict=True):
@@ -156,7 +156,7 @@ class Ibot(SelfDistillation):
         own = not self.settings.shared_head and not self.settings.shared_head_teacher
         return [*found, (teacher.head.last_layer2, student.head.last_layer2)] if own else found
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As DINO's; the patches' loss counts crops without a mask as 0."""
         ratios = self.settings.mask_ratios
         masked = sum(ratio > 0 for ratio in ratios) / len(ratios)

@@ -16,7 +16,7 @@ from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
 from engine import checks
-from pretrain.method import Encoder, Group, Method, Rebuilt, Step, TrainProgress, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Reconstruction, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
 from pretrain.parts.heads import Activation, Norm, mlp
 from pretrain.parts.losses import byol_loss, direction_baseline
@@ -75,10 +75,10 @@ class Settings:
                 raise ValueError(
                     f"{field.name}={value} is for base={other!r}, not {self.base!r}: leave it at {field.default}"
                 )
-        checks.amounts(self, "w_mim", "w_bc")
+        checks.non_negative(self, "w_mim", "w_bc")
         checks.counts(self, "projector_depth", "predictor_depth", "crop_padding", least=0)
         checks.counts(self, "head_hidden")
-        checks.shares(self, "teacher_momentum")
+        checks.in_unit_interval(self, "teacher_momentum")
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
 
@@ -157,9 +157,9 @@ class Lut(Method):
         loss = self.settings.w_mim * mim + self.settings.w_bc * context  # Eq. 3
         return Step(loss, {"mim": mim.detach(), "context": context.detach()})
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
         """What the base rebuilds, where it is trained to."""
-        return self.base.rebuilt(images, order_of(views["noise"])) if self.settings.w_mim else None
+        return self.base.reconstruct(images, order_of(views["noise"])) if self.settings.w_mim else None
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ class Lut(Method):
         patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
         return self.teacher["projector"](patches.mean(dim=1))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {"mim": self.base.trivial(views["view1"])} if self.settings.w_mim else {}
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {"mim": self.base.baseline_loss(views["view1"])} if self.settings.w_mim else {}
         if not self.settings.w_bc:
             return found
         each = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
-from pretrain.method import Encoder, Method, Rebuilt, Step, Views
+from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
@@ -59,7 +59,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.shares(self, "mask_ratio", "colour_jitter")
+        checks.in_unit_interval(self, "mask_ratio", "colour_jitter")
         checks.scales(self, "crop_scale")
         if self.sampling == "grid" and self.mask_ratio != GRID_RATIO:
             raise ValueError(f"mask_ratio={self.mask_ratio} with sampling='grid': it hides {GRID_RATIO}")
@@ -117,11 +117,11 @@ class MaskedAutoencoder(nn.Module):
         """What is said of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
         return self.pixels(self.decoder(latent, ids)[:, self.visible :])
 
-    def rebuilt(self, images: Tensor, ids: Tensor) -> Rebuilt:
+    def reconstruct(self, images: Tensor, ids: Tensor) -> Reconstruction:
         """Images with what is said of the hidden patches."""
         return self.pasted(images, self.predicted(self.encode(images, ids), ids), ids)
 
-    def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Rebuilt:
+    def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
         """Images with what is predicted of the hidden patches. A prediction of normalised pixels gets the true patch's
         mean and deviation, which it leaves open."""
         patches, hidden = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
@@ -129,13 +129,13 @@ class MaskedAutoencoder(nn.Module):
             prediction = unnormalised(prediction, take(patches, hidden))
         said = patches.scatter(1, hidden.unsqueeze(-1).expand_as(prediction), prediction)
         mask = mask_at(hidden, self.patches)
-        return Rebuilt(images, unpatchify(said, self.vit.spec.patch_size, self.grid), mask, mask)
+        return Reconstruction(images, unpatchify(said, self.vit.spec.patch_size, self.grid), mask, mask)
 
     def target(self, patches: Tensor) -> Tensor:
         """Pixels (B, l, 3pp) as they are predicted."""
         return normalised(patches) if self.settings.norm_pixels else patches
 
-    def trivial(self, images: Tensor) -> Tensor:
+    def baseline_loss(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
         return patch_baseline(self.target(patchify(images, self.vit.spec.patch_size)))
 
@@ -161,11 +161,11 @@ class Mae(Method):
         latent = self.autoencoder.encode(views["image"], ids)
         return Step(self.autoencoder.loss(latent, views["image"], ids), {})
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
-        return self.autoencoder.rebuilt(images, order_of(views["noise"]))
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
+        return self.autoencoder.reconstruct(images, order_of(views["noise"]))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": self.autoencoder.trivial(views["image"])}
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.autoencoder.baseline_loss(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.autoencoder.vit)}

@@ -43,7 +43,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.shares(self, "mask_ratio")
+        checks.in_unit_interval(self, "mask_ratio")
         checks.counts(self, "hog_bins", "hog_cell")
         checks.counts(self, "hog_window", least=0)
         checks.scales(self, "crop_scale")
@@ -83,7 +83,7 @@ class MaskFeat(Method):
         """Images, mask tokens for the hidden patches -> features of these (M, 3*bins*cells*cells)."""
         return to_float32(self.projection(hidden_tokens(self.vit, images, mask, self.mask_token)))
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"loss": patch_baseline(self.targets(views["image"]))}
 
     def encoders(self) -> dict[str, Encoder]:

@@ -74,10 +74,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        checks.shares(self, "image_weight", "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
-        checks.shares(self, "mask_ratios", "decoder_mask_ratios")
+        checks.in_unit_interval(self, "image_weight", "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
+        checks.in_unit_interval(self, "mask_ratios", "decoder_mask_ratios")
         checks.positive(self, "inv_delta", "kappa", "generator_ratio", "generator_lr")
-        checks.amounts(self, "generator_weight_decay")
+        checks.non_negative(self, "generator_weight_decay")
         checks.scales(self, "crop_scale")
         if self.image_weight < 1 and not self.early_layers:
             raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
@@ -195,7 +195,7 @@ class Moca(Method):
         losses = [prediction(rounds, number, targets) for number, prediction in enumerate(self.predictions)]
         return torch.stack(losses).sum()
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
         images = torch.cat([views[name][:BASELINE_IMAGES] for name in ("first", "second")])
         _, _, targets = self.teacher_targets(images)

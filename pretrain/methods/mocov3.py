@@ -56,7 +56,7 @@ class MoCoV3(Siamese):
         """Eq. 1 of queries (B, d), whose negatives are the keys of all processes (builder.py:63-73)."""
         return info_nce(queries.unsqueeze(0), keys, self.settings.temperature)
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Where all keys are equally likely; with the loss's own factor, see losses.contrastive."""
         images = len(views["first"]) * current_world().size
         return {"loss": DIRECTIONS * 2 * self.settings.temperature * log(images)}

@@ -65,10 +65,10 @@ class Settings:
         checks.counts(self, "prototypes", "head_hidden", "head_width", "random_views")
         checks.counts(self, "focal_views", least=0)
         checks.below_one(self, "mask_ratio", "drop_path")
-        checks.shares(self, "teacher_momentum", "blur")
+        checks.in_unit_interval(self, "teacher_momentum", "blur")
         checks.scales(self, "random_scale", "focal_scale")
         checks.positive(self, "temperature", "sharpening", "sharpening_end")
-        checks.amounts(self, "memax_weight", "entropy_weight", "colour_strength")
+        checks.non_negative(self, "memax_weight", "entropy_weight", "colour_strength")
 
 
 class SiameseNetwork(nn.Module):
@@ -170,7 +170,7 @@ class Msn(Method):
         shares = (self.similarities(self.target(images)) / self.sharpening).softmax(dim=-1)  # p^(1/T), normalised
         return sinkhorn(shares) if self.settings.sinkhorn else shares
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Of anchors that find all prototypes equally likely, as me-max asks of their mean."""
         return {"ce": log(self.settings.prototypes)}
 

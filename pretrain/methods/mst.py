@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from checkpoints.spec import ViTSpec
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Rebuilt, Step
+from pretrain.method import Reconstruction, Step
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
 from pretrain.parts.losses import dino_loss, patch_baseline
@@ -75,8 +75,8 @@ class Settings(DistillationSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.shares(self, "mask_chance", "low_fraction")
-        checks.amounts(self, "inst_weight", "restore_weight")
+        checks.in_unit_interval(self, "mask_chance", "low_fraction")
+        checks.non_negative(self, "inst_weight", "restore_weight")
         checks.counts(self, "decoder_width")
         if self.inst_weight == self.restore_weight == 0:
             raise ValueError("inst_weight=0 with restore_weight=0: nothing is left to learn")
@@ -124,7 +124,7 @@ class Mst(SelfDistillation):
             logs["restore"], loss = restoration.detach(), loss + self.settings.restore_weight * restoration
         return Step(loss, logs, observed)
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
         """As DINO's, and one colour for all of an image; restore="masked" depends on what was hidden."""
         found = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
         if self.decoder is None or self.settings.restore == "masked":
@@ -133,7 +133,7 @@ class Mst(SelfDistillation):
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
         return {**found, "restore": scale * patch_baseline(pixels, "l1")}
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt | None:
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
         """Of patches that the teacher attends to least, some are hidden; the decoder says the image."""
         if self.decoder is None:
             return None
@@ -142,10 +142,10 @@ class Mst(SelfDistillation):
         patches = self.encode_masked(crops, hidden, draws)[:, self.spec.prefix :]
         said = to_float32(self.decoder(patches.mT.unflatten(2, self.spec.grid)))
         if self.settings.restore == "all":
-            return Rebuilt(images, said, hidden, torch.ones_like(hidden))
+            return Reconstruction(images, said, hidden, torch.ones_like(hidden))
         size = self.spec.patch_size
         said = torch.where(hidden.unsqueeze(-1), patchify(said, size), patchify(images, size))
-        return Rebuilt(images, unpatchify(said, size, self.spec.grid), hidden, hidden)
+        return Reconstruction(images, unpatchify(said, size, self.spec.grid), hidden, hidden)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch

@@ -18,7 +18,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from engine.precision import to_float32
-from pretrain.method import Encoder, Group, Method, Rebuilt, Step, Views, decay_groups
+from pretrain.method import Encoder, Group, Method, Reconstruction, Step, Views, decay_groups
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, MaskNoise
@@ -54,7 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.counts(self, "mask_patch", "head_depth")
-        checks.shares(self, "mask_ratio")
+        checks.in_unit_interval(self, "mask_ratio")
         checks.below_one(self, "drop_path")
         checks.positive(self, "layer_scale_start")
         checks.scales(self, "crop_scale")
@@ -111,15 +111,15 @@ class MaskedPredictor(nn.Module):
         error = LOSSES[self.settings.loss](prediction, target, reduction="sum")
         return error / (target.numel() + 3 * COUNT_EPS)
 
-    def rebuilt(self, images: Tensor, order: Tensor) -> Rebuilt:
+    def reconstruct(self, images: Tensor, order: Tensor) -> Reconstruction:
         """Images with what is said of the patches that the loss is on."""
         patches, hidden = patchify(images, self.patch), mask_at(self.ids(order[:, self.visible :]), self.patches)
         asked = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
         said = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
         said = torch.where(asked.unsqueeze(-1), said, patches)
-        return Rebuilt(images, unpatchify(said, self.patch, self.grid), hidden, asked)
+        return Reconstruction(images, unpatchify(said, self.patch, self.grid), hidden, asked)
 
-    def trivial(self, images: Tensor) -> Tensor:
+    def baseline_loss(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""
         return patch_baseline(patchify(images, self.patch), self.settings.loss)
 
@@ -149,14 +149,14 @@ class SimMim(Method):
         latent = self.predictor.encode(views["image"], order)
         return Step(self.predictor.loss(latent, views["image"], order), {})
 
-    def rebuilt(self, images: Tensor, views: Mapping[str, Tensor]) -> Rebuilt:
-        return self.predictor.rebuilt(images, order_of(views["noise"]))
+    def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction:
+        return self.predictor.reconstruct(images, order_of(views["noise"]))
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"predictor.{name}" for name in self.predictor.undecayed])
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"loss": self.predictor.trivial(views["image"])}
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": self.predictor.baseline_loss(views["image"])}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"encoder": Encoder(vit=self.predictor.vit)}

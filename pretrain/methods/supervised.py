@@ -44,8 +44,8 @@ class Settings:
         check_policy(self.policy)
         checks.annotations(self)
         checks.counts(self, "classes", "repeated")
-        checks.shares(self, "flip", "erase")
-        checks.amounts(self, "mixup", "cutmix")
+        checks.in_unit_interval(self, "flip", "erase")
+        checks.non_negative(self, "mixup", "cutmix")
         checks.below_one(self, "smoothing", "drop_path")
         checks.scales(self, "crop_scale")
 
@@ -84,7 +84,7 @@ class Supervised(Method):
         logits = self.head(class_token(self.vit, images))
         return Step(F.cross_entropy(to_float32(logits), targets), {})
 
-    def trivial(self, views: Mapping[str, Tensor]) -> dict[str, float]:
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """Where all classes are found equally likely."""
         return {"loss": log(self.settings.classes)}
 

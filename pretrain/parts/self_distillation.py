@@ -88,7 +88,7 @@ class DistillationSettings:
         checks.counts(self, "prototypes", "head_layers", "head_hidden", "bottleneck")
         checks.counts(self, "freeze_prototypes", "teacher_warmup", "local_crops", least=0)
         checks.positive(self, "teacher_temperature", "teacher_temperature_start", "student_temperature")
-        checks.shares(self, "teacher_momentum", "center_momentum", "blur", "solarise")
+        checks.in_unit_interval(self, "teacher_momentum", "center_momentum", "blur", "solarise")
         checks.scales(self, "global_scale", "local_scale")
         checks.below_one(self, "drop_path")
 

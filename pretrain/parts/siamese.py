@@ -69,7 +69,7 @@ class SiameseSettings:
     def __post_init__(self) -> None:
         checks.annotations(self)
         checks.counts(self, "projector_hidden", "projector_width")
-        checks.shares(self, "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
+        checks.in_unit_interval(self, "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
         checks.scales(self, "crop_scale")
 
 

@@ -237,7 +237,7 @@ class TokenPrediction(Method):
     def facts(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer.label}
 
-    def trivial_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
+    def baseline_loss_of_tokens(self, views: Mapping[str, Tensor]) -> Tensor:
         """The cross-entropy of a prediction that is the same for all patches."""
         return token_baseline(self.tokenizer(views["picture"]), self.tokenizer.codes)
 

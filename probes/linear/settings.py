@@ -47,7 +47,7 @@ class LinearSettings:
         checks.annotations(self)
         checks.distinct(self, "lrs", "readouts", "weight_decays")
         checks.positive(self, "lrs", "eps")
-        checks.amounts(self, "weight_decays")
+        checks.non_negative(self, "weight_decays")
         checks.below_one(self, "momentum")
         checks.counts(self, "batch", least=2)
         checks.counts(self, "epochs")

@@ -95,19 +95,19 @@ class TestMasks:
 class TestReconstruction:
     @pytest.mark.parametrize("name", ["mae", "simmim", "lut", "mst", "can"])
     def test_what_is_drawn_has_the_error_that_the_loss_says(self, name, photo):
-        """`rebuilt` of the first view, against the method's own forward pass on the same views."""
+        """`reconstruct` of the first view, against the method's own forward pass on the same views."""
         method = smoke(name).eval()
         views = method_views(method, photo, 0, 0)
         images = views.get("image", views.get("view1", views.get("global")))
         with torch.no_grad():
             step = method(views)
-            found = method.rebuilt(images if images.ndim == 4 else images[:, 0], views)
-        said, whole = (patchify(values, 4) for values in (found.said, found.images))
-        assert torch.equal(said[~found.asked], whole[~found.asked])
+            found = method.reconstruct(images if images.ndim == 4 else images[:, 0], views)
+        said, whole = (patchify(values, 4) for values in (found.prediction, found.images))
+        assert torch.equal(said[~found.predicted], whole[~found.predicted])
         assert found.hidden.any() or name == "mst"  # it hides one patch of 160
-        errors = (said - whole)[found.asked]
+        errors = (said - whole)[found.predicted]
         if name in ("mae", "lut", "can"):  # in deviations of each patch
-            errors = errors / (whole.var(dim=-1, keepdim=True) + 1e-6).sqrt().expand_as(whole)[found.asked]
+            errors = errors / (whole.var(dim=-1, keepdim=True) + 1e-6).sqrt().expand_as(whole)[found.predicted]
         loss = {"mae": step.loss, "simmim": step.loss, "lut": step.logs.get("mim")}.get(name)
         mean = errors.abs().mean() if name == "simmim" else errors.square().mean()
         if loss is not None:  # those of MST and CAN are on two views

@@ -41,9 +41,9 @@ def test_annotations(changes, told):
         (checks.whole_numbers, [1, 7], [0, 1.5, "1", NAN], "a whole number, 1 or more"),
         (checks.proper_shares, [0.1, 0.99], [0, 1, "half", NAN], "a number above 0 and below 1"),
         (checks.factors, [1, 0.75], [0.0, 1.1, NAN], "above 0 and up to 1"),
-        (checks.amounts, [0, 0.0, 9.5], [-0.1, INF, NAN], "a finite number, 0 or more"),
+        (checks.non_negative, [0, 0.0, 9.5], [-0.1, INF, NAN], "a finite number, 0 or more"),
         (checks.positive, [1e-9, 3], [0, -1, INF, NAN], "a finite number above 0"),
-        (checks.shares, [0, 0.3, 1], [-0.1, 1.1, NAN], "from 0 to 1"),
+        (checks.in_unit_interval, [0, 0.3, 1], [-0.1, 1.1, NAN], "from 0 to 1"),
         (checks.below_one, [0, 0.99], [-0.1, 1, NAN], "0 or more, and less than 1"),
     ],
 )
@@ -68,7 +68,7 @@ def test_none_passes_where_it_is_the_default():
 @pytest.mark.parametrize(
     ("check", "told"),
     [
-        (lambda: checks.truths(Settings(number=1), "number"), "number=1: must be true or false"),
+        (lambda: checks.booleans(Settings(number=1), "number"), "number=1: must be true or false"),
         (lambda: checks.given(Settings(), "row"), "row=(): must be 1 or more values"),
         (lambda: checks.distinct(Settings(row=(1, 1)), "row"), "row=(1, 1): must be 1 or more different values"),
         (lambda: checks.distinct(Settings(), "row"), "row=(): must be 1 or more different values"),
@@ -80,7 +80,7 @@ def test_none_passes_where_it_is_the_default():
     ],
 )  # fmt: skip
 def test_values_beside_each_other(check, told):
-    checks.truths(Settings(number=True), "number")
+    checks.booleans(Settings(number=True), "number")
     checks.given(Settings(row=(1, 1)), "row")
     checks.distinct(Settings(row=(1, 2)), "row")
     checks.distinct(Settings(), "row", least=0)

@@ -98,7 +98,7 @@ def test_the_trivial_loss_is_that_of_a_constant(training):
     """The best constant, up to the estimate's correction for being fitted to the batch; no statistics move."""
     (views,) = batches(training.method, plan())
     before = {name: buffer.clone() for name, buffer in training.method.named_buffers()}
-    found = training.method.trivial(views)["loss"]
+    found = training.method.baseline_loss(views)["loss"]
     training.method.momentum.eval()
     fitted = 0.0
     for targets in training.method.targets(views):

@@ -66,7 +66,7 @@ def test_masks_wait_for_their_epoch():
     assert method.patch_temperature == method.settings.patch_temperature_start
     assert first.logs["cls"] != second.logs["cls"], "the class token saw the masks"
     method.before_forward(progress(0))
-    assert list(method.trivial(views)) == ["cls"]
+    assert list(method.baseline_loss(views)) == ["cls"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0},

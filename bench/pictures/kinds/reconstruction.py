@@ -17,7 +17,8 @@ from bench.pictures.shown import Shown, ShownCheckpoint, middle, required
 from checkpoints.export import is_export
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method
-from pretrain.method import Method, Rebuilt
+from pretrain.method import Method
+from pretrain.method import Reconstruction as ReconstructedPixels
 from pretrain.parts.masking import patchify
 from pretrain.parts.views import Tensors
 
@@ -82,7 +83,7 @@ class Reconstruction:
         preparation, grid = run.method.preparation, run.method.spec.grid
         found = rebuilt_image(run, shown.images[place].image, shown.seed, place)
         hidden = found.hidden[0].reshape(grid).numpy()
-        seen, drawn = as_image(found.images[0], preparation, hidden), as_image(found.said[0], preparation)
+        seen, drawn = as_image(found.images[0], preparation, hidden), as_image(found.prediction[0], preparation)
         error = pixel_error(found, run.method)
         return [
             [
@@ -93,12 +94,12 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def rebuilt_image(run: ShownRun, image: Image.Image, *seeds: int) -> Rebuilt:
+def rebuilt_image(run: ShownRun, image: Image.Image, *seeds: int) -> ReconstructedPixels:
     """The middle of an image as a run's method rebuilds it, with masks drawn by the seeds."""
     method = run.method
     square = middle(image).resize((method.spec.side, method.spec.side), FILTERS[method.preparation.interpolation])
     views = {name: values[:1] for name, values in method_views(method, square, *seeds).items()}
-    found = method.rebuilt(Tensors(method.preparation)(square)[None], views)
+    found = method.reconstruct(Tensors(method.preparation)(square)[None], views)
     if found is None:
         raise ValueError(
             f"--checkpoint {run.checkpoint.reference}: {run.name} rebuilds no pixels: MAE, SimMIM, LUT, MST and CAN do"
@@ -106,8 +107,8 @@ def rebuilt_image(run: ShownRun, image: Image.Image, *seeds: int) -> Rebuilt:
     return found
 
 
-def pixel_error(found: Rebuilt, method: Method) -> float:
+def pixel_error(found: ReconstructedPixels, method: Method) -> float:
     """Root mean square error over the asked patches, in grey levels from 0 to 255."""
     deviation = torch.tensor(method.preparation.std).view(1, 3, 1, 1)
-    errors = patchify(255 * deviation * (found.said - found.images), method.spec.patch_size)
-    return float(errors[found.asked].square().mean().sqrt())
+    errors = patchify(255 * deviation * (found.prediction - found.images), method.spec.patch_size)
+    return float(errors[found.predicted].square().mean().sqrt())
