@@ -213,7 +213,7 @@ def _classes(
     kinds = {table.dtype.kind for table in tables}
     if not (kinds <= {"i", "u", "b"} or kinds == {"U"}) or {table.ndim for table in tables} not in ({1}, {2}):
         shown = next((table for table in tables if table.dtype.kind not in "iubU"), tables[-1])
-        value = f"{shown.flat[0].item()!r} ({shown.dtype}, {shown.ndim} axes)"
+        value = f"{shown.ravel().tolist()[0]!r} ({shown.dtype}, {shown.ndim} axes)"
         raise ValueError(
             f"{url}: labels such as {value}; give whole numbers or names, one for each image, or as many 0 and 1 as "
             "there are classes"

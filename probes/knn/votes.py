@@ -45,7 +45,7 @@ def vote(
     """
     if not all(1 <= k <= similarities.shape[1] for k in ks) or not all(t > 0 for t in temperatures):
         raise ValueError(f"votes of k={list(ks)}, T={list(temperatures)} on {similarities.shape[1]} neighbours")
-    if max(neighbour_labels.max(), labels.max()) < 1 << (31 - 2 * similarities.shape[1].bit_length()):
+    if max(neighbour_labels.max(initial=0), labels.max(initial=0)) < 1 << (31 - 2 * similarities.shape[1].bit_length()):
         neighbour_labels = neighbour_labels.astype(np.int32)  # `_by_class` sorts it in half the time
     hits = {(k, t): TopHits(*np.zeros((2, len(labels)), bool)) for k in ks for t in temperatures}
 

@@ -8,6 +8,7 @@ from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.decoding import UnreadableImage
+from probes.knn.votes import vote
 from probes.tasks.knn import PROTOCOLS, SUITES, Knn
 
 SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
@@ -110,6 +111,12 @@ def test_skipped_images_are_counted_and_leave_the_others_in_place(export, tmp_pa
     correct = outcome.metrics["top1_k1"].per_image
     assert np.flatnonzero(np.isnan(correct)).tolist() == [5] and len(correct) == 24
     assert outcome.numbers["top1_k1"] == 100.0
+
+
+def test_a_process_without_queries_has_no_votes():
+    """Of few queries a process may get none."""
+    none = vote(np.empty((0, 5), np.float32), np.empty((0, 5), np.int64), np.empty(0, np.int64), (1, 5), (0.07,))
+    assert {key: hits.top1.shape for key, hits in none.items()} == {(1, 0.07): (0,), (5, 0.07): (0,)}
 
 
 def test_one_class_is_refused(export, tmp_path):
