@@ -310,9 +310,10 @@ def compare(
 ) -> "Comparisons":
     """Whether one checkpoint is better than another: paired tests on the same images, as `bench compare` prints them.
 
-    first, others: names of checkpoints in `out`, or any results of theirs. data, protocol, metric: these alone. All
-    comparisons of the call are corrected together (Holm), so name the metric that decides. `.found` holds them:
-    `.paired.difference`, `.paired.low`, `.paired.high` in the metric's unit (points of a percentage), `.p_holm`.
+    first, others: names of checkpoints in `out`, or any results of theirs. data, protocol: these alone. metric: in
+    place of the main one of each protocol, or "all". All comparisons of the call are corrected together (Holm).
+    `.found` holds them: `.paired.difference`, `.paired.low`, `.paired.high` in the metric's unit (points of a
+    percentage), `.p_holm`.
 
     ValueError, with the choices, for what is not in `out`.
     """

@@ -78,7 +78,9 @@ class Progress:
         if not self._shown:
             return
         seconds = self._clock() - self._start
-        ending = "" if error is None else ", stopped"
+        ending = (
+            "" if error is None or self.done >= self.total else ", stopped"
+        )  # a generator that has given all is closed
         done, before = self.done // self.parts, self.before // self.parts
         now = f", {done - before} of them now," if before else ""
         self._write(f"{self.label}: {done} of {self.total} {self.unit}{now} in {span(seconds)}{ending}", end="\n")

@@ -69,9 +69,10 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
     """Printable tables of at most `width` characters: as many metrics as fit, and how many more there are.
 
     All metrics with their intervals where that fits, otherwise the first one alone. shown: these groups alone, and no
-    failures, which may be of other checkpoints and runs.
+    failures, which may be of other checkpoints and runs. A caveat of several tables stands below the first of them.
     """
-    lines = []
+    lines: list[str] = []
+    said: set[str] = set()
     groups = board.groups if shown is None else shown
     for group, metrics in board.groups.items():
         if group not in groups:
@@ -79,7 +80,9 @@ def to_terminal(board: Board, width: int, shown: Collection[str] | None = None) 
         header, body = ["checkpoint", *metrics], _body(board, group, with_interval=len(metrics))
         if _width(header, body) > width:
             body = _body(board, group, with_interval=1)
-        lines += [group, *text_table(header, body, width), *board.caveats[group], ""]
+        new = [caveat for caveat in board.caveats[group] if caveat not in said]
+        said.update(new)
+        lines += [group, *text_table(header, body, width), *new, ""]
     if others := len(board.groups.keys() - set(groups)):
         lines += [f"{others} more {'table' if others == 1 else 'tables'} in leaderboard.md", ""]
     lines += troubles(board) if shown is None else []
@@ -153,10 +156,19 @@ def _body(board: Board, group: str, with_interval: int) -> list[list[str]]:
     return [
         [
             names[row.checkpoint],
-            *(number(row.cells.get((group, metric)), at < with_interval) for at, metric in enumerate(metrics)),
+            *(
+                number(row.cells.get((group, metric)), at < with_interval) + doubt(board, group, row, metric)
+                for at, metric in enumerate(metrics)
+            ),
         ]
         for row in _in_group(board, group)
     ]
+
+
+def doubt(board: Board, group: str, row: Row, metric: str) -> str:
+    """` ?` behind a number that a caveat below the table is about, as where nothing was fitted."""
+    about = f"{row.checkpoint.name}: {metric}: "
+    return " ?" * any(caveat.startswith(about) for caveat in board.caveats[group])
 
 
 def _in_group(board: Board, group: str) -> list[Row]:

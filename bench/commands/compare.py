@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-EPILOG = """With more than two checkpoints every pair is compared. p values are corrected (Holm) for all comparisons of
-the call; name the metric that decides, and do so before you look: --metric top1_k20.
+EPILOG = """With more than two checkpoints every pair is compared. Tested is the main metric of each protocol, the
+first of its results; --metric M tests another one, --metric all every one. p values are corrected (Holm) for all
+comparisons of the call, so choose before you look.
 
 examples:
   bench compare mae dino --out results
@@ -20,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument("--data", metavar="NAME", help="this image set alone")
     parser.add_argument("--protocol", metavar="P", help="this protocol (knn@dino) or task (knn) alone")
-    parser.add_argument("--metric", metavar="M", help="this metric alone")
+    parser.add_argument(
+        "--metric", metavar="M", help="this metric in place of the main one of each protocol; all: every one"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there as well")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
 

@@ -1,4 +1,4 @@
-"""Pretrain a tiny ViT for half a minute, evaluate it beside raw pixels, and write a report; no data, no network."""
+"""Pretrain a tiny ViT, evaluate it beside raw pixels, and write a report; no data, no network; 1 to 3 minutes."""
 
 import argparse
 from pathlib import Path
@@ -17,5 +17,5 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.pretraining.demo_training import pretrain
     from engine.training.interruptions import STOPPED
 
-    folders = pretrain(arguments.out / "demo", arguments.seed)
+    folders = pretrain(arguments.out / "pretraining", arguments.seed)
     return STOPPED if folders is None else evaluate_demo(folders, arguments.out, arguments.seed)

@@ -1,7 +1,9 @@
-"""`bench compare`: every pair of checkpoints, on every metric that both have under the same conditions.
+"""`bench compare`: every pair of checkpoints, on the main metric of each protocol that both have under the same
+conditions, on a named one, or on all.
 
-Results that differ in anything but the checkpoint are not compared, and the reason is given. Seeds that both have are
-averaged per image. Holm's correction covers all comparisons of the call.
+The main metric is the first that can be tested. Results that differ in anything but the checkpoint are not compared,
+and the reason is given. Seeds that both have are averaged per image. Holm's correction covers all comparisons of the
+call, so that metrics nobody asked for do not weaken the others.
 """
 
 from collections.abc import Sequence
@@ -16,14 +18,16 @@ from bench.statistics.report import Comparison, Comparisons
 from bench.statistics.significance import KeptTests
 from engine.printing import meant
 
+ALL = "all"  # in place of a metric's name: every metric
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What to compare; None: everything."""
+    """What to compare; None: every image set, every protocol, the main metric of each."""
 
     data: str | None = None  # name of an image set
     protocol: str | None = None  # a protocol, or a task such as knn
-    metric: str | None = None  # name of a metric
+    metric: str | None = None  # name of a metric, or ALL
 
 
 def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
@@ -54,18 +58,24 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
 def compared(
     match: Match, labels: tuple[str, str], metric: str | None, kept: KeptTests[PairedTest]
 ) -> tuple[list[Comparison], list[str]]:
-    """Uncorrected comparisons of the metrics that both have (or of `metric` alone), and why others have none."""
+    """Uncorrected comparisons: of the first metric that both have and that can be tested, of `metric` or of ALL.
+
+    Also the reasons why others have none.
+    """
     first, second = match.first[0].result, match.second[0].result
-    shared = [name for name in first.metrics if name in second.metrics and metric in (None, name)]
+    shared = [name for name in first.metrics if name in second.metrics and metric in (None, ALL, name)]
     testable = [name for name in shared if name in first.traced and name in second.traced]
-    found, reasons = [], []
+    found: list[Comparison] = []
+    reasons = []
     for name in [name for name in testable if _meaning(first, name) != _meaning(second, name)]:
         testable.remove(name)
         shared.remove(name)
         reasons.append(f"{match.group}: {name}: {_meaning(first, name)} against {_meaning(second, name)}")
-    if alone := [name for name in shared if name not in testable]:
+    if (alone := [name for name in shared if name not in testable]) and not (metric is None and testable):
         reasons.append(f"{match.group}: kept as numbers alone, not for each image: {', '.join(alone)}")
     for name in testable:
+        if metric is None and found:
+            break
         try:
             test = kept.get(match.identities, name, lambda name=name: difference(match, name))  # type: ignore[misc]
         except ValueError as error:
@@ -101,7 +111,7 @@ def _is_wanted(result: Result, wanted: Wanted) -> bool:
     return (
         wanted.data in (None, result.data.name)
         and wanted.protocol in (None, result.protocol.name, result.task)
-        and (wanted.metric is None or wanted.metric in result.metrics)
+        and (wanted.metric in (None, ALL) or wanted.metric in result.metrics)
     )
 
 

@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
 from typing import Literal
 
 from bench.results.units import interval_decimals, number_text, suffix
@@ -13,7 +12,11 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.paired import PairedTest
 from engine.printing import in_csv, text_of
 
-COLUMNS = ("metric", "first", "second", "difference [95 %]", "first only", "second only", "p", "p Holm", "effect")
+COLUMNS = (
+    *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),
+    *("p", "p Holm", "effect", "better"),
+)
+SENTENCES = 8  # most comparisons that are also said in words
 
 HEADER = (
     *("first", "second", "group", "metric", "seeds", "accuracy_first", "accuracy_second"),
@@ -50,17 +53,23 @@ class Comparisons:
 
 
 def to_text(comparisons: Comparisons) -> str:
-    """Tables, one for each pair and protocol, then a sentence for each, then what was not compared; printable."""
+    """A table for each protocol, and a sentence for each main comparison where these are few; printable."""
     found, lines = comparisons.found, []
-    for title, rows in groupby(found, comparison_title):
-        lines += [title, *_table(list(rows)), ""]
+    tables: dict[str, list[Comparison]] = {}
+    for each in found:
+        tables.setdefault(comparison_title(each), []).append(each)
+    for title, rows in tables.items():
+        lines += [title, *_table(rows), ""]
     mains = main_comparisons(found)
-    lines += [conclusion(each, len(found)) for each in mains]
-    if len(mains) < len(found):
-        lines.append("These are the first metrics of their protocols; the tables have all, --metric M says another.")
+    if len(mains) <= SENTENCES:
+        lines += [conclusion(each, len(found)) for each in mains] + [""] * bool(mains)
     if found:
-        unit = "points" if all(each.unit == "%" for each in found) else "points or the unit given"
-        lines += ["", f"Differences in {unit}. p: two-sided, on the same images. The intervals are not Holm-corrected."]
+        covers = f"Holm's correction covers {len(found)} comparison{'s' if len(found) > 1 else ''}"
+        lines += [
+            f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
+            "Difference: A - B, in points of a percentage, else in the metric's unit; its interval is not corrected.",
+            "p: two-sided, on the same images. No entry under `better`: they cannot be told apart.",
+        ]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)
 
@@ -103,7 +112,7 @@ def comparison_title(each: Comparison) -> str:
     are_fractions = each.unit == "%" and each.paired.test == "paired bootstrap"
     alone = " alone, as values are fractions" if are_fractions else ""
     basis = f"{each.paired.images} images{seeds}; {each.paired.test}{alone}; effect: {each.paired.effect_name}"
-    return f"{each.group}: first {each.first}, second {each.second}; {basis}"
+    return f"{each.group}: {basis}"
 
 
 def interval_text(low: float, high: float, digits: int = 1) -> str:
@@ -152,8 +161,8 @@ def _table(rows: Sequence[Comparison]) -> list[str]:
     sizes = {at: max(len(line[at]) for line in body) for at in shown}
     lines = []
     for line in body:
-        first, *rest = [line[at].ljust(sizes[at]) if at == 0 else line[at].rjust(sizes[at]) for at in shown]
-        lines.append("  " + "  ".join([first, *rest]))
+        first, *rest = [line[at].ljust(sizes[at]) if at < 3 else line[at].rjust(sizes[at]) for at in shown]
+        lines.append("  " + "  ".join([first, *rest]).rstrip())
     return lines
 
 
@@ -163,6 +172,8 @@ def _cells(each: Comparison) -> tuple[str, ...]:
     counts = ["" if count is None else str(count) for count in (test.first_only, test.second_only)]
     return (
         each.metric,
+        each.first,
+        each.second,
         number_text(test.first, each.unit),
         number_text(test.second, each.unit),
         f"{difference} {interval_text(test.low, test.high, digits)}",
@@ -170,4 +181,5 @@ def _cells(each: Comparison) -> tuple[str, ...]:
         p_text(test.p),
         p_text(each.p_holm),
         "" if test.effect is None else f"{test.effect:+.2f}",
+        {"first": "A", "second": "B", "": ""}[better(each)],
     )

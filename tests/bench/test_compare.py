@@ -172,8 +172,8 @@ def test_tables_say_which_test_their_rows_rest_on():
     rows = [Comparison(**place, metric=name, paired=each) for name, each in (("few", fractions), ("all", test))]
     text = to_text(Comparisons(found=tuple(rows), left_out=()))
     first, second = text.split("\n\n")[:2]
-    assert "paired bootstrap alone" in first and "first only" not in first and "few" in first
-    assert "McNemar, exact" in second and "first only" in second and "all" in second
+    assert "paired bootstrap alone" in first and "A only" not in first and "few" in first
+    assert "McNemar, exact" in second and "A only" in second and "all" in second
 
 
 def test_images_that_one_could_not_read_are_left_out_of_both(bench, tmp_path):
@@ -182,6 +182,17 @@ def test_images_that_one_could_not_read_are_left_out_of_both(bench, tmp_path):
     save(tmp_path, "a", 200)
     save(tmp_path, "b", 0, values=values)
     assert "390 images" in bench("compare", "a", "b", "--out", tmp_path)[1]
+
+
+def test_the_main_metric_alone_is_tested_unless_all_are_asked_for(bench, tmp_path):
+    for name, right in (("a", 200), ("b", 250)):
+        top5 = MetricRecord(value=right / 4, array="top1")
+        save(tmp_path, name, right, metrics={"top1": MetricRecord(value=right / 4, array="top1"), "top5": top5})
+    compare = ("compare", "a", "b", "--out", tmp_path)
+    main, every, named = (bench(*compare, *more)[1] for more in ([], ["--metric", "all"], ["--metric", "top5"]))
+    assert "after Holm over 1\n" in main and "top5" not in main
+    assert "after Holm over 2\n" in every and "top1 " in every and "top5 " in every
+    assert "after Holm over 1\n" in named and "top1 " not in named
 
 
 def test_options_choose(bench, tmp_path):
@@ -247,7 +258,8 @@ def test_from_run_to_verdict(bench, tmp_path, exports):
     for result in results:
         assert "mid-P" in result.interval_method
         assert all(each.interval[0] <= each.value <= each.interval[1] for each in result.metrics.values())
-    code, text, _ = bench("compare", "first", "second", "--out", tmp_path)
+    assert "after Holm over 1\n" in bench("compare", "first", "second", "--out", tmp_path)[1]
+    code, text, _ = bench("compare", "first", "second", "--out", tmp_path, "--metric", "all")
     names = results[0].metrics
     assert code == 0 and text.count(f"after Holm over {len(names)}\n") == 1
     assert all(f"\n  {name} " in text for name in names)

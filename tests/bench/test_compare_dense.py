@@ -94,7 +94,7 @@ def test_from_run_to_verdict(suite, url, changes, metrics, bench, tmp_path, expo
         assert all(metric.array_over == "resamples" for metric in traced.values())
         assert all(arrays[f"{name}_resampled"].shape == (MAX_RESAMPLES,) for name in traced)
         assert set(arrays) == {f"{name}_resampled" for name in traced} | set(result.arrays)
-    text = bench("compare", "first", "second", "--out", tmp_path)[1]
+    text = bench("compare", "first", "second", "--out", tmp_path, "--metric", "all")[1]
     assert text.count(f"after Holm over {len(traced)}\n") == 1 and all(f"\n  {name} " in text for name in traced)
     if "segmenter" in suite:
         assert "kept as numbers alone, not for each image: mIoU_std" in text

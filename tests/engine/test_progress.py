@@ -135,3 +135,18 @@ def test_a_label_from_outside_is_escaped():
         clock.now += 3
         progress.advance(2)
     assert stream.getvalue().startswith("features of a\\x1b[2J\\nb: 2/2 images")
+
+
+def test_a_generator_that_is_closed_when_all_is_done_was_not_stopped():
+    stream, times = io.StringIO(), iter(range(0, 100, 3))
+
+    def steps():
+        with Progress("train", 2, "steps", stream=stream, clock=lambda: next(times)) as progress:
+            for _ in range(2):
+                progress.advance(1)
+                yield
+
+    going = steps()
+    next(going), next(going)
+    going.close()
+    assert "2 of 2 steps" in stream.getvalue() and "stopped" not in stream.getvalue()
