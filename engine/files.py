@@ -19,6 +19,9 @@ from typing import Any
 
 from engine.printing import say
 
+# What flock and lockf fail with on file systems that have no locks, such as some mounts of Lustre, NFS and FUSE.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
 # In the names of folders beside the one that is written: the new one, and what holds the older one meanwhile.
 WRITING, REPLACED = "writing", "replaced"
 
@@ -152,6 +155,8 @@ def locked(path: Path | str, work: str) -> Iterator[None]:
         except BlockingIOError:
             say(f"waiting for another run: {work} ({path})", errors=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            _say_no_locks(path, error)
         yield
 
 
@@ -164,7 +169,20 @@ def is_locked(path: Path | str) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        _say_no_locks(path, error)
     return False
+
+
+def _say_no_locks(path: Path | str, error: OSError) -> None:
+    """Say that a file system has no locks. Raises `error` where that is not why.
+
+    Two runs of the same work then write the same bytes twice, so that the work is lost, and not the result.
+    """
+    if error.errno not in NO_LOCKS:
+        raise error
+    place = Path(path).parent
+    say(f"{place} is on a file system without locks ({error.strerror}): run nothing twice at once there", errors=True)
 
 
 @contextmanager
@@ -180,6 +198,8 @@ def locked_or_refused(path: Path | str, refusal: str) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(refusal) from error
+        except OSError as error:
+            _say_no_locks(path, error)
         yield
 
 

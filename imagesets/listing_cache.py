@@ -22,7 +22,7 @@ from imagesets.names import PackedNames
 from imagesets.selection import evenly
 from imagesets.walk import LOST, Walk, stamp_of, walk
 
-VERSION = 2  # of the files: raise it when the same folders would be listed otherwise
+VERSION = 3  # of the files: raise it when the same folders would be listed otherwise
 LARGE = 10_000  # images; fewer are listed in a tenth of a second
 KEPT = 64  # files on disk in each folder; a listing of ImageNet-1k takes 12 MB
 SAMPLE = 1_000  # files whose sizes and times are compared
@@ -106,7 +106,7 @@ def _checked(
     found = Walk(
         names=_unpacked(names, lengths),
         sizes=sizes.astype(np.int64, casting="safe"),
-        changed=changed.astype(np.int64, casting="safe"),
+        changed=np.ascontiguousarray(np.cumsum(changed.astype(np.int64, casting="safe"), axis=1).T),
         counts=counts.astype(np.int64, casting="safe"),
         folders=_unpacked(folders, folder_lengths),
         stamps=stamps.astype(np.int64, casting="safe"),
@@ -114,7 +114,7 @@ def _checked(
     count = len(found.names)
     if (
         found.sizes.shape != (count,)
-        or changed.shape != (count, 2)
+        or changed.shape != (2, count)
         or found.counts.sum() != count
         or stamps.shape != (len(found.folders), 3)
     ):
@@ -133,7 +133,7 @@ def _write(path: Path, found: Walk) -> bool:
     # Whether it could be kept.
     arrays = (
         *(np.frombuffer(found.names.blob, np.uint8), found.names.lengths.astype(np.uint16), found.sizes),
-        *(found.changed, found.counts),
+        *(np.diff(found.changed.T, prepend=0), found.counts),  # neighbours were mostly written one after another
         *(np.frombuffer(found.folders.blob, np.uint8), found.folders.lengths.astype(np.uint16), found.stamps),
     )
     return keep_arrays(path, dict(zip(FIELDS, arrays, strict=True)))

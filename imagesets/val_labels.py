@@ -1,11 +1,31 @@
 """Labels of ImageNet's flat val folder: Kaggle's CSV or the development kit's ground truth. Only ever read."""
 
 import csv
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from engine.files import open_regular
 
 SOLUTION = "LOC_val_solution.csv"
 DEVKIT = "ILSVRC2012_devkit_t12/data"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+CHILD_SECONDS = 60
+# Memory that it may map; the official file takes 0.3 GB, nearly all of it libraries.
+LIMITS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+import json
+from scipy.io import loadmat
+"""
+READ_ANY = "for path in sys.argv[1:]: loadmat(path)"
+READ_SYNSETS = """
+synsets = loadmat(sys.argv[1], squeeze_me=True)["synsets"]
+pairs = zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)
+print(json.dumps([[int(number), str(wnid)] for number, wnid in pairs]))
+"""
 # From ILSVRC/Data/CLS-LOC/val, Kaggle's CSV lies beside ILSVRC/: four folders up.
 LEVELS_UP = 4
 
@@ -45,18 +65,41 @@ def read_solution(url: str, path: str) -> dict[str, str]:
 def read_devkit(url: str, truth: str) -> dict[str, str]:
     """The development kit: line n of the ground truth is the ILSVRC2012_ID of ILSVRC2012_val_<n>; meta.mat maps the
     ids to wnids."""
-    from scipy.io import loadmat
-
     meta = os.path.join(os.path.dirname(truth), "meta.mat")
     try:
-        synsets = loadmat(meta, squeeze_me=True)["synsets"]
-        wnid_of = {
-            int(number): str(wnid) for number, wnid in zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)
-        }
+        wnid_of = {number: wnid for number, wnid in json.loads(_in_child(READ_SYNSETS, meta))}
         with open(truth, encoding="ascii") as file:
             return {f"ILSVRC2012_val_{line:08d}": wnid_of[int(text)] for line, text in enumerate(file, 1)}
     except FileNotFoundError as error:
         raise ValueError(f"{url}: no {meta} beside {truth}; unpack ILSVRC2012_devkit_t12.tar.gz again") from error
-    except Exception as error:  # scipy's reader raises whatever a damaged field leads to
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         why = " ".join(f"{type(error).__name__} {error}".split())
         raise ValueError(f"{url}: {meta} and {truth} cannot be read ({why}); unpack the kit again") from error
+
+
+def check_mats(paths: Sequence[str]) -> None:
+    """ValueError for .mat files that scipy cannot read."""
+    _in_child(READ_ANY, *paths)
+
+
+def _in_child(code: str, *paths: str) -> str:
+    """What code prints about .mat files in a process of its own, since damaged ones make scipy's reader crash.
+    ValueError where it fails, OSError where there is no file."""
+    for path in paths:
+        with open_regular(path):
+            pass
+    named, one_thread = ", ".join(paths), {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-I", "-c", LIMITS + code, *paths],
+            capture_output=True,
+            text=True,
+            timeout=CHILD_SECONDS,
+            env=os.environ | one_thread,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"{named} takes more than {CHILD_SECONDS} s to read") from error
+    if child.returncode:
+        said = child.stderr.strip().split("\n")[-1]
+        raise ValueError(said if child.returncode > 0 and said else f"{named} makes scipy's reader crash")
+    return child.stdout

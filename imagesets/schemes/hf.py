@@ -99,6 +99,7 @@ def _loaded(url: str, place: str) -> dict[str, Any]:
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False  # versions before 4 ran scripts if the environment said so
     folder = os.path.isdir(place)
     saved = folder and any(os.path.exists(os.path.join(place, name)) for name in ("dataset_dict.json", "state.json"))
     try:

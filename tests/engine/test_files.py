@@ -1,5 +1,7 @@
 """Folders that are written whole or not at all: kills, replacements, and file systems that lack something."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import files
-from engine.files import folder_atomic
+from engine.files import folder_atomic, is_locked, locked, locked_or_refused
 
 KILLED = """
 import os, sys
@@ -95,3 +97,38 @@ def test_there_is_no_moment_without_the_folder(tmp_path):
         over.set()
         reader.join()
     assert not absent and names(tmp_path) == ["rec"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_and_used(number, tmp_path, monkeypatch, capsys):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(fcntl, "lockf", refused)
+    with locked(tmp_path / "lock", "it works"), locked_or_refused(tmp_path / "other", "no"):
+        assert not is_locked(tmp_path / "lock")
+    assert capsys.readouterr().err.count("without locks") == 3
+    monkeypatch.setattr(fcntl, "flock", lambda *_: os.open(tmp_path / "nothing" / "there", os.O_RDONLY))
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "lock", "it works"):
+        pass
+
+
+WAITS = """
+import sys, time
+from engine.files import locked
+with locked(sys.argv[1], "it waits"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_run_that_waits_goes_on_when_the_other_is_killed(tmp_path):
+    command = [sys.executable, "-c", WAITS, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
+            assert "waiting for another run: it waits" in second.stderr.readline()
+            first.kill()
+            assert second.stdout.readline() == "held\n"
+            second.kill()

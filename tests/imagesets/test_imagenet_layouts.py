@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from imagesets import val_labels
 from imagesets.sets import open_set
 
 WNIDS = ("n01440764", "n01443537", "n02123045")
@@ -172,3 +173,9 @@ def test_empty_folders(tmp_path):
         (tmp_path / split).mkdir()
     assert "ILSVRC2012_img_train.tar" in rejected(tmp_path, "train")
     assert "ILSVRC2012_img_val.tar" in rejected(tmp_path, "val")
+
+
+def test_a_file_that_makes_scipys_reader_crash_is_one_line(flat, monkeypatch):
+    write_devkit(flat)
+    monkeypatch.setattr(val_labels, "READ_SYNSETS", "import os; os.abort()")
+    assert "meta.mat makes scipy's reader crash" in rejected(flat)
