@@ -63,7 +63,7 @@ def refuse_unknown(suite: str) -> None:
 
 def absent_images(url: str) -> Path | None:
     """The path in `SCHEME:PATH` of images where nothing is there; None where there is something, or no path."""
-    scheme, _, place = url.partition(":")
+    scheme, _, place = OPTIONS.sub("", url).partition(":")
     return _absent(place) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
 
 

@@ -311,12 +311,7 @@ def open_set(url: str, split: Split) -> ImageSet:
         raise ValueError(f"{url}: no split called {split!r}{meant(split, SPLITS)}")
     scheme, place = parse_url(url)
     module, options = load_extension("imagesets", scheme), url_options(url)
-    share, seed = options.pop("val", ""), options.pop("seed", "")
-    known = ("val", "seed", *getattr(module, "OPTIONS", ()))
-    if unknown := [name for name in options if name not in known]:
-        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{meant(unknown[0], known)}")
-    if seed and not share:
-        raise ValueError(f"{url}: a seed without a share to draw; write ?val=0.2&seed={seed}")
+    share, seed = options.pop("val", ""), options.pop("seed", "0")
     try:
         opened = module.open_split(place, "train" if share else split, **options)
     except OSError as error:
@@ -331,34 +326,44 @@ def open_set(url: str, split: Split) -> ImageSet:
     if OPTIONS.search(url):
         opened = replace(opened, url=url)
     if share:
-        opened = _part(opened, split, share, seed or "0")
+        opened = _part(opened, split, float(share), int(seed))
     return replace(opened, labels=_frozen(opened.labels))
 
 
 def url_options(url: str) -> dict[str, str]:
-    """Name -> value of the options at the end of a URL: `folder:/data/x?val=0.2&seed=0`. ValueError for one that is
-    given twice."""
+    """Name -> value of the options at the end of a URL: `folder:/data/x?val=0.2&seed=0`. ValueError for one that its
+    scheme does not have or that is given twice, and for a share or a seed that is none."""
     matched = OPTIONS.search(url)
-    pairs = [text.partition("=") for text in matched[1].split("&")] if matched else []
-    if len({name for name, _, _ in pairs}) < len(pairs):
+    if not matched:
+        return {}
+    scheme = url.partition(":")[0]
+    pairs = [text.partition("=") for text in matched[1].split("&")]
+    found = {name: value for name, _, value in pairs}
+    if len(found) < len(pairs):
         raise ValueError(f"{url}: an option is given twice; give each once")
-    return {name: value for name, _, value in pairs}
+    known = ("val", "seed", *getattr(load_extension("imagesets", scheme), "OPTIONS", ()))
+    if unknown := [name for name in found if name not in known]:
+        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{meant(unknown[0], known)}")
+    share, seed = found.get("val", ""), found.get("seed", "0")
+    if "val" in found and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
+        raise ValueError(f"{url}: val={share} is no share above 0 and below 1; write ?val=0.2")
+    if "seed" in found and not (share and seed.isdecimal() and int(seed) < 1 << 32):
+        raise ValueError(f"{url}: a seed is a whole number beside a share; write ?val=0.2&seed=0")
+    return found
 
 
-def _part(train: ImageSet, split: Split, share: str, seed: str) -> ImageSet:
+def _part(train: ImageSet, split: Split, share: float, seed: int) -> ImageSet:
     """The training images less the share of each class that the seed holds out, or these as split val."""
-    if not re.fullmatch(r"0?\.\d+", share) or not float(share) or not seed.isdecimal() or int(seed) >= 1 << 32:
-        raise ValueError(f"{train.url}: write a share above 0 and below 1, and a whole number: ?val=0.2&seed=0")
     if not train.classes:
         raise ValueError(f"{train.url}: these images have no labels, by which some could be held out for validation")
     strata = rarest_classes(train.labels) if train.has_several_labels else train.labels
-    held = held_out_sample(strata, len(train.classes) + 1, float(share), int(seed))
+    held = held_out_sample(strata, len(train.classes) + 1, share, seed)
     chosen = held if split == "val" else np.setdiff1d(np.arange(len(train)), held)
     if not len(held):
         raise ValueError(f"{train.url}: every class has one image, so none can be held out for validation; add images")
     notes = [
         *train.notes,
-        f"val is {len(held)} of the {len(train)} training images: {share} of each class, seed {seed}",
+        f"val is {len(held)} of the {len(train)} training images: {share:g} of each class, seed {seed}",
     ]
     whole = np.bincount(strata, minlength=len(train.classes) + 1)[:-1]
     if single := [name for name, count in zip(train.classes, whole, strict=True) if count == 1]:
@@ -382,12 +387,13 @@ def splits_of(url: str) -> tuple[Split, ...]:
 
 def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Split a URL into scheme and place, with ~ expanded and without options. Raises ValueError for an unknown or a
-    missing scheme.
+    missing scheme, and for wrong options.
 
     others: schemes that the caller takes beside these, and what follows their colon; for the messages alone.
     """
     scheme, colon, place = url.partition(":")
     if colon and scheme in extensions("imagesets"):
+        url_options(url)
         return scheme, os.path.expanduser(OPTIONS.sub("", place))
     places = {name: module.PLACE for name, module in load_extensions("imagesets").items()} | dict(others or {})
     if not colon and scheme in places:

@@ -26,20 +26,20 @@ def test_a_dry_run_shows_settings_and_sizes(bench, exports, out):
     assert "protocols: bench list PROTOCOL\n" in many and "temperature=" not in many
 
 
-def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(bench, exports, out):
+def test_a_dry_run_shows_what_would_fail_and_every_checkpoint_that_can_be_used(bench, exports, out, tmp_path):
+    broken = tmp_path / "broken.pth"
+    broken.write_bytes(b"no checkpoint")
     words = ("--suite", "knn@dino,linear@dino_cached,finetune@mae", *DATA, "--out", out)
-    checkpoints = (exports[0], "/nowhere.pth", exports[1])
+    checkpoints = (exports[0], broken, exports[1])
     code, said, _ = bench("run", "--checkpoint", *checkpoints, *words, "--dry-run")
     assert code == 1 and not out.exists()
     assert "first: random" in said and "second: random" in said
     why = "would fail: 64 training images do not fill a batch of 1024; --set finetune.batch=64 "
     assert " ".join(said.split()).count(why) == 2
-    assert "\ncannot be used: --checkpoint /nowhere.pth: no checkpoint '/nowhere.pth'" in said
+    assert f"\ncannot be used: --checkpoint {broken}: " in said
     assert "6 to do, of which 2 would fail; nothing was run or written (--dry-run)" in said
     code, said, err = bench("run", "--checkpoint", *checkpoints, *words)
-    assert (
-        code == 2 and not said and "--checkpoint /nowhere.pth: no checkpoint" in err and not list(out.rglob("*.json"))
-    )
+    assert code == 2 and not said and f"--checkpoint {broken}: " in err and not list(out.rglob("*.json"))
 
 
 def test_jobs_known_to_fail_are_said_before_anything_runs_and_the_rest_runs(bench, exports, out):
