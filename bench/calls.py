@@ -19,8 +19,8 @@ class Options:
     """Where and how networks run; the defaults are those of the command line."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    # Of forward passes. None: float32, but bfloat16 for pretraining on a GPU. float16 is for pretraining alone.
-    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    # Of forward passes. auto: float32, but bfloat16 for pretraining on a GPU. float16 is for pretraining alone.
+    precision: Literal["auto", "float32", "bfloat16", "float16"] | None = "auto"  # None: as auto
     compiled: bool = False  # transformer blocks by torch.compile
     decode: Literal["exact", "fast"] = "exact"  # PIL as in the papers, or torchvision on uint8 tensors
     skip_bad: bool = False  # count unreadable images instead of stopping
@@ -49,8 +49,8 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limit": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
     "device": (lambda value: isinstance(value, str), "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     "precision": (
-        lambda value: value in (None, "float32", "bfloat16", "float16"),
-        "'float32', 'bfloat16' or 'float16'",
+        lambda value: value in (None, "auto", "float32", "bfloat16", "float16"),
+        "'auto', 'float32', 'bfloat16' or 'float16'",
     ),
     "decode": (lambda value: value in ("exact", "fast"), "'exact' or 'fast'"),
     "batch_size": (lambda value: value is None or _whole(1)(value), "a whole number from 1 on"),
@@ -131,7 +131,7 @@ def workspace(out: Path, options: Options | None, seed: int, limit: int | None) 
         cache=out / "cache",
         data="",
         device=ready_device(options.device, options.compiled),
-        precision=options.precision or "float32",
+        precision="bfloat16" if options.precision == "bfloat16" else "float32",
         compiled=options.compiled,
         decode=options.decode,
         seed=seed,

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     gpus *= arguments.cluster_nodes or 1
     assumed = None
     if arguments.assume:
-        precision = "bfloat16" if arguments.precision == "float32" else arguments.precision
+        precision = "bfloat16" if arguments.precision in ("auto", "float32") else arguments.precision
         assumed = machine(arguments.assume, gpus, arguments.workers, precision)
     request = evaluation_request(arguments, device)
     found, lines = foreseen(request, assumed, arguments.fresh)

@@ -57,7 +57,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
     parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of features (float32)")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto",
+        help="of forward passes (auto: float32)")  # fmt: skip
     parser.add_argument("--decode", choices=("exact", "fast"), default="exact",
         help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
@@ -95,7 +96,7 @@ def evaluation_request(arguments: argparse.Namespace, device: str) -> "RunReques
         cache=arguments.out / "cache",
         data="",
         device=device,
-        precision=arguments.precision,
+        precision="float32" if arguments.precision == "auto" else arguments.precision,
         compiled=arguments.compile,
         decode=arguments.decode,
         seed=arguments.seed,

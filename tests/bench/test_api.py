@@ -11,6 +11,7 @@ import torch
 
 import bench as api
 from bench.calls import in_python
+from bench.cli.main import parse_arguments
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport
 from engine.training.interruptions import Stopped
@@ -329,3 +330,12 @@ def test_functions_keep_their_names_beside_packages(tmp_path):
 
     assert callable(rewrite) and callable(report_page)
     assert (api.leaderboard.__module__, api.report.__module__) == ("bench.api", "bench.api")
+
+
+def test_options_have_the_words_and_defaults_of_the_command_line():
+    words = ["run", "--checkpoint", "pixels:8", "--suite", "knn", "--out", "results"]
+    arguments = parse_arguments(words)
+    for name in ("device", "precision", "decode", "skip_bad", "batch_size", "workers"):
+        assert getattr(api.Options(), name) == getattr(arguments, name), name
+    for word in ("auto", "float32", "bfloat16"):
+        assert api.Options(precision=word).precision == parse_arguments([*words, "--precision", word]).precision
