@@ -116,6 +116,7 @@ def in_python(message: str) -> str:
         )  # a message begins with the value that it is about
 
     calls = IMPORT_COMMAND.sub(call, message).replace("bench import with ", "bench.load with ")
+    calls = calls.replace("(bench import --", "(bench.load: --")
     return COMMAND_LINE.sub(argument, calls)
 
 

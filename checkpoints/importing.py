@@ -149,7 +149,7 @@ class BranchTensors:
                 f"{import_command(self.importer, self.file)} --heads N"
             )
         if not self.options.heads:
-            self.assumed.add(f"{heads} heads, as published models of width {width} have (--heads)")
+            self.assumed.add(f"{heads} heads, as published models of width {width} have (bench import --heads)")
         return heads
 
 

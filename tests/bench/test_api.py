@@ -202,6 +202,7 @@ def test_what_looks_like_a_classifier_is_said(capsys):
 def test_commands_in_messages_become_calls():
     text = "say it: bench import 'timm:a b.pth' --out FOLDER --heads N; or --statistics half"
     assert in_python(text) == "say it: bench.load('timm:a b.pth', heads=N); or statistics= half"
+    assert in_python("3 heads (bench import --heads)") == "3 heads (bench.load: heads=)"
     assert in_python("--data x=folder:/y: no") == "data=x=folder:/y: no" and in_python("a--b -- c") == "a--b -- c"
 
 
