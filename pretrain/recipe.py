@@ -94,6 +94,11 @@ SINCOS = dict(position="sincos_column_first", position_resize="bicubic")
 SINCOS_ROWS = SINCOS | dict(position="sincos_row_first")  # MoCo-v3's and CAE's
 # SimMIM's, BEiT's and data2vec's trunk: positions by a shared relative bias alone, layer scale.
 RELATIVE = dict(
-    architecture="beit_base_patch16_224", layer_scale=True, position="none", class_position=False,
-    relative_position="shared", position_resize="relative_spline", pool="avg",
-)  # fmt: skip
+    architecture="beit_base_patch16_224",
+    layer_scale=True,
+    position="none",
+    class_position=False,
+    relative_position="shared",
+    position_resize="relative_spline",
+    pool="avg",
+)

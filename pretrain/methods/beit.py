@@ -112,8 +112,9 @@ RECIPES = {
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **RELATIVE),
-        settings=Settings(codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0,
-                          crop_scale=(0.4, 1.0)),
+        settings=Settings(
+            codes=512, num_mask_patches=25, min_mask_patches_per_block=5, drop_path=0.0, crop_scale=(0.4, 1.0)
+        ),
         epochs=12,
         batch=128,
         lr=2e-3,
@@ -123,11 +124,12 @@ RECIPES = {
         _VIT_B,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **RELATIVE),
-        settings=Settings(codes=64, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0,
-                          crop_scale=(0.6, 1.0)),
+        settings=Settings(
+            codes=64, num_mask_patches=6, min_mask_patches_per_block=2, drop_path=0.0, crop_scale=(0.6, 1.0)
+        ),
         epochs=2,
         batch=64,
         lr=1e-3,
         schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
-}  # fmt: skip
+}

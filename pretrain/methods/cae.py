@@ -225,10 +225,17 @@ class HiddenDecoder(nn.Module):
         super().__init__()
         norm = partial(nn.LayerNorm, eps=NORM_EPS)
         self.blocks = nn.ModuleList(
-            Block(width, heads, qkv_bias=True, mlp_ratio=MLP_RATIO, init_values=layer_scale, drop_path=rate,
-                  norm_layer=norm)
+            Block(
+                width,
+                heads,
+                qkv_bias=True,
+                mlp_ratio=MLP_RATIO,
+                init_values=layer_scale,
+                drop_path=rate,
+                norm_layer=norm,
+            )
             for rate in drop_rates(drop_path, depth)
-        )  # fmt: skip
+        )
         self.norm = norm(width)
         self.head = nn.Linear(width, codes)
 
@@ -286,8 +293,9 @@ RECIPES = {
         _VIT_B,
         source="lxtGH/CAE d725971, scripts/cae_large_1600e.sh with its last three lines, which a line break cuts off",
         spec=replace(VIT_L, **SCALED),
-        settings=Settings(decoder_width=1024, decoder_heads=16, layer_scale_start=1e-5,
-                          decoder_layer_scale_start=1e-5, rescaled=True),
+        settings=Settings(
+            decoder_width=1024, decoder_heads=16, layer_scale_start=1e-5, decoder_layer_scale_start=1e-5, rescaled=True
+        ),
         epochs=1600,
         schedule=TableCosine(warmup=40, floor=1e-5),
     ),
@@ -295,8 +303,15 @@ RECIPES = {
         _VIT_B,
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **SCALED),
-        settings=Settings(codes=512, num_mask_patches=32, min_mask_patches_per_block=5, decoder_width=128,
-                          decoder_heads=4, crop_scale=(0.4, 1.0), **_SMALL),
+        settings=Settings(
+            codes=512,
+            num_mask_patches=32,
+            min_mask_patches_per_block=5,
+            decoder_width=128,
+            decoder_heads=4,
+            crop_scale=(0.4, 1.0),
+            **_SMALL,
+        ),
         epochs=8,
         batch=128,
         lr=2e-3,
@@ -306,11 +321,18 @@ RECIPES = {
         _VIT_B,
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **SCALED),
-        settings=Settings(codes=64, num_mask_patches=8, min_mask_patches_per_block=2, decoder_width=32,
-                          decoder_heads=2, crop_scale=(0.6, 1.0), **_SMALL),
+        settings=Settings(
+            codes=64,
+            num_mask_patches=8,
+            min_mask_patches_per_block=2,
+            decoder_width=32,
+            decoder_heads=2,
+            crop_scale=(0.6, 1.0),
+            **_SMALL,
+        ),
         epochs=2,
         batch=64,
         lr=1e-3,
         schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
-}  # fmt: skip
+}

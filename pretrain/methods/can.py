@@ -71,9 +71,12 @@ class Settings:
     def autoencoder(self) -> mae.Settings:
         """Of the part that is MAE's."""
         return mae.Settings(
-            mask_ratio=self.mask_ratio, norm_pixels=self.norm_pixels, decoder_width=self.decoder_width,
-            decoder_depth=self.decoder_depth, decoder_heads=self.decoder_heads,
-        )  # fmt: skip
+            mask_ratio=self.mask_ratio,
+            norm_pixels=self.norm_pixels,
+            decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth,
+            decoder_heads=self.decoder_heads,
+        )
 
 
 @dataclass(frozen=True)
@@ -186,8 +189,15 @@ RECIPES = {
         source="shlokk/mae-contrastive 12d2ba5, README.md and main_pretrain.py, with the options without which it does "
         "not run (noise_loss) or is no CAN (half of the patches hidden); its noise is twice that of its option",
         settings=Settings(
-            noise_std=0.1, norm_pixels=False, noisy_target=True, pooled="all", projector_layers=2, projector_hidden=0,
-            projector_norm="none", pixel_weight=0.679, noise_weight=0.291,
+            noise_std=0.1,
+            norm_pixels=False,
+            noisy_target=True,
+            pooled="all",
+            projector_layers=2,
+            projector_hidden=0,
+            projector_norm="none",
+            pixel_weight=0.679,
+            noise_weight=0.291,
         ),
         epochs=50,
     ),
@@ -207,7 +217,10 @@ RECIPES = {
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **SINCOS),
         settings=Settings(
-            decoder_width=32, decoder_depth=1, decoder_heads=2, crop_scale=(0.6, 1.0),
+            decoder_width=32,
+            decoder_depth=1,
+            decoder_heads=2,
+            crop_scale=(0.6, 1.0),
             **_SMALL | dict(projector_hidden=64, projector_width=32),
         ),
         epochs=2,
@@ -216,4 +229,4 @@ RECIPES = {
         lr_batch=0,
         schedule=WarmupCosine(warmup=0.5),
     ),
-}  # fmt: skip
+}

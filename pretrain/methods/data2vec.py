@@ -116,10 +116,20 @@ class Data2Vec(Method):
     def targets(self, images: Tensor, mask: Tensor) -> Tensor:
         """Images (B, 3, H, W), whole, and a mask (B, L) -> (M, D): the mean of the teacher's normalised top blocks."""
         s = self.settings
-        norms = [over for over, asked in ((BATCH, s.target_batch_norm), (INSTANCE, s.target_instance_norm),
-                                          (LAYER, s.target_layer_norm_last)) if asked]  # fmt: skip
-        last = [over for over, asked in ((INSTANCE, s.post_target_instance_norm),
-                                         (LAYER, s.post_target_layer_norm)) if asked]  # fmt: skip
+        norms = [
+            over
+            for over, asked in (
+                (BATCH, s.target_batch_norm),
+                (INSTANCE, s.target_instance_norm),
+                (LAYER, s.target_layer_norm_last),
+            )
+            if asked
+        ]
+        last = [
+            over
+            for over, asked in ((INSTANCE, s.post_target_instance_norm), (LAYER, s.post_target_layer_norm))
+            if asked
+        ]
         outputs = self.teacher(images, layers=s.target_layers, norm=False)
         patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
         if {*norms, *last} <= {LAYER}:  # hidden patches need no others
@@ -210,7 +220,10 @@ RECIPES = {
         source="ours: the ViT-B recipe on 8 x 8 patches, for two cores",
         spec=replace(VIT_32PX, **RELATIVE),
         settings=Settings(
-            num_mask_patches=39, min_mask_patches_per_block=5, max_mask_patches_per_block=64, crop_scale=(0.4, 1.0),
+            num_mask_patches=39,
+            min_mask_patches_per_block=5,
+            max_mask_patches_per_block=64,
+            crop_scale=(0.4, 1.0),
             **_SMALL,
         ),
         epochs=12,
@@ -223,7 +236,10 @@ RECIPES = {
         source="ours: seconds on digits",
         spec=replace(VIT_SMOKE, **RELATIVE),
         settings=Settings(
-            num_mask_patches=10, min_mask_patches_per_block=2, max_mask_patches_per_block=16, crop_scale=(0.6, 1.0),
+            num_mask_patches=10,
+            min_mask_patches_per_block=2,
+            max_mask_patches_per_block=16,
+            crop_scale=(0.6, 1.0),
             **_SMALL,
         ),
         epochs=2,
@@ -231,4 +247,4 @@ RECIPES = {
         lr=1e-3,
         schedule=TableCosine(warmup=0.5, floor=1e-5),
     ),
-}  # fmt: skip
+}

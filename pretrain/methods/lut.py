@@ -84,15 +84,22 @@ class Settings:
 
     def of_mae(self) -> mae.Settings:
         return mae.Settings(
-            mask_ratio=self.mask_ratio, norm_pixels=self.norm_pixels, decoder_width=self.decoder_width,
-            decoder_depth=self.decoder_depth, decoder_heads=self.decoder_heads, crop_scale=self.crop_scale,
-        )  # fmt: skip
+            mask_ratio=self.mask_ratio,
+            norm_pixels=self.norm_pixels,
+            decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth,
+            decoder_heads=self.decoder_heads,
+            crop_scale=self.crop_scale,
+        )
 
     def of_simmim(self) -> simmim.Settings:
         return simmim.Settings(
-            mask_ratio=self.mask_ratio, mask_patch=self.mask_patch, layer_scale_start=self.layer_scale_start,
-            drop_path=self.drop_path, crop_scale=self.crop_scale,
-        )  # fmt: skip
+            mask_ratio=self.mask_ratio,
+            mask_patch=self.mask_patch,
+            layer_scale_start=self.layer_scale_start,
+            drop_path=self.drop_path,
+            crop_scale=self.crop_scale,
+        )
 
 
 class Lut(Method):

@@ -199,8 +199,9 @@ class Mst(SelfDistillation):
             with running_kept(head, self.settings.local_norm):
                 vectors.append(self.embed(head, self.student.class_tokens(local)))
         logits = head.last_layer(torch.cat(vectors, dim=1)).split([part.shape[1] for part in vectors], dim=1)
-        return dino_loss(logits[0], logits[1] if local is not None else None, targets,
-                           self.settings.student_temperature)  # fmt: skip
+        return dino_loss(
+            logits[0], logits[1] if local is not None else None, targets, self.settings.student_temperature
+        )
 
     def embed(self, head: PrototypeHead, tokens: Tensor) -> Tensor:
         """Class tokens (B, V, D) -> unit vectors (B, V, d). A batch norm's batch is one view of different images, not

@@ -26,9 +26,18 @@ GLOBAL_CROPS = 2
 POSITIONS = dict(position="learned", position_resize="bicubic_offset")  # of every method here
 # Settings of the recipes for small images, on which blur and solarisation leave little to see: ours.
 SMALL = dict(
-    prototypes=1024, head_hidden=256, bottleneck=64, local_crops=0, local_size=16, global_scale=(0.2, 1.0),
-    blur=(0.0, 0.0, 0.0), solarise=(0.0, 0.0), drop_path=0.0, teacher_momentum=0.99, freeze_prototypes=0,
-)  # fmt: skip
+    prototypes=1024,
+    head_hidden=256,
+    bottleneck=64,
+    local_crops=0,
+    local_size=16,
+    global_scale=(0.2, 1.0),
+    blur=(0.0, 0.0, 0.0),
+    solarise=(0.0, 0.0),
+    drop_path=0.0,
+    teacher_momentum=0.99,
+    freeze_prototypes=0,
+)
 SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
 
 
@@ -147,10 +156,12 @@ class SelfDistillation(Method):
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
         large = [
-            view([*crop(self.spec.side, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
-                 self.preparation)
+            view(
+                [*crop(self.spec.side, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
+                self.preparation,
+            )
             for blur, solarise in zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
-        ]  # fmt: skip
+        ]
         small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
         return MultiCrop(tuple(large), (small,) * s.local_crops)
 

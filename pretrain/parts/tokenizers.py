@@ -35,9 +35,15 @@ PER_CODE = 40  # patches that k-means is fitted to, for each code; FAISS warns b
 ROUNDS = 10  # of k-means
 AT_ONCE = 4096  # patches whose distances to all codes are in memory
 # The classes of OpenAI's encoder.pkl, a pickled module; its tensors are read and none of them is built.
-MODULES = ("dall_e.encoder.Encoder", "dall_e.encoder.EncoderBlock", "dall_e.utils.Conv2d",
-           "torch.nn.modules.container.Sequential", "torch.nn.modules.activation.ReLU",
-           "torch.nn.modules.pooling.MaxPool2d", "torch.nn.modules.linear.Identity")  # fmt: skip
+MODULES = (
+    "dall_e.encoder.Encoder",
+    "dall_e.encoder.EncoderBlock",
+    "dall_e.utils.Conv2d",
+    "torch.nn.modules.container.Sequential",
+    "torch.nn.modules.activation.ReLU",
+    "torch.nn.modules.pooling.MaxPool2d",
+    "torch.nn.modules.linear.Identity",
+)
 
 
 class Tokenizer(nn.Module):

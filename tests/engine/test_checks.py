@@ -72,13 +72,17 @@ def test_none_passes_where_it_is_the_default():
         (lambda: checks.given(Settings(), "row"), "row=(): must be 1 or more values"),
         (lambda: checks.distinct(Settings(row=(1, 1)), "row"), "row=(1, 1): must be 1 or more different values"),
         (lambda: checks.distinct(Settings(), "row"), "row=(): must be 1 or more different values"),
-        (lambda: checks.ranges(Settings(pair=(2, 1)), "pair"), "pair=(2, 1): must be two numbers above 0, the smaller "
-         "one first"),
+        (
+            lambda: checks.ranges(Settings(pair=(2, 1)), "pair"),
+            "pair=(2, 1): must be two numbers above 0, the smaller one first",
+        ),
         (lambda: checks.below(Settings(limit=0.5), "number", "limit"), "number=0.5: must be less than limit=0.5"),
-        (lambda: checks.up_to(Settings(row=(0.4, 1)), "number", "row"), "number=0.5: must be no more than "
-         "row=(0.4, 1)"),
+        (
+            lambda: checks.up_to(Settings(row=(0.4, 1)), "number", "row"),
+            "number=0.5: must be no more than row=(0.4, 1)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_values_beside_each_other(check, told):
     checks.booleans(Settings(number=True), "number")
     checks.given(Settings(row=(1, 1)), "row")

@@ -19,8 +19,16 @@ from pretrain.methods.cae import METHOD, RECIPES, SCALED, Settings
 from pretrain.recipe import SINCOS
 
 SPEC = replace(SMALL, **SCALED)
-SETTINGS = Settings(codes=16, num_mask_patches=8, min_mask_patches_per_block=2, decoder_width=16, decoder_heads=2,
-                    regressor_depth=2, decoder_depth=2, drop_path=0.0)  # fmt: skip
+SETTINGS = Settings(
+    codes=16,
+    num_mask_patches=8,
+    min_mask_patches_per_block=2,
+    decoder_width=16,
+    decoder_heads=2,
+    regressor_depth=2,
+    decoder_depth=2,
+    drop_path=0.0,
+)
 
 
 def method_of(spec=SPEC, **changes) -> Method:
@@ -119,8 +127,10 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
         trunk |= {name.replace("qkv.bias", "q_bias"): queries, name.replace("qkv.bias", "v_bias"): values}
     names = {name: re.sub(r"ls([12])\.gamma", r"gamma_\1", name) for name in trunk}
     tensors = {f"model.encoder.{names[name]}": tensor for name, tensor in trunk.items()}
-    tensors |= {f"model.pretext_neck.head.{kind}": method.decoder.head.get_parameter(kind).detach()
-                for kind in ("weight", "bias")}  # fmt: skip
+    tensors |= {
+        f"model.pretext_neck.head.{kind}": method.decoder.head.get_parameter(kind).detach()
+        for kind in ("weight", "bias")
+    }
     tensors["model.mask_token"] = method.regressor.mask_token.detach()
     file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
     imported = import_file(load_extension("importers", "cae"), file, ImportOptions(heads=SPEC.heads))

@@ -42,8 +42,13 @@ def test_the_student_sees_no_hidden_pixel_and_the_teacher_all():
 
 def test_other_norms_of_the_targets():
     """Batch norms and instance norms see all patches, hidden or not (engine_for_cyclical.py:66-99)."""
-    method = method_of(target_batch_norm=True, target_instance_norm=True, target_layer_norm_last=False,
-                       post_target_layer_norm=False, post_target_instance_norm=True)  # fmt: skip
+    method = method_of(
+        target_batch_norm=True,
+        target_instance_norm=True,
+        target_layer_norm_last=False,
+        post_target_layer_norm=False,
+        post_target_instance_norm=True,
+    )
     views = views_of(method)
     mask, outputs = views["mask"].bool(), method.teacher(views["image"], layers=(0, 1), norm=False)
     channels = [F.batch_norm(tokens[:, 1:].transpose(1, 2), None, None, training=True) for tokens in outputs]

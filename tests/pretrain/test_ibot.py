@@ -69,8 +69,10 @@ def test_masks_wait_for_their_epoch():
     assert list(method.baseline_loss(views)) == ["cls"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0},
-                                     {"shared_head": False, "head_norm": "bn"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"local_crops": 0}, {"cls_weight": 0.5, "patch_weight": 2.0}, {"shared_head": False, "head_norm": "bn"}],
+)
 def test_the_loss_is_the_weighted_sum_and_gradients_reach_what_is_trained(changes):
     method, views = ibot(**changes), masked_views()
     views = {name: view for name, view in views.items() if name != "local" or method.settings.local_crops}
@@ -100,8 +102,9 @@ def test_patches_with_prototypes_of_their_own(teacher):
     forward_pass(method, masked_views(), progress(0)).loss.backward()
     method.before_update(progress(0))
     assert [name for name, values in heads["student"].items() if values.grad is None and values.requires_grad] == [
-        "last_layer.weight_v", "last_layer2.weight_v"
-    ]  # fmt: skip
+        "last_layer.weight_v",
+        "last_layer2.weight_v",
+    ]
 
 
 def test_the_patches_centre_is_the_mean_over_all_patches():

@@ -15,8 +15,12 @@ from pretrain.parts.teachers import Temperature
 
 SHAPES = {"block": "block", "rand": "random"}
 # README: of the sets of masks on larger grids, the official shape, ratios and spreads.
-LARGER = {"0": ("block", 0.3, 0.0), "1": ("block", [0.0, 0.3], [0.0, 0.2]), "2": ("rand", [0.0, 0.3], [0.0, 0.2]),
-          "3": ("rand", 0.65, 0.2)}  # fmt: skip
+LARGER = {
+    "0": ("block", 0.3, 0.0),
+    "1": ("block", [0.0, 0.3], [0.0, 0.2]),
+    "2": ("rand", [0.0, 0.3], [0.0, 0.2]),
+    "3": ("rand", 0.65, 0.2),
+}
 
 
 def several(value: float | list[float], count: int = 1) -> tuple[float, ...]:

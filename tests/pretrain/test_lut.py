@@ -106,8 +106,10 @@ def test_the_teacher_is_an_average_and_stays_in_evaluation(base):
     statistics = method.teacher["projector"][1].running_mean.clone()
     updates.run([views_of(method)], progress(1))
     momentum = 1 - 0.1 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi / 4, dtype=torch.float64)))
-    student = {**{f"vit.{n}": t for n, t in method.base.vit.state_dict().items()},
-               **{f"projector.{n}": t for n, t in method.projector.state_dict().items()}}  # fmt: skip
+    student = {
+        **{f"vit.{n}": t for n, t in method.base.vit.state_dict().items()},
+        **{f"projector.{n}": t for n, t in method.projector.state_dict().items()},
+    }
     for name, tensor in method.teacher.state_dict().items():
         if tensor.is_floating_point():
             expected = momentum * before[name] + (1 - momentum) * student[name]

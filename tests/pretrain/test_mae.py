@@ -79,8 +79,12 @@ def test_targets():
 def test_crops():
     """Table 1e: the centre draws nothing, a fixed size keeps the scale, jitter changes colours alone."""
     made = {}
-    for name, changes in {"centre": {"crop": "centre"}, "fixed": {"crop": "fixed"}, "random": {},
-                          "jitter": {"crop": "centre", "colour_jitter": 1.0}}.items():  # fmt: skip
+    for name, changes in {
+        "centre": {"crop": "centre"},
+        "fixed": {"crop": "fixed"},
+        "random": {},
+        "jitter": {"crop": "centre", "colour_jitter": 1.0},
+    }.items():
         view = method_of(**changes).views()
         images = []
         for seed in range(4):
@@ -117,8 +121,9 @@ def test_initial_weights():
 def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
     method = method_of().float()
     state = method.autoencoder.vit.trunk.state_dict()
-    file = ForeignFile(path=tmp_path, sha256="0" * 64, facts={},
-                       tensors={f"model.{name}": tensor for name, tensor in state.items()})  # fmt: skip
+    file = ForeignFile(
+        path=tmp_path, sha256="0" * 64, facts={}, tensors={f"model.{name}": tensor for name, tensor in state.items()}
+    )
     imported = import_file(load_extension("importers", "mae"), file, ImportOptions(heads=SPEC.heads))
     ours = exported(method, method.encoders()["encoder"])
     assert replace(imported.spec, architecture=ours.spec.architecture) == ours.spec

@@ -16,8 +16,9 @@ from pretrain.parts.masking import mask_at
 
 FILES = ("beit/beit_step.safetensors", "data2vec/data2vec_step.safetensors")
 # Side of the grid, hidden patches, least and most in a block.
-MASKS = [(file, found) for file in FILES
-         for found in matches(r"maskgen\.\w+?_(\d+)_(\d+)_(\d+)_(\d+|none)", tensors(file))]  # fmt: skip
+MASKS = [
+    (file, found) for file in FILES for found in matches(r"maskgen\.\w+?_(\d+)_(\d+)_(\d+)_(\d+|none)", tensors(file))
+]
 
 
 @pytest.mark.parametrize(("file", "recorded"), MASKS)

@@ -79,8 +79,13 @@ def test_initial_weights():
     torch.manual_seed(0)
     method = METHOD(replace(SPEC, width=64, mlp_hidden=256), SETTINGS)
     trunk = method.vit.trunk
-    for tensor in (trunk.patch_embed.proj.weight, trunk.pos_embed, trunk.blocks[0].mlp.fc1.weight, method.mask_token,
-                   method.projection.weight):  # fmt: skip
+    for tensor in (
+        trunk.patch_embed.proj.weight,
+        trunk.pos_embed,
+        trunk.blocks[0].mlp.fc1.weight,
+        method.mask_token,
+        method.projection.weight,
+    ):
         assert tensor.std().item() == pytest.approx(0.02, rel=0.25)
     for name, parameter in trunk.blocks.named_parameters():
         if name.endswith("bias"):

@@ -122,8 +122,9 @@ def test_fewer_images_than_new_words_are_refused():
 def test_complementary_rounds():
     """The second round sees none of what the first saw or predicts, and predicts the same."""
     rounds = RECIPES["vit_b"].settings
-    rounds = MaskRounds(patches=196, mask_ratios=rounds.mask_ratios, decoder_mask_ratios=rounds.decoder_mask_ratios,
-                        complementary=True)  # fmt: skip
+    rounds = MaskRounds(
+        patches=196, mask_ratios=rounds.mask_ratios, decoder_mask_ratios=rounds.decoder_mask_ratios, complementary=True
+    )
     assert (rounds.visible, rounds.decoded, rounds.drawn) == ((88, 49), (127, 88), 1)
     for first, second in zip(*rounds.orders(torch.rand(3, 1, 2, 196)), strict=True):
         assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(196))
@@ -326,8 +327,11 @@ def test_views_of_an_image():
     made = ours.views()
     found = made(open_set("digits:", "train").image(0))
     assert {name: tuple(value.shape) for name, value in found.items()} == {
-        "first": (3, 32, 32), "second": (3, 32, 32), "noise": (1, 2, 64), "choices": (3,),
-    }  # fmt: skip
+        "first": (3, 32, 32),
+        "second": (3, 32, 32),
+        "noise": (1, 2, 64),
+        "choices": (3,),
+    }
     assert not torch.equal(found["first"], found["second"])
     chances = [
         [step.chance for step in each.transforms if isinstance(step, Blur)]

@@ -33,8 +33,11 @@ def msn(**changes) -> Msn:
 
 def views(method: Msn) -> dict[str, Tensor]:
     generator, settings = torch.Generator().manual_seed(1), method.settings
-    sizes = {"target": (SPEC.image_size,), "random": (SPEC.image_size, settings.random_views),
-             "focal": (settings.focal_size, settings.focal_views)}  # fmt: skip
+    sizes = {
+        "target": (SPEC.image_size,),
+        "random": (SPEC.image_size, settings.random_views),
+        "focal": (settings.focal_size, settings.focal_views),
+    }
     found = {
         name: torch.randn(IMAGES, *count, 3, side, side, generator=generator).double()
         for name, (side, *count) in sizes.items()

@@ -38,8 +38,9 @@ def stopped(export, progress) -> dict:
 
 
 def test_a_resumed_training_goes_on_in_its_run(board, tmp_path):
-    first = trainer("mae", tmp_path / "one", wandb="project", monitor=lambda export, progress: first.stop() or {},
-                    monitor_every=1)  # fmt: skip
+    first = trainer(
+        "mae", tmp_path / "one", wandb="project", monitor=lambda export, progress: first.stop() or {}, monitor_every=1
+    )
     assert first.train() == "stopped"
     assert trainer("mae", tmp_path / "one", wandb="project", resume=True).train() == "finished"
     assert trainer("mae", tmp_path / "two", wandb="project").train() == "finished"

@@ -93,8 +93,7 @@ def test_initial_weights():
     torch.manual_seed(0)
     network = METHOD(replace(SPEC, width=64, mlp_hidden=256), replace(SETTINGS, layer_scale_start=0.3)).predictor
     trunk = network.vit.trunk
-    for tensor in (trunk.blocks[0].attn.qkv.weight, trunk.patch_embed.proj.weight, trunk.cls_token,
-                   network.mask_token):  # fmt: skip
+    for tensor in (trunk.blocks[0].attn.qkv.weight, trunk.patch_embed.proj.weight, trunk.cls_token, network.mask_token):
         assert 0.015 < tensor.abs().max() <= 0.02  # cut off at one standard deviation
     for number, block in enumerate(trunk.blocks, start=1):
         for weight in (block.attn.proj.weight, block.mlp.fc2.weight):
@@ -118,9 +117,11 @@ def test_export_is_what_the_importer_makes_of_the_official_file(tmp_path):
     method = method_of().float()
     network = method.predictor
     tensors = {f"model.encoder.{name}": tensor for name, tensor in network.vit.trunk.state_dict().items()}
-    tensors |= {"model.encoder.mask_token": network.mask_token.detach(),
-                "model.decoder.0.weight": network.pixels[0].weight.detach(),
-                "model.decoder.0.bias": network.pixels[0].bias.detach()}  # fmt: skip
+    tensors |= {
+        "model.encoder.mask_token": network.mask_token.detach(),
+        "model.decoder.0.weight": network.pixels[0].weight.detach(),
+        "model.decoder.0.bias": network.pixels[0].bias.detach(),
+    }
     file = ForeignFile(path=tmp_path, sha256="0" * 64, tensors=tensors, facts={})
     imported = import_file(load_extension("importers", "simmim"), file, ImportOptions())
     ours = exported(method, method.encoders()["encoder"])

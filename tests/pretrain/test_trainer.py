@@ -228,8 +228,14 @@ def test_what_a_kill_left_beside_its_place_goes(saved_twice):
     (saved_twice / ".log.jsonl.x2").touch()
     trainer("mae", saved_twice, resume=True).train()
     assert sorted(path.name for path in saved_twice.iterdir()) == [
-        "export", "lock", "log.jsonl", "run.json", "start", "states", "tensorboard"
-    ]  # fmt: skip
+        "export",
+        "lock",
+        "log.jsonl",
+        "run.json",
+        "start",
+        "states",
+        "tensorboard",
+    ]
 
 
 def test_an_export_of_an_earlier_epoch_is_replaced_after_a_kill(saved_twice, quiet):

@@ -11,9 +11,7 @@ from pretrain.schedules import Constant, CosineTo
 
 SPEC = replace(VIT_SMOKE, image_size=32, patch_size=8, width=32, depth=2, mlp_hidden=128, **POSITIONS)
 SIZES = dict(prototypes=48, head_hidden=64, bottleneck=16, local_size=16, local_crops=3, drop_path=0.0)
-TEACHER = dict(
-    teacher_momentum=0.9, teacher_temperature=0.07, teacher_temperature_start=0.04, teacher_warmup=3
-)  # fmt: skip
+TEACHER = dict(teacher_momentum=0.9, teacher_temperature=0.07, teacher_temperature_start=0.04, teacher_warmup=3)
 
 
 def recipe(settings: type[DistillationSettings], **changes) -> Recipe:
