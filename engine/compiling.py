@@ -26,7 +26,7 @@ def compile_blocks(network: nn.Module, device: str, backend: str = "inductor") -
     """
     check_compiler(device)
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
-    blocks = [each for each in network.modules() if {"attn", "mlp"} <= dict(each.named_children()).keys()]
+    blocks = [module for module in network.modules() if {"attn", "mlp"} <= dict(module.named_children()).keys()]
     options = {"fallback_random": True} if backend == "inductor" else None
     for block in blocks:
         block.compile(backend=backend, options=options)

@@ -67,23 +67,26 @@ class Extension:
 def extensions(kind: str) -> dict[str, Extension]:
     """Key -> every extension of `kind` that can be used, ours first; none of them is imported."""
     clashes = refused(kind)
-    return _ours(kind) | {each.key: each for each in _plugins(kind) if each not in clashes}
+    return _ours(kind) | {plugin.key: plugin for plugin in _plugins(kind) if plugin not in clashes}
 
 
 def refused(kind: str) -> dict[Extension, str]:
     """Plugins that cannot be used because their key is taken -> what to do about it."""
     kinds = SCHEMES if kind in SCHEMES else (kind,)
-    ours = {key for each in kinds for key in _ours(each)}
-    plugins = [plugin for each in kinds for plugin in _plugins(each)]
-    count = Counter(each.key for each in plugins)
-    found = {}
-    for each in (plugin for plugin in plugins if plugin.kind == kind):
-        others = ", ".join(other.plugin for other in plugins if other.key == each.key and other != each)
-        if each.key in ours:
-            found[each] = f"bench has one of that name; it needs another name in the entry points of {each.plugin}"
-        elif count[each.key] > 1:
-            found[each] = f"{others} has one of that name too; uninstall one of the packages"
-    return found
+    ours = {key for scheme in kinds for key in _ours(scheme)}
+    plugins = [plugin for scheme in kinds for plugin in _plugins(scheme)]
+    count = Counter(plugin.key for plugin in plugins)
+    reasons = {}
+    for plugin in plugins:
+        others = ", ".join(other.plugin for other in plugins if other.key == plugin.key and other != plugin)
+        if plugin.kind != kind:
+            continue
+        if plugin.key in ours:
+            package = plugin.plugin
+            reasons[plugin] = f"bench has one of that name; it needs another name in the entry points of {package}"
+        elif count[plugin.key] > 1:
+            reasons[plugin] = f"{others} has one of that name too; uninstall one of the packages"
+    return reasons
 
 
 def _ours(kind: str) -> dict[str, Extension]:
@@ -96,10 +99,10 @@ def _ours(kind: str) -> dict[str, Extension]:
 def _described(kind: str, listings: tuple[tuple[str, ...], ...]) -> dict[str, Extension]:
     """Those of a kind in folders with these names in them: asked for many times, and made once."""
     paths = [Path(folder, name) for folder, *names in listings for name in names if name.endswith(".py")]
-    found = {path.stem.rstrip("_"): path for path in paths if path.stem != "__init__"}
+    files = {path.stem.rstrip("_"): path for path in paths if path.stem != "__init__"}
     return {
         key: Extension(kind=kind, key=key, module=f"{FOLDERS[kind]}.{path.stem}", path=path)
-        for key, path in found.items()
+        for key, path in files.items()
     }
 
 
@@ -110,8 +113,7 @@ def _entry_points(path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
 
 
 def _plugins(kind: str) -> list[Extension]:
-    found = _entry_points(tuple(sys.path))[f"bench.{kind}"]
-    points = sorted(found, key=lambda point: (point.name, point.module))
+    points = sorted(_entry_points(tuple(sys.path))[f"bench.{kind}"], key=lambda point: (point.name, point.module))
     return [
         Extension(kind=kind, key=point.name, module=point.module, path=_path(point.module), plugin=_package(point))
         for point in points
@@ -156,14 +158,15 @@ def _docstring(path: Path) -> str:
 
 def load_extension(kind: str, key: str) -> ModuleType:
     """Import one extension. ValueError, with the choices, for an unknown key, and for a plugin that cannot be used."""
-    found = extensions(kind)
-    if key not in found:
-        why = [f"{each.title} is left out: {reason}" for each, reason in refused(kind).items() if each.key == key]
-        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{meant(key, list(found))}")
+    known = extensions(kind)
+    if key not in known:
+        namesakes = {plugin.title: reason for plugin, reason in refused(kind).items() if plugin.key == key}
+        why = [f"{title} is left out: {reason}" for title, reason in namesakes.items()]
+        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{meant(key, list(known))}")
     try:
-        return loaded(found[key])
+        return loaded(known[key])
     except ValueError as error:
-        raise ValueError(f"{found[key].title} {error}") from error
+        raise ValueError(f"{known[key].title} {error}") from error
 
 
 def loaded(extension: Extension) -> ModuleType:
@@ -181,14 +184,14 @@ def loaded(extension: Extension) -> ModuleType:
 
 def load_extensions(kind: str) -> dict[str, ModuleType]:
     """Import all extensions of `kind`. A plugin that cannot be used is left out with a warning."""
-    found, left_out = {}, refused(kind)
+    modules, left_out = {}, refused(kind)
     for key, extension in extensions(kind).items():
         try:
-            found[key] = loaded(extension)
+            modules[key] = loaded(extension)
         except ValueError as error:
             left_out[extension] = str(error)
     warn_of(left_out)
-    return found
+    return modules
 
 
 def warn_of(left_out: Mapping[Extension, str]) -> None:

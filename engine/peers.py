@@ -209,21 +209,21 @@ def _listener() -> socket.socket:
 
 def _accepted(hub: socket.socket, members: list[Member]) -> dict[int, socket.socket]:
     """Rank 0's connections to all others. RuntimeError where they do not come."""
-    found: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     end = time.monotonic() + CONNECT
     try:
-        while len(found) < len(members) - 1:
+        while len(connections) < len(members) - 1:
             hub.settimeout(max(0.001, end - time.monotonic()))
             connection, _ = hub.accept()
             token, _, rank = _greeting(connection).partition(b" ")
             if secrets.compare_digest(token, members[0].token.encode()):
-                found[int(rank)] = _kept_alive(connection)
+                connections[int(rank)] = _kept_alive(connection)
             else:
                 connection.close()  # no process of ours
     except OSError as error:
-        lacking = sorted(set(range(1, len(members))) - found.keys())
+        lacking = sorted(set(range(1, len(members))) - connections.keys())
         raise RuntimeError(f"processes {lacking} did not connect to process 0 in {CONNECT:.0f} s ({error})") from error
-    return found
+    return connections
 
 
 def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
@@ -234,12 +234,12 @@ def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
 
 def _greeting(connection: socket.socket) -> bytes:
     """What a new connection says first; some part of it where it is slow or long, as no process of ours is."""
-    found = b""
+    line = b""
     connection.settimeout(CONNECT / 10)
     with suppress(OSError):
-        while not found.endswith(b"\n") and len(found) < 100 and (part := connection.recv(1)):
-            found += part
-    return found
+        while not line.endswith(b"\n") and len(line) < 100 and (part := connection.recv(1)):
+            line += part
+    return line
 
 
 def _kept_alive(connection: socket.socket) -> socket.socket:

@@ -148,6 +148,6 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Never imports: every name that the scan missed is refused here."""
-        if (found := self.stand_ins.get(f"{module}.{name}")) is None:
+        if (stand_in := self.stand_ins.get(f"{module}.{name}")) is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
-        return found
+        return stand_in

@@ -57,12 +57,12 @@ def meant(word: str, choices: Mapping[str, str] | Iterable[str], listed_by: str 
     choices: the words, or each word with how the message lists it. listed_by: what shows them, in place of a long list.
     rest: what follows the word, such as the path of a URL. Capitals do not matter.
     """
-    shown = choices if isinstance(choices, Mapping) else {choice: choice for choice in choices}
-    close = closest(word, list(shown))
+    listed = choices if isinstance(choices, Mapping) else {choice: choice for choice in choices}
+    close = closest(word, list(listed))
     likely = f"; did you mean {close + rest!r}?" if close else ";"
-    if listed_by and len(shown) > MAX_LISTED:
+    if listed_by and len(listed) > MAX_LISTED:
         return f"{likely} {listed_by} lists them all"
-    return f"{likely} there are: {', '.join(shown.values()) or 'none'}"
+    return f"{likely} there are: {', '.join(listed.values()) or 'none'}"
 
 
 def closest(word: str, choices: list[str]) -> str:

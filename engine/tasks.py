@@ -47,8 +47,8 @@ class OpenedSets:
     def get(self, url: str, split: Split, opener: Callable[[str, Split], Opened], limit: int | None = None) -> Opened:
         """One split of a set, opened by `opener(url, split)` the first time; at most `limit` images of it."""
         if (url, split, limit) not in self._sets:
-            found = opener(url, split) if limit is None else self.get(url, split, opener).limited(limit)
-            self._sets[url, split, limit] = found
+            image_set = opener(url, split) if limit is None else self.get(url, split, opener).limited(limit)
+            self._sets[url, split, limit] = image_set
         return self._sets[url, split, limit]
 
     def known(self, url: str, split: Split) -> Any | None:

@@ -103,13 +103,14 @@ def newest_whole(folder: Path, suffix: str = SUFFIX) -> Path | None:
     ValueError where all states are broken: starting again silently would lose the training. OSError where the disk
     fails to read one; nothing is deleted then.
     """
-    found = states(folder, suffix)
-    whole = next((path for path in found if is_whole(path)), None)
+    newest_first = states(folder, suffix)
+    whole = next((path for path in newest_first if is_whole(path)), None)
     if whole is None:
-        if found:
-            raise ValueError(f"{folder}: all {len(found)} training states are broken; delete them to start again")
+        if newest_first:
+            count = len(newest_first)
+            raise ValueError(f"{folder}: all {count} training states are broken; delete them to start again")
         return None
-    for broken in found[: found.index(whole)]:
+    for broken in newest_first[: newest_first.index(whole)]:
         say(f"warning: {broken} does not hold what was written to it; going on from {whole.name}", errors=True)
         broken.unlink()
     return whole
@@ -126,14 +127,14 @@ def newest_state(folder: Path, prefix: str) -> State | None:
     Deletes nothing, because another process may be training here; when that one deletes a state, there is a newer one.
     ValueError where all are broken.
     """
-    while found := states(folder):
-        for path in found:
+    while newest_first := states(folder):
+        for path in newest_first:
             with suppress(FileNotFoundError):
                 if is_whole(path):
                     state = load_state(path, prefix)
                     return State(tensors=state.under(prefix), facts=state.facts)
-        if states(folder) == found:
-            raise ValueError(f"{folder}: all {len(found)} training states are broken")
+        if states(folder) == newest_first:
+            raise ValueError(f"{folder}: all {len(newest_first)} training states are broken")
     return None
 
 

@@ -22,10 +22,10 @@ DIGITS = 4  # of a number that counts; timings are not sharper
 def peak_memory(device: str) -> dict[str, float]:
     """GiB that this process, without its loaders, and its GPU's tensors have taken at most so far."""
     kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes there, kilobytes on Linux
-    found = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte / GIB}
+    memory = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte / GIB}
     if torch.device(device).type == "cuda":
-        found["gpu_memory_gib"] = torch.cuda.max_memory_allocated(device) / GIB
-    return found
+        memory["gpu_memory_gib"] = torch.cuda.max_memory_allocated(device) / GIB
+    return memory
 
 
 def devices_of(device: str, processes: int) -> str:
@@ -56,14 +56,14 @@ def cost_of(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     done = sum(line["updates"] for line in updates)
     seconds = sum(line["updates"] * batch / line["images_per_second"] for line in updates)
-    found = {
+    cost = {
         "hours": seconds / 3600,
         "seconds_per_epoch": seconds / done * (images // batch),
         "images_per_second": done * batch / seconds,
     }
     for name in ("memory_gib", "gpu_memory_gib", "gflop_per_image"):
-        found |= {name: max(values)} if (values := _values(lines, name)) else {}
-    rounded = {name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}
+        cost |= {name: max(values)} if (values := _values(lines, name)) else {}
+    rounded = {name: float(f"{value:.{DIGITS}g}") for name, value in cost.items()}
     return rounded | ({"devices": values[-1]} if (values := _values(lines, "devices")) else {})
 
 

@@ -133,15 +133,15 @@ class MicroBatches(Dataset):
         epoch = step // self.plan.steps_per_epoch
         unreadable: dict[int, str] = {}
         with fork_rng():
-            found = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
-        return MicroBatch(default_collate(found), unreadable)
+            samples = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
+        return MicroBatch(default_collate(samples), unreadable)
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
-        """Views and noise of the image at `place`, or of the next one that can be read, with its label where asked."""
-        image, found = self.image_set.next_readable(place, unreadable)
+        """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""
+        image, index = self.image_set.next_readable(place, unreadable)
         seed(AUGMENT, self.plan.seed, epoch, place, *([repeat] if repeat else []))
         views = self.views(image)
-        return views | {"label": torch.tensor(int(self.image_set.labels[found]))} if self.labelled else views
+        return views | {"label": torch.tensor(int(self.image_set.labels[index]))} if self.labelled else views
 
 
 def piece_of(side: int, micro_batch_size: int) -> int:
@@ -179,11 +179,11 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
         del loader  # the last reference, even where an error holds this frame: its processes end now
 
 
-def _good(found: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
+def _good(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
     """A piece from the loader. Raises its error, and UnreadableImage unless `skip_bad`."""
-    if isinstance(found, Exception):
-        raise found
-    piece = MicroBatch(*found)
+    if isinstance(loaded, Exception):
+        raise loaded
+    piece = MicroBatch(*loaded)
     if piece.unreadable and not skip_bad:
         place, reason = next(iter(piece.unreadable.items()))
         raise UnreadableImage(micro_batches.image_set.path(place), reason)

@@ -17,7 +17,7 @@ from pretrain.recipe import Recipe
 
 MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
 SHARE = 0.02  # of the newest update in the running mean of the losses, which so covers about 50
-NEAR = 0.98  # share of a trivial loss; a loss above it has learned nothing
+NEAR = 0.98  # share of a baseline's loss; a loss above it has learned nothing
 COLLAPSED = 0.005  # spread of features below which the encoder has collapsed
 MIN_IMAGES, MAX_IMAGES = 8, 256  # of a batch to assess, and of which features are computed
 TINY = 1e-300  # in a denominator
@@ -48,20 +48,20 @@ class Learning:
         if len(first) < MIN_IMAGES:
             return {}
         with torch.no_grad(), autocast(first.device.type, precision):
-            trivial = {name: float(value) for name, value in method.baseline_loss(views).items()}
+            baselines = {name: float(value) for name, value in method.baseline_loss(views).items()}
             features = features_of(method, views)
         spread, rank = (1.0, 1.0) if features is None else spread_and_rank(features)
         if progress.step >= MIN_UPDATES and progress.time >= getattr(recipe.schedule, "warmup", 0):
             advice = f"try lr (peak now {recipe.peak:.3g}) 3 to 10 times lower{method.remedy}"
-            self.warnings = dict(self.doubts(trivial, spread, rank, advice))
-        found = {f"trivial_{name}": value for name, value in trivial.items()}
-        return found if features is None else found | {"feature_spread": spread, "feature_rank": rank}
+            self.warnings = dict(self.doubts(baselines, spread, rank, advice))
+        values = {f"trivial_{name}": value for name, value in baselines.items()}
+        return values if features is None else values | {"feature_spread": spread, "feature_rank": rank}
 
     def doubts(
-        self, trivial: Mapping[str, float], spread: float, rank: float, advice: str
+        self, baselines: Mapping[str, float], spread: float, rank: float, advice: str
     ) -> Iterator[tuple[str, str]]:
         """Pairs of subject and warning: what shows that nothing is learned, and what to change."""
-        for name, value in trivial.items():
+        for name, value in baselines.items():
             if (mean := self.means[name]) >= NEAR * value:
                 label = name if name == "loss" else f"loss {name}"
                 comparison = f"the {label} is {mean:.4g}, and {value:.4g} for a prediction that ignores the image"

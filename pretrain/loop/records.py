@@ -93,7 +93,7 @@ class Averages:
 
     def taken(self, batch: int) -> dict[str, float]:
         """The means, images per second, and the share of time spent waiting for images. Starts anew."""
-        found = {
+        values = {
             "updates": self.updates,
             **self.last,
             **{name: value / self.updates for name, value in self.sums.items()},
@@ -103,7 +103,7 @@ class Averages:
         }
         self.once = {}
         self.clear()
-        return found
+        return values
 
     def seconds_per_epoch(self, updates: int) -> float:
         """Of an epoch of so many updates, by those of this one, which ends here."""
@@ -113,13 +113,13 @@ class Averages:
 
 def lines_in(run: Path) -> list[dict[str, Any]]:
     """The lines of the log of a run's folder; one that a kill cut short is left out."""
-    found, path = [], run / LOG
+    lines, path = [], run / LOG
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except ValueError:
             continue
-    return [line for line in found if isinstance(line, dict) and "step" in line]
+    return [line for line in lines if isinstance(line, dict) and "step" in line]
 
 
 def _plain(value: float) -> float | str:

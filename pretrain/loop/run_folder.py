@@ -33,18 +33,18 @@ def locked_run_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -
     A run that failed before its first training state is replaced. ValueError where the folder holds another run (it
     names what differs), other files, or another process that trains here.
     """
-    asked = json.loads(json.dumps(identity))
-    check_resume(folder, asked, resume)
+    requested = json.loads(json.dumps(identity))
+    check_resume(folder, requested, resume)
     with locked_or_refused(folder / LOCK, f"another training is running in {folder}; choose another --out"):
-        goes_on = check_resume(folder, asked, resume)  # again: another process may have trained here until now
+        goes_on = check_resume(folder, requested, resume)  # again: another process may have trained here until now
         for path in _leftovers(folder) | (set() if goes_on else {folder / name for name in MADE_AGAIN}):
             _remove(path)
         if not goes_on:
-            write_atomic(folder / RUN, json.dumps(asked, indent=2) + "\n")
+            write_atomic(folder / RUN, json.dumps(requested, indent=2) + "\n")
         yield
 
 
-def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
+def check_resume(folder: Path, requested: Mapping[str, Any], resume: bool) -> bool:
     """Whether to resume the run in `folder`; False starts a new one. ValueError where neither is possible."""
     path = folder / RUN
     held = set(folder.iterdir()) - set(folder.glob(TEMPORARY_RUN_JSON)) if folder.exists() else set()
@@ -52,11 +52,11 @@ def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
         if held - {folder / LOCK, folder / CLUSTER}:
             raise ValueError(f"{folder} holds other files: choose a new folder for --out")
         return False
-    there = _read(path)
+    recorded = _read(path)
     begun = {folder / name for name in BEGUN} | _leftovers(folder)
-    if there.keys() == asked.keys() and held <= begun and not states(folder / "states"):
+    if recorded.keys() == requested.keys() and held <= begun and not states(folder / "states"):
         return False
-    different = json_differences(there, asked)
+    different = json_differences(recorded, requested)
     if different:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise ValueError(f"{folder} holds another run, {'; '.join(different[:SHOWN])}{more}; choose another --out")
@@ -66,7 +66,7 @@ def check_resume(folder: Path, asked: Mapping[str, Any], resume: bool) -> bool:
 
 
 def _leftovers(folder: Path) -> set[Path]:
-    return {found for pattern in LEFTOVERS for found in folder.glob(pattern)}
+    return {path for pattern in LEFTOVERS for path in folder.glob(pattern)}
 
 
 def _remove(path: Path) -> None:
@@ -78,22 +78,23 @@ def _remove(path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is broken ({error}); choose another --out") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{path} is not a run's; choose another --out")
-    return found
+    return value
 
 
-def json_differences(there: Any, asked: Any, name: str = "") -> list[str]:
+def json_differences(recorded: Any, requested: Any, name: str = "") -> list[str]:
     """What differs between two JSON values, a phrase for each leaf."""
     if name in UNCOMPARED:
         return []
-    if isinstance(there, dict) and isinstance(asked, dict):
-        pairs = {f"{name}.{key}" if name else key: (there.get(key), asked.get(key)) for key in there | asked}
+    if isinstance(recorded, dict) and isinstance(requested, dict):
+        keys = recorded | requested
+        pairs = {f"{name}.{key}" if name else key: (recorded.get(key), requested.get(key)) for key in keys}
         return [phrase for place, pair in pairs.items() for phrase in json_differences(*pair, place)]
-    return [] if there == asked else [f"{name} is {_short(there)}, asked for {_short(asked)}"]
+    return [] if recorded == requested else [f"{name} is {_short(recorded)}, asked for {_short(requested)}"]
 
 
 def _short(value: Any) -> str:

@@ -174,13 +174,13 @@ class Trainer:
         with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
             bar.resume(todo.start * self.recipe.batch)
             while self.step < todo.stop:
-                asked = self.update(micro_batches, averages, requests)
+                requested = self.update(micro_batches, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
                 bar.advance(self.recipe.batch)
-                leave = asked["stop"] or self.step == todo.stop
-                save, epoch_over = leave or asked["save"], self.step % self.plan.steps_per_epoch == 0
+                leave = requested["stop"] or self.step == todo.stop
+                save, epoch_over = leave or requested["save"], self.step % self.plan.steps_per_epoch == 0
                 assessed = self.assess(bar) | self.spent(averages) if epoch_over else {}
-                if save or asked["log"] or epoch_over:  # all updates of a saved state are in the log
+                if save or requested["log"] or epoch_over:  # all updates of a saved state are in the log
                     self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
                     self.after_epoch(records, bar)
@@ -214,12 +214,12 @@ class Trainer:
             ) from error
         lr, decay = self.updates.rates(progress)
         last = {"epoch": progress.time, "lr": lr, "weight_decay": decay}
-        asked = {name: logs.pop(name) > 0 for name in requests()}
+        requested = {name: logs.pop(name) > 0 for name in requests()}
         averages.add(logs, last, time.monotonic() - started)
         if self.world.is_rank0:
             self.learning.add(self.step, logs)
         self.step += 1
-        return asked
+        return requested
 
     def in_update(self, run: Callable[[], dict[str, float]], averages: Averages) -> dict[str, float]:
         """The logs of an update; the work of the first one goes to the log."""
@@ -245,31 +245,31 @@ class Trainer:
         """Assess, on the last images of rank 0, whether anything is learned; returns values for the log."""
         views, before = self.last_views, set(self.learning.warnings)
         self.last_views = {}
-        found = self.world.on_rank0(
+        values = self.world.on_rank0(
             lambda: self.learning.assess(self.method, self.recipe, views, self.progress(), self.run.precision)
         )
         for subject, warning in self.learning.warnings.items():
             if subject not in before:
                 bar.say(f"warning: epoch {self.progress().epoch}: {warning}")
-        return found
+        return values
 
     def spent(self, averages: Averages) -> dict[str, float]:
         """Time of the epoch that is over, and the memory of the hungriest process; values for the log."""
-        each = self.world.gather_objects(peak_memory(self.run.device))
-        most = {name: max(found[name] for found in each) for name in each[0]}
+        peaks = self.world.gather_objects(peak_memory(self.run.device))
+        most = {name: max(peak[name] for peak in peaks) for name in peaks[0]}
         return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}
 
     def after_epoch(self, records: Records, bar: Progress) -> None:
-        """Export and monitor where due; what the monitor found is said."""
+        """Export and monitor where due, and print the monitor's values."""
         run, epoch = self.run, self.step // self.plan.steps_per_epoch
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
         if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            found = run.monitor(self.first_export(), self.progress())
-            if found:
-                bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in found.items())}")
-            self.write(records, found)
+            values = run.monitor(self.first_export(), self.progress())
+            if values:
+                bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in values.items())}")
+            self.write(records, values)
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
         """The micro-batches of this process during `steps`, by `plan` or its own."""
@@ -306,8 +306,8 @@ class Trainer:
 
     def share_unreadable(self) -> None:
         """Collect the unreadable images of all processes in each."""
-        for found in self.world.gather_objects(self.unreadable):
-            self.unreadable |= found
+        for unreadable in self.world.gather_objects(self.unreadable):
+            self.unreadable |= unreadable
 
     def state(self) -> State:
         """Everything that the next update depends on."""

@@ -72,8 +72,8 @@ class Updates:
         """
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
-        found = [self.back_from(views, replace(progress, micro_batch=at)) for at, views in enumerate(micro_batches)]
-        logs = _means(found)
+        parts = enumerate(micro_batches)
+        logs = _means([self.back_from(views, replace(progress, micro_batch=number)) for number, views in parts])
         logs |= self.agreed(logs["loss"], requests())
         self.check("loss", logs["loss"], progress)
         self.scaler.unscale_(self.optimizer)
@@ -156,12 +156,12 @@ class Updates:
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Means of the logs of several micro-batches. Only here does an update wait for a GPU's forward passes."""
-    rows = torch.stack([torch.stack([value.detach().double() for value in each.values()]) for each in logs])
+    rows = torch.stack([torch.stack([value.detach().double() for value in part.values()]) for part in logs])
     return dict(zip(logs[0], rows.mean(dim=0).tolist(), strict=True))
 
 
 def _optimizer(groups: list[Group], recipe: Recipe) -> torch.optim.Optimizer:
-    given = [{"params": list(group.parameters.values())} for group in groups]
+    parameters = [{"params": list(group.parameters.values())} for group in groups]
     if recipe.optimizer == "lars":
-        return Lars(given, lr=recipe.peak, momentum=recipe.momentum)
-    return torch.optim.AdamW(given, lr=recipe.peak, betas=recipe.betas, fused=True)
+        return Lars(parameters, lr=recipe.peak, momentum=recipe.momentum)
+    return torch.optim.AdamW(parameters, lr=recipe.peak, betas=recipe.betas, fused=True)

@@ -51,7 +51,7 @@ class Byol(Siamese):
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of predicting the targets' mean direction; their batch norms use running statistics for this."""
         with in_eval_mode(self.momentum):
-            return {"loss": torch.stack([direction_baseline(each) for each in self.targets(views)]).sum()}
+            return {"loss": torch.stack([direction_baseline(targets) for targets in self.targets(views)]).sum()}
 
     def encoders(self) -> dict[str, Encoder]:
         return {"online": self.base.encoder(), "target": self.momentum.encoder()}

@@ -193,8 +193,8 @@ class RegressorBlock(nn.Module):
     def forward(self, hidden: Tensor, visible: Tensor, hidden_places: Tensor, places: Tensor) -> Tensor:
         """Tokens (B, M, d) and (B, V, d), places (B, M, d) and, of visible and hidden patches, (B, V+M, d)."""
         tokens = torch.cat([visible, hidden], dim=1)
-        asked = self.attn(self.norm_q(hidden + hidden_places), self.norm_k(tokens + places), self.norm_v(tokens))
-        hidden = self.norm2(hidden + self.drop_path(self.gamma_1 * asked))
+        attended = self.attn(self.norm_q(hidden + hidden_places), self.norm_k(tokens + places), self.norm_v(tokens))
+        hidden = self.norm2(hidden + self.drop_path(self.gamma_1 * attended))
         return hidden + self.drop_path(self.gamma_2 * self.mlp(hidden))
 
 

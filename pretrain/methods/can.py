@@ -43,7 +43,7 @@ class Settings:
     noise_std: float = 0.05  # largest noise level, in normalised pixels (the code's option, which it never passes on)
     noise_dims: int = 128  # of the sinusoids of a noise level
     norm_pixels: bool = True  # hidden pixels normalised patch by patch, as MAE's (the code's option, off)
-    noisy_target: bool = False  # whether hidden pixels are to be said with their noise (the code does)
+    noisy_target: bool = False  # whether hidden pixels are predicted with their noise (the code does)
     pooled: Literal["patches", "all"] = "patches"  # what is averaged to compare views; all: class token too (the code)
     projector_layers: int = 3  # linear ones (the code: 2)
     projector_hidden: int = 4096  # width between them, 0 for the encoder's (the code's)
@@ -119,8 +119,8 @@ class Can(Method):
         seen = drawn["image"] + added
         latent = self.autoencoder.encode(seen, ids)  # (2B, 1+k, D)
         decoded = self.decode(latent, level, ids)
-        asked = seen if self.settings.noisy_target else drawn["image"]
-        pixels, residue = self.errors(decoded, asked, added, ids)
+        targets = seen if self.settings.noisy_target else drawn["image"]
+        pixels, residue = self.errors(decoded, targets, added, ids)
         contrast = self.contrast(latent)
         s = self.settings
         loss = s.contrast_weight * contrast + s.pixel_weight * pixels + s.noise_weight * residue
@@ -151,7 +151,7 @@ class Can(Method):
         return (decoded[:, visible:] - pixels).square().mean(), (decoded[:, :visible] - residue).square().mean()
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-        """Without the noise: a decoder learns late that there is more to say of it than zero."""
+        """Without the noise: a decoder learns late that it can predict more of it than zero."""
         candidates = VIEWS * len(views["image"]) * current_world().size - 1
         return {"contrast": log(candidates), "pixels": self.autoencoder.baseline_loss(views["image"].flatten(0, 1))}
 

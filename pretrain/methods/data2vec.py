@@ -118,17 +118,17 @@ class Data2Vec(Method):
         s = self.settings
         norms = [
             over
-            for over, asked in (
+            for over, enabled in (
                 (BATCH, s.target_batch_norm),
                 (INSTANCE, s.target_instance_norm),
                 (LAYER, s.target_layer_norm_last),
             )
-            if asked
+            if enabled
         ]
         last = [
             over
-            for over, asked in ((INSTANCE, s.post_target_instance_norm), (LAYER, s.post_target_layer_norm))
-            if asked
+            for over, enabled in ((INSTANCE, s.post_target_instance_norm), (LAYER, s.post_target_layer_norm))
+            if enabled
         ]
         outputs = self.teacher(images, layers=s.target_layers, norm=False)
         patches = [tokens[:, self.spec.prefix :] for tokens in outputs]
@@ -170,7 +170,7 @@ class Data2Vec(Method):
 
 def mean_of_layers(features: Sequence[Tensor], norms: Sequence[Over], last: Sequence[Over]) -> Tensor:
     """The mean of features (..., D), each with `norms` before it, with the norms `last` after it."""
-    mean = sum(standardised(each, norms) for each in features) / len(features)
+    mean = sum(standardised(tokens, norms) for tokens in features) / len(features)
     return standardised(mean, last)
 
 

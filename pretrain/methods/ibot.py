@@ -151,17 +151,17 @@ class Ibot(SelfDistillation):
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
         """What both have by the same name (main_ibot.py:380-390)."""
         teacher, student = self.teacher, self.student
-        found = [(teacher.vit, student.vit), (teacher.head.mlp, student.head.mlp)]
-        found.append((teacher.head.last_layer, student.head.last_layer))
+        pairs = [(teacher.vit, student.vit), (teacher.head.mlp, student.head.mlp)]
+        pairs.append((teacher.head.last_layer, student.head.last_layer))
         own = not self.settings.shared_head and not self.settings.shared_head_teacher
-        return [*found, (teacher.head.last_layer2, student.head.last_layer2)] if own else found
+        return [*pairs, (teacher.head.last_layer2, student.head.last_layer2)] if own else pairs
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As DINO's; the patches' loss counts crops without a mask as 0."""
         ratios = self.settings.mask_ratios
         masked = sum(ratio > 0 for ratio in ratios) / len(ratios)
-        found = {"cls": 1.0, "patch": masked if self.is_masking else 0.0}
-        return {name: share * log(self.settings.prototypes) for name, share in found.items() if share}
+        weights = {"cls": 1.0, "patch": masked if self.is_masking else 0.0}
+        return {name: share * log(self.settings.prototypes) for name, share in weights.items() if share}
 
 
 def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, settings: Settings) -> None:

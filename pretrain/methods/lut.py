@@ -175,11 +175,11 @@ class Lut(Method):
         return self.teacher["projector"](patches.mean(dim=1))
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {"mim": self.base.baseline_loss(views["view1"])} if self.settings.w_mim else {}
+        baselines = {"mim": self.base.baseline_loss(views["view1"])} if self.settings.w_mim else {}
         if not self.settings.w_bc:
-            return found
-        each = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]
-        return {**found, "context": torch.stack(each).mean()}
+            return baselines
+        contexts = [direction_baseline(self.teacher_targets(views[name])) for name in ("view1", "view2")]
+        return {**baselines, "context": torch.stack(contexts).mean()}
 
     def groups(self) -> list[Group]:
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])

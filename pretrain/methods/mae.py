@@ -114,11 +114,11 @@ class MaskedAutoencoder(nn.Module):
         return (prediction - target).square().mean()
 
     def predicted(self, latent: Tensor, ids: Tensor) -> Tensor:
-        """What is said of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
+        """Predictions of the hidden patches (B, L-k, 3pp), in the order of `ids`."""
         return self.pixels(self.decoder(latent, ids)[:, self.visible :])
 
     def reconstruct(self, images: Tensor, ids: Tensor) -> Reconstruction:
-        """Images with what is said of the hidden patches."""
+        """Images with the predictions of the hidden patches."""
         return self.pasted(images, self.predicted(self.encode(images, ids), ids), ids)
 
     def pasted(self, images: Tensor, prediction: Tensor, ids: Tensor) -> Reconstruction:
@@ -127,9 +127,9 @@ class MaskedAutoencoder(nn.Module):
         patches, hidden = patchify(images, self.vit.spec.patch_size), ids[:, self.visible :]
         if self.settings.norm_pixels:
             prediction = unnormalised(prediction, take(patches, hidden))
-        said = patches.scatter(1, hidden.unsqueeze(-1).expand_as(prediction), prediction)
+        filled = patches.scatter(1, hidden.unsqueeze(-1).expand_as(prediction), prediction)
         mask = mask_at(hidden, self.patches)
-        return Reconstruction(images, unpatchify(said, self.vit.spec.patch_size, self.grid), mask, mask)
+        return Reconstruction(images, unpatchify(filled, self.vit.spec.patch_size, self.grid), mask, mask)
 
     def target(self, patches: Tensor) -> Tensor:
         """Pixels (B, l, 3pp) as they are predicted."""

@@ -159,7 +159,7 @@ class Moca(Method):
         """Images (V*B, 3, H, W) -> the teacher's patches (V, B, L, D), the codebook's contrasts (V,), the targets."""
         tokens = self.teacher(images)[0][:, self.spec.prefix :].unflatten(0, (2, -1))
         shares, entropies, contrasts = self.codebook.assign(tokens)
-        per_view = (each.flatten(0, 1) for each in (tokens, shares, entropies))
+        per_view = (values.flatten(0, 1) for values in (tokens, shares, entropies))
         targets = TeacherTargets(images, *per_view, self.codebook.pooled(shares), self.codebook.words)
         return tokens, contrasts, targets
 
@@ -199,12 +199,13 @@ class Moca(Method):
         """The assignments' mean over the batch in place of each; nothing for targets that are no assignments."""
         images = torch.cat([views[name][:BASELINE_IMAGES] for name in ("first", "second")])
         _, _, targets = self.teacher_targets(images)
-        found = {}
+        baselines = {}
         if self.generator is not None:
-            found["loss_img"] = DIRECTIONS * assignment_baseline(targets.reduced.flatten(0, 1))
+            baselines["loss_img"] = DIRECTIONS * assignment_baseline(targets.reduced.flatten(0, 1))
         if self.predictions and self.settings.target == "assignments":
-            found["loss_loc"] = DIRECTIONS * len(self.predictions) * assignment_baseline(targets.shares.flatten(0, 1))
-        return found
+            baseline = assignment_baseline(targets.shares.flatten(0, 1))
+            baselines["loss_loc"] = DIRECTIONS * len(self.predictions) * baseline
+        return baselines
 
     def alpha(self, progress: TrainProgress) -> float:
         """The teacher's momentum in this update (util/misc.py:462-474)."""

@@ -126,12 +126,12 @@ class Mst(SelfDistillation):
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
         """As DINO's, and one colour for all of an image; restore="masked" depends on what was hidden."""
-        found = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
+        baselines = {"instance": log(self.settings.prototypes)} if self.settings.inst_weight else {}
         if self.decoder is None or self.settings.restore == "masked":
-            return found
+            return baselines
         pixels = views["global"].flatten(0, 1).flatten(2).mT  # (B G, S*S, 3)
         scale = scale_of(self.settings.reduction, views["global"][0, 0])
-        return {**found, "restore": scale * patch_baseline(pixels, "l1")}
+        return {**baselines, "restore": scale * patch_baseline(pixels, "l1")}
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
         """Of patches that the teacher attends to least, some are hidden; the decoder says the image."""
@@ -140,12 +140,12 @@ class Mst(SelfDistillation):
         crops, draws = images.unsqueeze(1), views["noise"][:, 0]
         hidden = self.masked_patches(self.teacher_outputs(crops)[1], draws)
         patches = self.encode_masked(crops, hidden, draws)[:, self.spec.prefix :]
-        said = to_float32(self.decoder(patches.mT.unflatten(2, self.spec.grid)))
+        prediction = to_float32(self.decoder(patches.mT.unflatten(2, self.spec.grid)))
         if self.settings.restore == "all":
-            return Reconstruction(images, said, hidden, torch.ones_like(hidden))
+            return Reconstruction(images, prediction, hidden, torch.ones_like(hidden))
         size = self.spec.patch_size
-        said = torch.where(hidden.unsqueeze(-1), patchify(said, size), patchify(images, size))
-        return Reconstruction(images, unpatchify(said, size, self.spec.grid), hidden, hidden)
+        prediction = torch.where(hidden.unsqueeze(-1), patchify(prediction, size), patchify(images, size))
+        return Reconstruction(images, unpatchify(prediction, size, self.spec.grid), hidden, hidden)
 
     def teacher_outputs(self, crops: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Whole global crops (B, G, 3, S, S) -> logits (B, G, K), and how much the class token attends to each patch

@@ -112,12 +112,12 @@ class MaskedPredictor(nn.Module):
         return error / (target.numel() + 3 * COUNT_EPS)
 
     def reconstruct(self, images: Tensor, order: Tensor) -> Reconstruction:
-        """Images with what is said of the patches that the loss is on."""
+        """Images with the predictions of the patches that the loss is on."""
         patches, hidden = patchify(images, self.patch), mask_at(self.ids(order[:, self.visible :]), self.patches)
-        asked = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
-        said = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
-        said = torch.where(asked.unsqueeze(-1), said, patches)
-        return Reconstruction(images, unpatchify(said, self.patch, self.grid), hidden, asked)
+        predicted = hidden if self.settings.loss_area == "masked" else torch.ones_like(hidden)
+        prediction = to_float32(self.pixels(self.encode(images, order)[:, 1:]))
+        prediction = torch.where(predicted.unsqueeze(-1), prediction, patches)
+        return Reconstruction(images, unpatchify(prediction, self.patch, self.grid), hidden, predicted)
 
     def baseline_loss(self, images: Tensor) -> Tensor:
         """The loss of a prediction that is the same for all patches."""

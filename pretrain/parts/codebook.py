@@ -139,11 +139,11 @@ class Codebook(nn.Module):
 def farthest(candidates: Tensor, words: Tensor, count: int) -> Tensor:
     """Farthest-point sampling: ids (count,) of unit vectors (B, D), each farthest from `words` and those before it."""
     nearest = (candidates @ words.T).amax(dim=1)
-    found = []
+    chosen = []
     for _ in range(count):
-        found.append(nearest.argmin())
-        nearest = torch.maximum(nearest, candidates @ candidates[found[-1]])
-    return torch.stack(found)
+        chosen.append(nearest.argmin())
+        nearest = torch.maximum(nearest, candidates @ candidates[chosen[-1]])
+    return torch.stack(chosen)
 
 
 class WeightGenerator(nn.Module):

@@ -107,7 +107,7 @@ class MaskRounds:
 
     def orders(self, noise: Tensor) -> list[Tensor]:
         """Noise (B, drawn, V, L) -> for each round ids (V*B, L), the visible first, then those to be predicted."""
-        orders = [order_of(each.transpose(0, 1).flatten(0, 1)) for each in noise.unbind(dim=1)]
+        orders = [order_of(drawn.transpose(0, 1).flatten(0, 1)) for drawn in noise.unbind(dim=1)]
         return [*orders, self.complement(orders[0])] if self.is_paired else orders
 
     def complement(self, order: Tensor) -> Tensor:

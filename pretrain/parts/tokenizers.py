@@ -118,9 +118,9 @@ def nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
     """Points (N, d), centres (K, d) -> the number of each one's nearest centre (N,), and its squared distance, less
     what all centres share."""
     halves = centres.square().sum(1) / 2
-    found = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
-    closeness = torch.cat([part.values for part in found])
-    return torch.cat([part.indices for part in found]), points.square().sum(1) - 2 * closeness
+    nearest = [(part @ centres.T - halves).max(dim=1) for part in points.split(AT_ONCE)]
+    closeness = torch.cat([part.values for part in nearest])
+    return torch.cat([part.indices for part in nearest]), points.square().sum(1) - 2 * closeness
 
 
 class DalleEncoder(Tokenizer):
@@ -202,10 +202,10 @@ def dalle_from(file: ForeignFile) -> DalleEncoder:
     tensors = {}
     for name, tensor in file.tensors.items():
         plain = re.sub(r"(^|\.)_(modules|parameters)(?=\.)", "", name).lstrip(".")
-        if found := re.search(r"(blocks\..*)\.([wb])$", plain):
-            tensors[f"{found[1]}.{'weight' if found[2] == 'w' else 'bias'}"] = tensor.float()
+        if match := re.search(r"(blocks\..*)\.([wb])$", plain):
+            tensors[f"{match[1]}.{'weight' if match[2] == 'w' else 'bias'}"] = tensor.float()
     try:
-        blocks = max(int(found[1]) for name in tensors for found in re.finditer(r"block_(\d+)", name))
+        blocks = max(int(match[1]) for name in tensors for match in re.finditer(r"block_(\d+)", name))
         width, codes = len(tensors["blocks.input.weight"]), len(tensors["blocks.output.conv.weight"])
         encoder = DalleEncoder(width, codes, blocks, f"{file.path.name} sha256 {file.sha256[:12]}")
         encoder.load_state_dict(tensors)

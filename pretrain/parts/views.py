@@ -37,16 +37,16 @@ class Colours:
 
     def transforms(self) -> list[Transform]:
         """What is to be composed; nothing for a chance of zero, which then draws nothing."""
-        found: list[Transform] = []
+        steps: list[Transform] = []
         if self.jitter_chance:
-            found.append(transforms.RandomApply([transforms.ColorJitter(*self.jitter)], self.jitter_chance))
+            steps.append(transforms.RandomApply([transforms.ColorJitter(*self.jitter)], self.jitter_chance))
         if self.grey:
-            found.append(transforms.RandomGrayscale(self.grey))
+            steps.append(transforms.RandomGrayscale(self.grey))
         if self.blur:
-            found.append(Blur(self.blur, self.blur_radius))
+            steps.append(Blur(self.blur, self.blur_radius))
         if self.solarise:
-            found.append(transforms.RandomSolarize(SOLARISE_ABOVE, self.solarise))
-        return found
+            steps.append(transforms.RandomSolarize(SOLARISE_ABOVE, self.solarise))
+        return steps
 
 
 def even_jitter(strength: float) -> list[Transform]:
@@ -165,4 +165,4 @@ def two_views(
     for the second. The source flips last, which makes no difference to what is drawn before."""
     geometry = crop(size, scale, "bilinear")
     colours = [Colours(blur=blur[0]), Colours(blur=blur[1], solarise=solarise)]
-    return TwoViews(*(view([*geometry, *each.transforms()], preparation) for each in colours))
+    return TwoViews(*(view([*geometry, *augmentation.transforms()], preparation) for augmentation in colours))
