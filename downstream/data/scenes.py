@@ -104,6 +104,11 @@ class SceneSet:
         """As ImageSet.modified."""
         return int(self.facts_of_files[:, 1].max(initial=0))
 
+    @cached_property
+    def pixels(self) -> "ClassPixels":
+        """How many of each class the masks hold, read once for all tasks of a run. ValueError as of `class_pixels`."""
+        return class_pixels(self)
+
     def subset(self, indices: Sequence[int] | np.ndarray, name: str) -> "SceneSet":
         """The scenes at `indices` (M,), in that order; `name` is appended to the URL."""
         return replace(self, url=f"{self.url}#{name}", listing=self.listing.take(indices))
