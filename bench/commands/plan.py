@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     """0, or 1 where a job would fail."""
     from bench.places import check_names
 
-    check_names(arguments.checkpoint, arguments.suite, arguments.data)
+    # Sets of an assumed machine are named alone, as `imagenet`.
+    check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
     from bench.cli.devices import chosen_device
     from bench.cluster.words import words_of
     from bench.commands.run import evaluation_request
