@@ -33,6 +33,9 @@ def in_one_line(error: BaseException) -> str:
         text += f"; {memory_limit() or 'free some memory'}"
     elif isinstance(error, ImportError):
         text = f"{error}; `bench doctor` says what is missing and how to install it"
+    elif isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        text = f"a process that loads images was killed, as happens for lack of memory or of /dev/shm ({error}); fewer "
+        text += "--workers need less of both; run the same command again to go on (a pretraining with --resume)"
     elif isinstance(error, ValueError) and str(error):
         text = str(error)
     else:

@@ -1,13 +1,15 @@
 """When a training saves its state and stops: at intervals, and at signals."""
 
+import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 SAVE_SHARE = 0.02  # largest share of the time that goes into saving
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's and Ctrl-C: save and leave
@@ -67,6 +69,28 @@ def ignore_signals(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+
+
+def loaded_by(loader: Iterable[Any]) -> Generator[Any]:
+    """What a DataLoader gives. Its processes end when this is closed or an error leaves it.
+
+    torch ends them when nothing refers to its iterator any more. The traceback of an error does: then they would live
+    until the process ends, which would wait GRACE seconds for each.
+    """
+    before = {*multiprocessing.active_children()}
+    try:
+        batches: Any = iter(loader)
+    except RuntimeError:  # one was killed while others were started
+        for process in {*multiprocessing.active_children()} - before:
+            process.kill()
+        raise
+    try:
+        yield from batches
+    finally:
+        if hasattr(batches, "_shutdown_workers"):
+            batches._shutdown_workers()
+            for process in batches._workers:  # one that is slow to begin has heard nothing but a SIGTERM
+                process.kill()
 
 
 class Timer:

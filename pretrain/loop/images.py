@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from engine.machine import own_cores
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
-from engine.training.interruptions import ignore_signals
+from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size, share_of
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -162,7 +162,7 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
 
     Raises UnreadableImage unless `skip_bad`.
     """
-    loader = iter(
+    loader = loaded_by(
         DataLoader(
             micro_batches,
             batch_size=None,
@@ -176,7 +176,7 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
         for _ in range(len(micro_batches) // micro_batches.pieces):
             yield _joined([_good(next(loader), micro_batches, skip_bad) for _ in range(micro_batches.pieces)], device)
     finally:
-        del loader  # the last reference, even where an error holds this frame: its processes end now
+        loader.close()
 
 
 def _good(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:

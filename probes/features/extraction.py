@@ -8,6 +8,7 @@ B images of a batch, H x W pixels, D width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from checkpoints.backbone import Backbone
 from engine.machine import own_cores, run_on_core_threads
-from engine.training.interruptions import ignore_signals
+from engine.training.interruptions import ignore_signals, loaded_by
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
 from probes.features.kinds import FeatureKind, feature_rows
@@ -122,9 +123,10 @@ def work_off_behind_loaders(reader: Reader, work: OnBatch, loaders: int, pinned:
         prefetch_factor=4 if loaders else None,
         pin_memory=pinned,
     )
-    for loaded, (_, span) in zip(loader, reader.spans, strict=True):
-        reader.check(Loaded(*loaded))
-        work(Loaded(*loaded), span)
+    with closing(loaded_by(loader)) as batches:
+        for batch, (_, span) in zip(batches, reader.spans, strict=True):
+            reader.check(Loaded(*batch))
+            work(Loaded(*batch), span)
 
 
 def work_off(reader: Reader, work: OnBatch, device: str | torch.device, workers: int | None) -> None:

@@ -8,6 +8,7 @@ m images of a group, S side in pixels, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from engine.machine import own_cores
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
-from engine.training.interruptions import ignore_signals
+from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size
 from imagesets.augmentation import random_transform
 from imagesets.decoding import UnreadableImage
@@ -139,8 +140,9 @@ def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     """All groups in order. Raises UnreadableImage unless `space.skip_bad`."""
     pinned = torch.device(space.device).type == "cuda"
     workers = {"num_workers": loaders(space), "worker_init_fn": ignore_signals}
-    for found in DataLoader(groups, batch_size=None, pin_memory=pinned, **workers):
-        group = MixedGroup(*found)
-        if group.unreadable and not space.skip_bad:
-            raise UnreadableImage(*next(iter(group.unreadable.items())))
-        yield group
+    with closing(loaded_by(DataLoader(groups, batch_size=None, pin_memory=pinned, **workers))) as loader:
+        for found in loader:
+            group = MixedGroup(*found)
+            if group.unreadable and not space.skip_bad:
+                raise UnreadableImage(*next(iter(group.unreadable.items())))
+            yield group

@@ -1,14 +1,16 @@
 """What a training does at a signal: one flag is set, loader processes hear nothing, all processes stop together."""
 
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from engine.training.interruptions import SIGNALS, Stopped, StopRequest, ignore_signals, listening
+from bench.cli.messages import in_one_line
+from engine.training.interruptions import SIGNALS, Stopped, StopRequest, ignore_signals, listening, loaded_by
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -50,6 +52,29 @@ class Signalled:
 def test_loader_processes_go_on():
     loader = DataLoader(Signalled(), batch_size=None, num_workers=1, worker_init_fn=ignore_signals)
     assert [int(place) for place in loader] == [0, 1]
+
+
+class Killing(Dataset):
+    """The second of two processes is killed while the first is busy."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        if place == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return place
+
+
+def test_no_loader_process_outlives_one_that_was_killed():
+    """Although the error, and with it the loader's frames, is kept."""
+    errors = []
+    try:
+        list(loaded_by(DataLoader(Killing(), batch_size=None, num_workers=2, worker_init_fn=ignore_signals)))
+    except RuntimeError as error:
+        errors.append(error)
+    assert errors and not multiprocessing.active_children()
+    assert "fewer --workers" in in_one_line(errors[0])
 
 
 def test_the_line_that_says_how_to_go_on(tmp_path):
