@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from engine.machine import own_cores
+from engine.machine import own_cores, sharing_memory
 from engine.seeding import AUGMENT, fork_rng, seed, shuffled
 from engine.training.interruptions import ignore_signals, loaded_by
 from engine.training.schedules import micro_batch_size, share_of
@@ -134,7 +134,8 @@ class MicroBatches(Dataset):
         unreadable: dict[int, str] = {}
         with fork_rng():
             samples = [self.sample(*which, epoch, unreadable) for which in zip(places, repeats, strict=True)]
-        return MicroBatch(default_collate(samples), unreadable)
+        with sharing_memory():
+            return MicroBatch(default_collate(samples), unreadable)
 
     def sample(self, place: int, repeat: int, epoch: int, unreadable: dict[int, str]) -> dict[str, Tensor]:
         """Views and noise of the image at `place`, or of the next readable one, with its label if `labelled`."""

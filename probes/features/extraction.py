@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from checkpoints.backbone import Backbone
-from engine.machine import own_cores, run_on_core_threads
+from engine.machine import own_cores, run_on_core_threads, sharing_memory
 from engine.training.interruptions import ignore_signals, loaded_by
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet
@@ -76,6 +76,9 @@ class Reader(Dataset):
                 pixels[place] = self.transform(self.image_set, index)
             except UnreadableImage as error:
                 unreadable[index] = error.reason
+        if get_worker_info() is not None:
+            with sharing_memory():
+                pixels.share_memory_()
         return Loaded(number, pixels, unreadable)
 
     def check(self, loaded: Loaded) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from engine.machine import own_cores
+from engine.machine import own_cores, sharing_memory
 from engine.seeding import AUGMENT, MIX, seeded, shuffled
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
@@ -112,7 +112,18 @@ class MixedGroups(Dataset):
     def __len__(self) -> int:
         return len(self.steps) * len(self.groups)
 
-    def __getitem__(self, item: int) -> MixedGroup:
+    def __getitem__(self, item: int) -> MixedGroup | ValueError:
+        try:
+            group = self.group(item)
+            if get_worker_info() is not None:
+                with sharing_memory():
+                    group.images.share_memory_()
+                    group.targets.share_memory_()
+            return group
+        except ValueError as error:  # out of a loader process it would come as a text
+            return error
+
+    def group(self, item: int) -> MixedGroup:
         step, group = self.steps[item // len(self.groups)], self.groups[item % len(self.groups)]
         epoch, seed, classes = step // self.plan.steps_per_epoch, self.plan.seed, len(self.image_set.classes)
         unreadable: dict[int, str] = {}
@@ -142,6 +153,8 @@ def mixed_groups(groups: MixedGroups, space: Workspace) -> Iterator[MixedGroup]:
     workers = {"num_workers": loaders(space), "worker_init_fn": ignore_signals}
     with closing(loaded_by(DataLoader(groups, batch_size=None, pin_memory=pinned, **workers))) as loader:
         for found in loader:
+            if isinstance(found, ValueError):
+                raise found
             group = MixedGroup(*found)
             if group.unreadable and not space.skip_bad:
                 raise UnreadableImage(*next(iter(group.unreadable.items())))

@@ -25,7 +25,7 @@ from probes.finetune import trainer
 from probes.finetune.classifier import Classifier
 from probes.finetune.settings import FinetuneSettings
 from probes.finetune.trainer import Training
-from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, training_transform
+from probes.finetune.training_groups import GroupPlan, MixedGroups, group_size, mixed_groups, training_transform
 from probes.splits import held_out
 from probes.tasks.finetune import PROTOCOLS, Finetune
 
@@ -390,3 +390,15 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         Finetune(**settings)
+
+
+def test_shared_memory_without_room_is_one_line(tmp_path, monkeypatch):
+    """Before, the loader process failed while it sent, and the training waited for ever."""
+
+    def full(_):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    with pytest.raises(ValueError, match="--workers 0"):
+        next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=1)))
+    assert len(next(mixed_groups(groups_of(QUICK), workspace(tmp_path, "digits:", workers=0))).images)
