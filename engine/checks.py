@@ -1,4 +1,4 @@
-"""What a dataclass of settings checks about its own fields: one line that names the field, its value and the rule.
+"""Checks of the fields of a settings dataclass: ValueError with one line that names field, value and rule.
 
 A field may hold a number or a tuple of numbers, which all have to pass. NaN passes no check. None passes those of
 numbers where it is the field's default.

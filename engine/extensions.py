@@ -37,7 +37,7 @@ WORDS = {
     "layouts": "scene layout",
 }
 SCHEMES = ("imagesets", "layouts")  # kinds whose keys are schemes of URLs, so that the keys of both must differ
-# What a file of each kind must define; docs/architecture.md says what it is.
+# What a file of each kind must define; see docs/architecture.md.
 DEFINED = {
     "methods": ("METHOD", "RECIPES"),
     "probes": ("PROTOCOLS", "SUITES"),

@@ -55,19 +55,19 @@ class Peers:
 
     def watch(self) -> None:
         """Listen to the connections until this process leaves or all others are done."""
-        said = dict.fromkeys(self.connections, b"")
+        received = dict.fromkeys(self.connections, b"")
         with selectors.DefaultSelector() as ready:
             for rank, connection in self.connections.items():
                 ready.register(connection, selectors.EVENT_READ, rank)
             while ready.get_map() and not self.leaving:
                 for key, _ in ready.select():
                     new = _received(self.connections[key.data])
-                    *words, said[key.data] = (said[key.data] + new).split(b"\n")
+                    *words, received[key.data] = (received[key.data] + new).split(b"\n")
                     if self.leaving or not self._goes_on(key.data, words, closed=not new):
                         ready.unregister(key.fileobj)
 
     def _goes_on(self, rank: int, words: list[bytes], closed: bool) -> bool:
-        """Act on what a process said; whether there is more to hear of it."""
+        """Act on a line from a process; returns whether more may follow."""
         for word in words:
             name, *numbers = word.decode().split()
             if name == "lost":
@@ -233,7 +233,7 @@ def _connected(rank: int, first: Member) -> dict[int, socket.socket]:
 
 
 def _greeting(connection: socket.socket) -> bytes:
-    """What a new connection says first; some part of it where it is slow or long, as no process of ours is."""
+    """The first line of a new connection; a part of it if it is slow or long, as no process of ours is."""
     line = b""
     connection.settimeout(CONNECT / 10)
     with suppress(OSError):
@@ -251,7 +251,7 @@ def _kept_alive(connection: socket.socket) -> socket.socket:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """What was said; nothing where the connection was closed or lost."""
+    """Received bytes; none if the connection was closed or lost."""
     try:
         return connection.recv(4096)
     except OSError:

@@ -1,4 +1,4 @@
-"""What every evaluation task takes and returns: a Workspace in, an Outcome of Metrics out; Protocols name recipes.
+"""The interface of evaluation tasks: from a Workspace to an Outcome of Metrics; a Protocol is a named recipe of one.
 
 A task is a frozen, keyword-only dataclass of its settings with `run(export, space) -> Outcome`. The file it lives in
 also defines `PROTOCOLS`, the recipes of the literature as values of that dataclass, and `SUITES`.

@@ -1,6 +1,6 @@
-"""What a task will do, counted, so that a plan can say what it takes: `Work`, made of `Part`s of a kind each.
+"""The work of a task in units that a plan can time: `Work`, made of `Part`s of one kind each.
 
-A count says nothing of any machine. What one unit of a kind takes is measured there, or follows from its floating-point
+Counts do not depend on the machine. What one unit of a kind takes is measured there, or follows from its floating-point
 operations (bench/planning/).
 """
 
@@ -42,7 +42,7 @@ class Part:
 class Work:
     """All parts of a task."""
 
-    parts: tuple[Part, ...] = ()  # none: the task does not say
+    parts: tuple[Part, ...] = ()  # none: the task does not count it
     memory: float = 0.0  # bytes of tensors and features at its peak, on the device
     disk: float = 0.0  # bytes that stay in the cache
 

@@ -94,7 +94,7 @@ class Method(nn.Module):
         """
 
     def facts(self) -> dict[str, str]:
-        """What exports say beside what run.json does."""
+        """Facts for the exports, beside those of run.json."""
         return {}
 
     def before_forward(self, progress: TrainProgress) -> None:

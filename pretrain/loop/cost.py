@@ -46,7 +46,7 @@ def cost_of(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """What the run in this folder, which `identity` (run.json) describes, has cost; empty before its log's first line.
 
     hours: of updates, waiting for images included, without exports, states and k-NN. seconds_per_epoch,
-    images_per_second: their means. memory_gib, gpu_memory_gib: of the hungriest process. gflop_per_image. devices:
+    images_per_second: their means. memory_gib, gpu_memory_gib: of the process that took most. gflop_per_image. devices:
     where the newest epoch was trained.
     """
     batch, images = identity["settings"]["batch"], identity["data"]["images"]

@@ -175,12 +175,14 @@ def load_micro_batches(micro_batches: MicroBatches, workers: int, device: str, s
     )
     try:
         for _ in range(len(micro_batches) // micro_batches.pieces):
-            yield _joined([_good(next(loader), micro_batches, skip_bad) for _ in range(micro_batches.pieces)], device)
+            yield _joined(
+                [_checked(next(loader), micro_batches, skip_bad) for _ in range(micro_batches.pieces)], device
+            )
     finally:
         loader.close()
 
 
-def _good(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
+def _checked(loaded: MicroBatch | Exception, micro_batches: MicroBatches, skip_bad: bool) -> MicroBatch:
     """A piece from the loader. Raises its error, and UnreadableImage unless `skip_bad`."""
     if isinstance(loaded, Exception):
         raise loaded

@@ -53,11 +53,11 @@ class Learning:
         spread, rank = (1.0, 1.0) if features is None else spread_and_rank(features)
         if progress.step >= MIN_UPDATES and progress.time >= getattr(recipe.schedule, "warmup", 0):
             advice = f"try lr (peak now {recipe.peak:.3g}) 3 to 10 times lower{method.remedy}"
-            self.warnings = dict(self.doubts(baselines, spread, rank, advice))
+            self.warnings = dict(self.problems(baselines, spread, rank, advice))
         values = {f"trivial_{name}": value for name, value in baselines.items()}
         return values if features is None else values | {"feature_spread": spread, "feature_rank": rank}
 
-    def doubts(
+    def problems(
         self, baselines: Mapping[str, float], spread: float, rank: float, advice: str
     ) -> Iterator[tuple[str, str]]:
         """Pairs of subject and warning: what shows that nothing is learned, and what to change."""

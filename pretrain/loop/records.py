@@ -91,7 +91,7 @@ class Averages:
         self.updates, self.seconds = self.updates + 1, self.seconds + seconds
         self.epoch.append(seconds)
 
-    def taken(self, batch: int) -> dict[str, float]:
+    def take(self, batch: int) -> dict[str, float]:
         """The means, images per second, and the share of time spent waiting for images. Starts anew."""
         values = {
             "updates": self.updates,

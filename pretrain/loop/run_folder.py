@@ -1,4 +1,4 @@
-"""The folder of a run: run.json says what is trained there, and only the same training may resume in it.
+"""The folder of a run: run.json identifies the training, and only the same one may resume in it.
 
 No file is touched before the folder is known to be a run's.
 """

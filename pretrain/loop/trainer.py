@@ -181,7 +181,7 @@ class Trainer:
                 save, epoch_over = leave or requested["save"], self.step % self.plan.steps_per_epoch == 0
                 assessed = self.assess(bar) | self.spent(averages) if epoch_over else {}
                 if save or requested["log"] or epoch_over:  # all updates of a saved state are in the log
-                    self.write(records, averages.taken(self.recipe.batch) | assessed, epoch_over)
+                    self.write(records, averages.take(self.recipe.batch) | assessed, epoch_over)
                 if epoch_over:
                     self.after_epoch(records, bar)
                 if save:
@@ -254,7 +254,7 @@ class Trainer:
         return values
 
     def spent(self, averages: Averages) -> dict[str, float]:
-        """Time of the epoch that is over, and the memory of the hungriest process; values for the log."""
+        """Time of the epoch that is over, and the memory of the process that took most; values for the log."""
         peaks = self.world.gather_objects(peak_memory(self.run.device))
         most = {name: max(peak[name] for peak in peaks) for name in peaks[0]}
         return {"seconds_per_epoch": averages.seconds_per_epoch(self.plan.steps_per_epoch), **most}

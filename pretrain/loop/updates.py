@@ -73,11 +73,11 @@ class Updates:
         self.set_rates(progress)
         self.optimizer.zero_grad(set_to_none=True)
         parts = enumerate(micro_batches)
-        logs = _means([self.back_from(views, replace(progress, micro_batch=number)) for number, views in parts])
-        logs |= self.agreed(logs["loss"], requests())
+        logs = _means([self.backward(views, replace(progress, micro_batch=number)) for number, views in parts])
+        logs |= self.reduce(logs["loss"], requests())
         self.check("loss", logs["loss"], progress)
         self.scaler.unscale_(self.optimizer)
-        logs["grad_norm"] = self.clipped()
+        logs["grad_norm"] = self.clip_gradients()
         if not self.scaler.is_enabled():  # a scaler skips this update and lowers its scale instead
             self.check("gradient norm", logs["grad_norm"], progress)
         self.losses.append(logs["loss"])
@@ -104,7 +104,7 @@ class Updates:
             recipe.weight_decay_schedule.at(recipe.weight_decay, progress),
         )
 
-    def back_from(self, views: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Tensor]:
+    def backward(self, views: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Tensor]:
         """Forward and backward pass of one micro-batch; gradients add up over them. Returns its logs."""
         views = {name: tensor.to(self.device, non_blocking=True) for name, tensor in views.items()}
         self.method.before_forward(progress)
@@ -116,7 +116,7 @@ class Updates:
         self.method.observe(observed, progress)
         return {"loss": loss.detach(), **logs}
 
-    def agreed(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
+    def reduce(self, loss: float, requests: Mapping[str, bool]) -> dict[str, float]:
         """Mean loss over the processes, and how many of them have each request."""
         facts = torch.tensor([loss / self.world.size, *map(float, requests.values())], dtype=torch.float64)
         self.world.add_up(facts)
@@ -134,8 +134,8 @@ class Updates:
         advice = "lower lr, or use --precision float32 if this was another"
         self.world.on_all_ranks(lambda: check_finite(value, what, where, self.losses, advice))
 
-    def clipped(self) -> float:
-        """Clip the gradient as recipe and groups say; returns its 2-norm before."""
+    def clip_gradients(self) -> float:
+        """Clip the gradients by recipe and groups; returns their 2-norm before."""
         gradients, others = self.gradients_of(clipped=True), self.gradients_of(clipped=False)
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
@@ -149,7 +149,7 @@ class Updates:
         return total.item()
 
     def gradients_of(self, clipped: bool) -> list[Tensor]:
-        """Those there are, of the groups that are clipped or of the others."""
+        """The gradients of the groups that are clipped, or of the others."""
         parameters = [p for group in self.groups if group.clipped == clipped for p in group.parameters.values()]
         return [p.grad for p in parameters if p.grad is not None]
 

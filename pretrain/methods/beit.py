@@ -1,4 +1,4 @@
-"""BEiT (Bao et al. 2022): mask tokens in place of blocks of patches, the encoder says the visual tokens they hide.
+"""BEiT (Bao et al. 2022): mask tokens replace blocks of patches, and the encoder predicts their visual tokens.
 
 Figure 1 and section 2 of the paper; microsoft/unilm 768a3c8, beit/modeling_pretrain.py, engine_for_pretraining.py.
 Its own small autoencoder as tokenizer (--discrete_vae_type customized) is not here.

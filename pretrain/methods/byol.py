@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020) on a ViT: from each view predict what the target network says of the other.
+"""BYOL (Grill et al. 2020) on a ViT: each view predicts the target network's projection of the other.
 
 Figure 2 and Eq. 2; deepmind-research d8df415, byol/, which is JAX and has ResNets alone. So heads, loss and moving
 average are BYOL's, and all that belongs to a ViT is MoCo-v3's: trunk, frozen patch embedding, views, AdamW. No outputs
@@ -44,7 +44,7 @@ class Byol(Siamese):
         return Step(byol_loss(p1, z2) + byol_loss(p2, z1), {})  # both directions (byol_experiment.py:243-250)
 
     def after_update(self, progress: TrainProgress) -> None:
-        """The target network takes in the online network's new weights (byol_experiment.py:337-343)."""
+        """The target network moves towards the online network's new weights (byol_experiment.py:337-343)."""
         self.follow(progress)
 
     @torch.no_grad()

@@ -125,7 +125,7 @@ class ContextAutoencoder(TokenPrediction):
         return self.encode(self.teacher, images, hidden)
 
     def regress(self, images: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
-        """The latents (B, M, d) of the hidden patches, from what the encoder says of the visible ones."""
+        """The latents (B, M, d) of the hidden patches, from the encoder's of the visible ones."""
         latent = self.encode(self.vit, images, visible)
         return self.regressor(latent, self.places(visible), self.places(hidden))
 

@@ -1,4 +1,4 @@
-"""CAN (Mishra et al. 2022): two noisy, masked views agree; a decoder says hidden pixels and the noise of visible ones.
+"""CAN (Mishra et al. 2022): noisy, masked views agree; a decoder predicts hidden pixels and the noise of visible ones.
 
 Reimplemented: the published numbers come from JAX code that was never released. The arithmetic is that of the first
 author's later PyTorch version, shlokk/mae-contrastive 12d2ba5, models_mae.py and loss_contrastive.py, against whose
@@ -36,7 +36,7 @@ COLOURS = Colours(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)  # main_pretrain.py, fo
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The defaults are the paper's where its abstract says them; else the author's code, as it was meant to run, or
+    """The defaults are the paper's where its abstract gives them; else the author's code, as it was meant to run, or
     what SimCLR and MAE do."""
 
     mask_ratio: float = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
@@ -139,9 +139,9 @@ class Can(Method):
         return nt_xent(self.projector(tokens.mean(dim=1)), self.settings.temperature)
 
     def decode(self, latent: Tensor, level: Tensor, ids: Tensor) -> Tensor:
-        """Encoded tokens, all of which are told the noise level, -> (2B, L, 3pp) in the order of `ids`."""
-        told = latent + self.noise_mlp(sinusoids(level, self.settings.noise_dims)).unsqueeze(1)
-        return self.autoencoder.pixels(self.autoencoder.decoder(told, ids))
+        """Encoded tokens, with the embedding of the noise level added, -> (2B, L, 3pp) in the order of `ids`."""
+        tokens = latent + self.noise_mlp(sinusoids(level, self.settings.noise_dims)).unsqueeze(1)
+        return self.autoencoder.pixels(self.autoencoder.decoder(tokens, ids))
 
     def errors(self, decoded: Tensor, images: Tensor, added: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Mean squared errors of the hidden patches' pixels, and of the visible ones' noise."""

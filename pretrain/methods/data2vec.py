@@ -1,4 +1,4 @@
-"""data2vec (Baevski et al. 2022): at hidden patches, say what an EMA teacher's top blocks make of the whole image.
+"""data2vec (Baevski et al. 2022): at hidden patches, predict the features that an EMA teacher's top blocks have there.
 
 Figure 1 and section 3 of the paper; facebookresearch/data2vec_vision af9a363, beit/modeling_cyclical.py and
 beit/engine_for_cyclical.py. Of the code's options targets within blocks (layer_results=fc), masks that are thinned out

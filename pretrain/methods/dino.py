@@ -1,4 +1,4 @@
-"""DINO (Caron et al. 2021): every crop of an image predicts what the teacher says of its two large ones.
+"""DINO (Caron et al. 2021): every crop of an image predicts the teacher's outputs for its two large ones.
 
 Figure 2 and algorithm 1; facebookresearch/dino 7c446df, main_dino.py. Of its ablations squared errors, Sinkhorn-Knopp,
 a predictor and a head without bottleneck are not here. B images, G = 2 global and N local crops, K prototypes.

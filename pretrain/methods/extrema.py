@@ -1,4 +1,4 @@
-"""ExtreMA (Wu et al. 2022): from a fifth of the patches, predict what the teacher says of the whole image.
+"""ExtreMA (Wu et al. 2022): from a fifth of the patches, predict the teacher's representation of the whole image.
 
 microsoft/ExtreMA bf30b64, lib/builder.py:75-186, vits.py. One direction only: the student sees no whole image, the
 teacher no masked one. B images, L patches, M masks, k patches that a mask keeps, D width, d projected width.

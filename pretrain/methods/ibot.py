@@ -1,4 +1,4 @@
-"""iBOT (Zhou et al. 2022): DINO on masked crops, and each masked patch predicts what the teacher says of it unmasked.
+"""iBOT (Zhou et al. 2022): DINO on masked crops, whose masked patches predict the teacher's output for them.
 
 Figure 3 and algorithm 1; bytedance/ibot da316d8, main_ibot.py, models/head.py. Of its options Swin, ReLUs in the head,
 batch norms over groups of processes, other numbers of prototypes for patches than for class tokens, more than two

@@ -1,4 +1,4 @@
-"""LUT (Kim et al. 2024): masked image modelling, and what the visible patches say of the whole image.
+"""LUT (Kim et al. 2024): masked image modelling, and visible patches predict the teacher's view of the whole.
 
 Broader-context loss beside MAE's; naver-ai/lut 4420a27, models/models_lut.py, engines/engine_lut.py. On SimMIM after
 table A of the supplementary, which has no code. Two views, hidden in different places; the teacher sees all of both.
@@ -170,7 +170,7 @@ class Lut(Method):
 
     @torch.no_grad()
     def teacher_targets(self, images: Tensor) -> Tensor:
-        """What the teacher says of whole images (B, 3, H, W) -> (B, D)."""
+        """Whole images (B, 3, H, W) -> the teacher's projections (B, D)."""
         patches = self.teacher["vit"](images)[0][:, self.spec.prefix :]
         return self.teacher["projector"](patches.mean(dim=1))
 
@@ -185,7 +185,8 @@ class Lut(Method):
         return decay_groups(self.named_parameters(), [f"base.{name}" for name in self.base.undecayed])
 
     def after_update(self, progress: TrainProgress) -> None:
-        """Parameters and batch norms' statistics move; the momentum goes by forward passes (engine_lut.py:86-89)."""
+        """Parameters and batch norms' statistics move; the momentum's schedule counts forward passes
+        (engine_lut.py:86-89)."""
         passes = progress.step * progress.micro_batches + progress.micro_batch
         done = passes / (progress.steps * progress.micro_batches)
         student = nn.ModuleDict({"vit": self.base.vit, "projector": self.projector})

@@ -1,4 +1,4 @@
-"""MAE (He et al. 2022): encode a quarter of the patches, rebuild the pixels of the others.
+"""MAE (He et al. 2022): encode a quarter of the patches, predict the pixels of the others.
 
 Figure 1 of the paper; facebookresearch/mae efb2a80, models_mae.py. Of its ablations two targets of table 1d are not
 here, PCA's coefficients and dVAE's tokens. B images, L patches, k visible ones, p patch side.

@@ -1,7 +1,7 @@
 """MOCA (Gidaris et al. 2024): predict the teacher's codebook assignments of masked patches, and of the other view.
 
 Figure 2 of the paper; valeoai/MOCA models_moca.py, main_pretrain.py, util/misc.py. Where the paper and the released
-code differ, this follows the code, and says so.
+code differ, this follows the code, and a comment notes it.
 V=2 views, B images, L patches, k visible ones, D width, K words.
 """
 

@@ -1,4 +1,4 @@
-"""MoCo-v3 (Chen et al. 2021): each view finds the other one of its image among the views of all images.
+"""MoCo-v3 (Chen et al. 2021): each view identifies the other view of its image among those of all images.
 
 Algorithm 1; facebookresearch/moco-v3 c349e6e, moco/builder.py, vits.py, main_moco.py. ViTs alone, not the paper's
 ResNets. B images of this process, d projected width.

@@ -1,4 +1,4 @@
-"""MSN (Assran et al. 2022): views that lack patches, and small ones, predict which prototypes a whole view is near.
+"""MSN (Assran et al. 2022): masked and small views predict which prototypes a whole view is close to.
 
 Figure 3 and Eq. 1; facebookresearch/msn 4388dc1, src/msn_train.py, src/losses.py, src/deit.py. There the prototypes'
 gradient is summed over processes, here it is the mean, as all others: AdamW divides it by its own size anyhow. Of its

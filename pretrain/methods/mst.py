@@ -1,4 +1,4 @@
-"""MST (Li et al. 2021), reimplemented from its description: DINO, hiding what is little attended, rebuilding the image.
+"""MST (Li et al. 2021), reimplemented from the paper: DINO that hides patches of little attention, and restores them.
 
 No official code was published. Facts are from the paper's appendix, algorithm 1 and the sections named below; what is
 marked "inferred" is not. B images, G = 2 global and N local crops, L patches of h rows and w columns, D width,
@@ -134,7 +134,7 @@ class Mst(SelfDistillation):
         return {**baselines, "restore": scale * patch_baseline(pixels, "l1")}
 
     def reconstruct(self, images: Tensor, views: Mapping[str, Tensor]) -> Reconstruction | None:
-        """Of patches that the teacher attends to least, some are hidden; the decoder says the image."""
+        """Some of the patches that the teacher attends to least are hidden; the decoder predicts the image."""
         if self.decoder is None:
             return None
         crops, draws = images.unsqueeze(1), views["noise"][:, 0]

@@ -1,4 +1,4 @@
-"""SimMIM (Xie et al. 2022): mask tokens in place of patches, the encoder sees all, one linear layer says the pixels.
+"""SimMIM (Xie et al. 2022): mask tokens replace patches, the encoder sees all, and one linear layer predicts pixels.
 
 Figure 1 of the paper; microsoft/SimMIM d3e29bc, models/simmim.py. Masks are made of blocks of patches. Of its
 ablations heads of Swin blocks and classes of colours or tokens as targets are not here.

@@ -1,4 +1,4 @@
-"""Supervised training as in DeiT (Touvron et al. 2021), with labels: what encoders learned without them compare to.
+"""Supervised training as in DeiT (Touvron et al. 2021), with labels: a baseline for self-supervised encoders.
 
 facebookresearch/deit main.py, without distillation; its averaged weights, which it does not evaluate, are left out. The
 classifier is dropped: probes report the accuracy. B images, D width, K classes.

@@ -150,7 +150,7 @@ class WeightGenerator(nn.Module):
     """Words (K, D) -> prototypes (K, d) of length one. hidden: width of the layer between.
 
     The batch norm goes over the K words, which are the same in every process. Where d is not D the skip connection is
-    a layer too, of which the paper says nothing.
+    a layer too, which the paper does not mention.
     """
 
     def __init__(self, width_in: int, hidden: int, width: int) -> None:
@@ -170,8 +170,8 @@ def divergences(tokens: Tensor, prototypes: Tensor, targets: Tensor, entropies: 
     """KL(q || softmax(kappa z W^T)) of each token, MOCA Eq. 2 and 5: the cross-entropy less the target's entropy.
 
     tokens z (..., d), prototypes W (K, d), entropies (...) of the assignments q (..., K), of which only the targets
-    q W (..., d) are needed: the sum over k of q_k times a logit is kappa z (q W). So nobody gathers, keeps or goes back
-    through (..., K) assignments for each round of masks.
+    q W (..., d) are needed: the sum over k of q_k times a logit is kappa z (q W). So no round of
+    masks has to gather or keep (..., K) assignments.
     """
     logits = to_float32(kappa * tokens @ prototypes.T)
     return logits.logsumexp(dim=-1) - kappa * (to_float32(tokens) * to_float32(targets)).sum(dim=-1) - entropies

@@ -1,5 +1,4 @@
-"""Losses between what a student predicts of an image and what its teacher says of it, in float32 at least; and their
-baselines.
+"""Losses between a student's predictions and its teacher's targets, in float32 at least, and their baselines.
 
 A baseline is the loss of the best prediction that is the same whatever the image: a training that learns falls below
 it. It is estimated from a batch, to which the constant is fitted: the fewer the targets, the further it lies below that
@@ -124,7 +123,7 @@ def gathered(rows: Tensor) -> Tensor:
 
 
 class GatheredRows(torch.autograd.Function):
-    """`gathered`, but what every process's loss says of a row comes back to the process that it is from."""
+    """`gathered`, with gradients: those of every process's loss are summed in the process that a row is from."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Siamese(Method):
         return [self.momentum(views[name]) for name in VIEWS]
 
     def follow(self, progress: TrainProgress) -> None:
-        """The moving average takes in the base network's parameters, never its batch norms' statistics."""
+        """The moving average follows the base network's parameters, never its batch norms' statistics."""
         s = self.settings
         momentum = cosine(s.teacher_momentum, s.teacher_momentum_end, progress.step / progress.steps)
         move(self.momentum, self.base, momentum)

@@ -63,7 +63,7 @@ class Tokenizer(nn.Module):
 
     @property
     def label(self) -> str:
-        """What exports say of it."""
+        """Its name in the facts of exports."""
         raise NotImplementedError
 
     def fit(self, pictures: Iterable[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Initial weights, as the sources draw them: five families, and what timm does by itself is none of them.
+"""Initial weights, as the sources draw them: five families, none of which is timm's default.
 
 D width, p patch side.
 """

@@ -32,9 +32,9 @@ Views = Mapping[str, Tensor]
 class Watched(Updates):
     """Keeps the gradients of the last update by name, before and after they were clipped."""
 
-    def clipped(self) -> float:
+    def clip_gradients(self) -> float:
         self.raw = self.gradients()
-        total = super().clipped()
+        total = super().clip_gradients()
         self.after_clipping = self.gradients()
         return total
 

@@ -276,7 +276,7 @@ def views_of_ranks(name: str, ranks: slice) -> dict[str, Tensor]:
 def one_pass(name: str, world: World, views: dict[str, Tensor], path: Path) -> None:
     """Loss of this process and gradients after one pass, to a file."""
     updates = TestExtrema().case(name).begin(world=world)
-    logs = updates.back_from(views, START)
+    logs = updates.backward(views, START)
     gradients = {name: p.grad for name, p in updates.method.named_parameters() if p.requires_grad}
     torch.save(gradients | {"loss": logs["loss"]}, path)
 

@@ -177,7 +177,7 @@ class TestLut(RecordedTraining):
         data |= under(recorded, "student0.", "student0.") | under(recorded, "ema0.", "student0.ema.")
         case = self.variant(data=data, config=CONFIG | VARIANTS_CONFIG["variants"][name])
         updates = case.begin()
-        logs = updates.back_from(case.views(0), case.progress(0))
+        logs = updates.backward(case.views(0), case.progress(0))
         losses = under(recorded, "loss.")
         for ours, theirs in (("loss", "total"), ("mim", "mae"), ("context", "bc")):
             if theirs in losses:
