@@ -203,7 +203,7 @@ def _mmcv() -> Iterator[Check]:
         )
         return
     from downstream.models import operators
-    from downstream.models.libraries import quiet_libraries
+    from downstream.models.operators import quiet_libraries
 
     version = f"{package} {installed(package)}"
     try:

@@ -14,7 +14,7 @@ from downstream.detection_settings import DetectionSettings
 from downstream.loop.optimisation import adamw_by_layer
 from downstream.loop.training import Plan, open_both, run_plan
 from downstream.metrics.average_precision import weighted_ap
-from downstream.models.libraries import libraries_used, quiet_libraries
+from downstream.models.operators import libraries_used, quiet_libraries
 from downstream.planning import detection_operations, drawn_detections, untrained, work_of_training
 from engine.resampling import Score, resampled
 from engine.tasks import Metric, Outcome, Workspace, settings_of

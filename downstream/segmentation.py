@@ -12,7 +12,7 @@ from downstream.data.scenes import TINY, SceneSet
 from downstream.dense_task import DenseTask
 from downstream.loop.training import open_both
 from downstream.metrics.scores import constant_scores, weighted_scores
-from downstream.models.libraries import libraries_used, quiet_libraries
+from downstream.models.operators import libraries_used, quiet_libraries
 from downstream.planning import drawn_areas, segmentation_operations, untrained, windows
 from engine.printing import say
 from engine.resampling import Score, resampled

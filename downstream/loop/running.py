@@ -3,6 +3,10 @@
 Rates, order of images, augmentation and dropout are functions of seed and iteration; weights, optimiser and batch
 statistics come from the state on disk. So the bits after a resume are those of an uninterrupted run, where the Runner's
 own resuming draws other augmentations.
+
+Position p of the stream of training images is image p mod N of epoch p div N's permutation, augmented by random numbers
+of its own. Step t of batch size b takes positions tb..(t+1)b-1, however processes and micro-batches share them. N
+images of the set.
 """
 
 import contextlib
@@ -26,7 +30,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner import IterBasedTrainLoop, Runner, ValLoop
 from mmengine.visualization import Visualizer
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from downstream.loop.hooks import (
     STATE_SUFFIX,
@@ -38,16 +42,63 @@ from downstream.loop.hooks import (
     ShowProgress,
     StopAtDivergence,
 )
-from downstream.loop.saving import save_interval
-from downstream.loop.stream import Positions, Stream
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from engine.distributed import World
 from engine.files import locked
 from engine.precision import autocast
 from engine.progress import Progress
+from engine.seeding import AUGMENT, seeded, shuffled
 from engine.training.interruptions import ignore_signals, listening
 from engine.training.schedules import Schedule, TrainProgress
 from engine.training.states import newest_whole
+
+STATES = 20  # states saved over a training, at least
+MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
+
+
+def save_interval(steps: int) -> int:
+    """Optimiser steps between two states."""
+    return max(1, min(MAX_INTERVAL, steps // STATES))
+
+
+class Stream(Dataset):
+    """Endless passes over `images`, a dataset of the mm libraries; item p is the image at position p."""
+
+    def __init__(self, images: Any, seed: int) -> None:
+        self.images, self.seed = images, seed
+
+    @property
+    def metainfo(self) -> dict[str, Any]:
+        """Class names, for the Runner."""
+        return self.images.metainfo
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, position: int) -> Any:
+        epoch, place = divmod(position, len(self.images))
+        with seeded(AUGMENT, self.seed, position):
+            return self.images[int(shuffled(len(self.images), self.seed, epoch)[place])]
+
+
+class Positions(Sampler[int]):
+    """The positions of one process: `micro_batches` times `size` of them. mmengine's loop calls `skip` on resuming."""
+
+    def __init__(self, size: int, micro_batches: int, rank: int, processes: int) -> None:
+        self.size, self.micro_batches, self.rank, self.processes = size, micro_batches, rank, processes
+        self.done = 0
+
+    def skip(self, images: int) -> None:
+        """Leave out the first `images` of this process."""
+        self.done += images // self.size
+
+    def __len__(self) -> int:
+        return self.micro_batches * self.size
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.done, self.micro_batches):
+            first = (number * self.processes + self.rank) * self.size
+            yield from range(first, first + self.size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 
 from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from engine.machine import own_cores
 from engine.printing import say
 from engine.tasks import Workspace

@@ -1,19 +1,29 @@
-"""A stand-in for mmcv's compiled operators: NMS and RoIAlign by torchvision, which computes the same.
+"""How mmseg, mmdet, mmengine and mmcv are imported: quietly, and with a stand-in for compiled operators.
+
+Importing them takes four seconds and prints notes about optional packages. Everything that imports them does so inside
+`with quiet_libraries():`, in a task that runs, never when tasks are listed.
 
 An ordinary pip install gives an mmcv without `mmcv._ext`. Segmentation needs none of its operators, Mask R-CNN and
-Cascade need the two here. N boxes, K of them kept, R regions, C channels, h x w cells of a region.
+Cascade need two, NMS and RoIAlign, which torchvision computes alike. N boxes, K of them kept, R regions, C channels,
+h x w cells of a region.
 """
 
+import contextlib
 import importlib
+import io
 import sys
+import warnings
+from collections.abc import Iterator
 from functools import partial
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
+from engine.optional import OPTIONAL, require
 from engine.precision import to_float32
 
 NAME = "mmcv._ext"
@@ -136,3 +146,26 @@ def _not_covered(name: str, *values: Any, **settings: Any) -> NoReturn:
         f"mmcv's operator {name} is not among those that torchvision stands in for (nms, roi_align); "
         "install an mmcv with compiled operators to use it"
     )
+
+
+PACKAGES = ("mmengine", "mmcv", "mmseg", "mmdet")
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """A block in which the mm libraries find operators and print nothing, nor do loggers that they make in it."""
+    require(*PACKAGES, "faster_coco_eval")
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        install()
+        yield
+
+
+def libraries_used() -> dict[str, str]:
+    """Package -> version, and which operators mmcv computes with, as facts of a result."""
+    found = {"mmcv operators": str(which())}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[OPTIONAL[package][0]] = version(OPTIONAL[package][0])
+    return found

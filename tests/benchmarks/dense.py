@@ -32,7 +32,7 @@ from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from downstream.data.scenes import open_scenes
 from downstream.loop.training import run_plan
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY

@@ -29,7 +29,7 @@ import torch
 from engine.machine import keep_memory
 from probes.knn import blas_kernel
 from probes.knn.neighbours import search, unit_rows
-from probes.knn.votes import vote
+from probes.tasks.knn import vote
 
 GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000
 KS = (10, 20, 100, 200)

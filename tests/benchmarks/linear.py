@@ -30,7 +30,7 @@ from probes.features.readouts import kinds_of
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.linear.heads import Head, Heads, HeadSettings
-from probes.linear.recipes import IBOT_LRS
+from probes.tasks.linear import IBOT_LRS
 
 ROWS, WIDTH, BATCH = 50_000, 384, 1024
 READOUT = "cls1"

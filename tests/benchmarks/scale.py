@@ -26,12 +26,12 @@ from engine.distributed import World
 from engine.machine import keep_memory
 from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import _faiss, search, search_bytes, unit_rows
-from probes.knn.votes import vote
 from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
 from probes.lowshot.blocks import BlockedRows, Blocks, largest_value, second_moments
 from probes.lowshot.fitting import Fitter
-from probes.lowshot.planning import fit_bytes
 from probes.lowshot.prepared import PreparedRows
+from probes.tasks.knn import vote
+from probes.tasks.lowshot import fit_bytes
 
 CLASSES, K, BATCH, HEADS = 1000, 200, 1024, 45
 COLUMNS = ("work", "s", "CPU s", "TFLOP", "GFLOP/s", "peak MB", "stated MB")

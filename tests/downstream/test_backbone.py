@@ -8,7 +8,7 @@ from torch import nn
 from toy_scenes import PLAIN, SPECS, export_of
 
 from checkpoints.resolve import load
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 

@@ -23,7 +23,7 @@ from toy_scenes import export_of
 from downstream.data.scenes import open_scenes
 from downstream.detection import Detection
 from downstream.models import operators
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_scenes import SPECS, export_of, workspace
 
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.planning import windows
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY

@@ -14,7 +14,7 @@ from downstream.data.tiny_scenes import COUNTS
 from downstream.detection import learnable, with_masks
 from downstream.detection_settings import DetectionSettings
 from downstream.layouts.coco import runs
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
     from mmdet.datasets import CocoDataset

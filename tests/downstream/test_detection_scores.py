@@ -10,7 +10,7 @@ from pycocotools import mask as masks
 from downstream.data.instances import Instances
 from downstream.metrics.average_precision import average_precisions, detections, weighted_ap
 from downstream.metrics.shown import shown_things
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
     from mmdet.evaluation import CocoMetric

@@ -15,7 +15,7 @@ import torch
 from toy_scenes import PLAIN, SPECS, export_of, workspace
 
 from downstream.metrics.average_precision import average_precisions, detections
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.cascade_coco import Cascade
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as MASK

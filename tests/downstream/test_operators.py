@@ -12,7 +12,7 @@ import torch
 from torchvision.ops import roi_align as reference_roi_align
 
 from downstream.models import operators
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
     from mmcv.ops import RoIAlign, batched_nms, nms, roi_align

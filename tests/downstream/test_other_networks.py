@@ -11,7 +11,7 @@ from toy_scenes import PLAIN, export_of, workspace
 from checkpoints.own_networks import OwnExport
 from checkpoints.positions import resize_positions
 from checkpoints.resolve import load_frozen
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.maskrcnn_coco import PROTOCOLS as COCO
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE

@@ -8,7 +8,7 @@ import torch
 
 from downstream.metrics.scores import scores, weighted_scores
 from downstream.metrics.shown import shown_masks, thumbnail
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from engine.resampling import resampled
 
 with quiet_libraries():

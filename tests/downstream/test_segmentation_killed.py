@@ -11,7 +11,7 @@ import pytest
 import torch
 from toy_scenes import export_of, workspace
 
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.upernet_ade20k import PROTOCOLS
 from engine.tasks import Outcome
 from engine.training.interruptions import Stopped

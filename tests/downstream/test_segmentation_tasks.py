@@ -12,7 +12,7 @@ from toy_scenes import SPECS, export_of, workspace
 from downstream.data.scenes import tiny_folder
 from downstream.loop import hooks
 from downstream.metrics.scores import scores
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 from downstream.tasks.segmenter_cityscapes import PROTOCOLS as CITY
 from downstream.tasks.segmenter_cityscapes import Segmenter
 from downstream.tasks.upernet_ade20k import PROTOCOLS as ADE

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from downstream.loop.stream import Positions, Stream
+from downstream.loop.running import Positions, Stream
 
 
 class Draws:

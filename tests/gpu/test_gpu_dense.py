@@ -7,7 +7,7 @@ import torch
 from emulated import KIND
 from toy_scenes import export_of, workspace
 
-from downstream.models.libraries import quiet_libraries
+from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
     import test_detection_tasks as detection

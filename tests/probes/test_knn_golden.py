@@ -7,7 +7,7 @@ import pytest
 from recordings import facts, tensors
 
 from probes.knn.neighbours import search, unit_rows
-from probes.knn.votes import vote
+from probes.tasks.knn import vote
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}
 RECORDED = facts("knn/results.json")

@@ -8,8 +8,7 @@ from PIL import Image
 from toy_exports import export_of_size, workspace
 
 from imagesets.decoding import UnreadableImage
-from probes.knn.votes import vote
-from probes.tasks.knn import PROTOCOLS, SUITES, Knn
+from probes.tasks.knn import PROTOCOLS, SUITES, Knn, vote
 
 SMALL = Knn(k=(1, 5), temperature=(0.07,), pool="avg")
 

@@ -9,9 +9,10 @@ import torch
 from meeting import together
 
 from engine.distributed import World
-from probes.knn import neighbours, votes
+from probes.knn import neighbours
 from probes.knn.neighbours import search, tiles_of, unit_rows
-from probes.knn.votes import vote, winners
+from probes.tasks import knn
+from probes.tasks.knn import vote, winners
 
 BACKENDS = ("faiss", "torch")
 by_torch = neighbours._torch
@@ -180,7 +181,7 @@ def scores(similarities, labels, k, temperature):
 
 @pytest.mark.parametrize("voters", [7, 512])
 def test_votes_are_the_formula(voters, monkeypatch):
-    monkeypatch.setattr(votes, "VOTERS", voters)
+    monkeypatch.setattr(knn, "VOTERS", voters)
     random = np.random.default_rng(4)
     similarities = -np.sort(-random.uniform(0, 1, (50, 40)), axis=1).astype(np.float32)
     near, labels = random.integers(0, 12, (50, 40)), random.integers(0, 12, 50)
