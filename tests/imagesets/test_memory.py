@@ -104,7 +104,7 @@ class Random(Dicts):
         (Random(5), "memory:x/train/0 is another image when read again: leave random augmentation out"),
         ([1, 2], "memory:x/train/0: TypeError"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "images",
 )
 def test_what_is_wrong_is_one_line(train, says):
     with pytest.raises(ValueError, match=says) as caught:
