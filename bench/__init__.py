@@ -2,6 +2,7 @@
 
 from bench.api import (
     Leaderboard,
+    Options,
     compare,
     evaluate,
     evaluate_suite,
@@ -12,7 +13,6 @@ from bench.api import (
     report,
     visualize,
 )
-from bench.calls import Options
 
 __all__ = [
     "Leaderboard",

@@ -10,8 +10,7 @@ from itertools import chain
 from textwrap import fill
 from typing import Literal, get_args, get_origin
 
-from bench.cli.meanings import meanings
-from bench.cli.settings import alternatives, setting_text, types_of
+from bench.cli.settings import alternatives, meanings, setting_text, types_of
 from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY, stands_in_for

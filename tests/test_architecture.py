@@ -45,7 +45,7 @@ def imported_files() -> dict[str, set[str]]:
 
 
 def wing(name: str) -> str:
-    """bench.run.plan -> bench.run; a file that lies in a package itself is a wing of its own."""
+    """bench.run.prepare -> bench.run; a file that lies in a package itself is a wing of its own."""
     return ".".join(name.split(".")[:2])
 
 

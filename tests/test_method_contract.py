@@ -24,7 +24,7 @@ from small_trainings import (
 )
 from torch import nn
 
-from bench.cli.meanings import meanings
+from bench.cli.settings import meanings
 from checkpoints.export import ViTExport
 from checkpoints.undrawn import Undrawn
 from engine.extensions import load_extension, source_files

@@ -9,10 +9,8 @@ import torch
 from own_networks import write_networks
 from PIL import Image
 
-from bench.cli.meanings import meanings
-from bench.cli.settings import Change, changed, setting_text
-from bench.development.protocol_page import PAGE, protocol_page
-from bench.development.protocols import ROOT, own_tasks, protocol_versions, read_record
+from bench.cli.settings import Change, changed, meanings, setting_text
+from bench.development.protocols import PAGE, ROOT, own_tasks, protocol_page, protocol_versions, read_record
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.results.board import Board, Cell, Row, best
-from bench.results.record import CheckpointUsed
-from bench.results.units import decimals, interval_decimals, number_text
+from bench.results.record import CheckpointUsed, decimals, interval_decimals, number_text
 from bench.statistics.significance import Key, key_of
 from checkpoints.training_cost import COST_UNITS, TrainingCost
 from engine.printing import text_of

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 whatever the tests say, and also when nothing can be compared: the reasons are printed."""
     from bench.results.record import check_folder
-    from bench.statistics.compare import Wanted, compare
-    from bench.statistics.report import comparisons_csv, to_json, to_text
+    from bench.statistics.compare import Wanted, compare, comparisons_csv, to_json, to_text
     from engine.files import write_atomic
     from engine.printing import say
 

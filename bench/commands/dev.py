@@ -17,8 +17,15 @@ def run(arguments: argparse.Namespace) -> int:
     """0: record and pages are those of the code."""
     if arguments.action == "timm":
         return _timm()
-    from bench.development.protocol_page import PAGE, protocol_page
-    from bench.development.protocols import RECORD, ROOT, own_tasks, protocol_versions, update_record
+    from bench.development.protocols import (
+        PAGE,
+        RECORD,
+        ROOT,
+        own_tasks,
+        protocol_page,
+        protocol_versions,
+        update_record,
+    )
     from engine.files import write_atomic
 
     tasks = own_tasks()

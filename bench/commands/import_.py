@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_reference(arguments.source)  # before torch is imported
     from dataclasses import replace
 
-    from bench.cli.description import export_lines
-    from bench.cli.outputs import check_new_export
+    from bench.cli.checks import check_new_export
+    from bench.cli.messages import export_lines
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bench.run.checkpoints import LoadedCheckpoint
-    from bench.run.plan import Job
+    from bench.run.prepare import Job
     from bench.run.suites import ChosenProtocol
 
 EPILOG = """examples:
@@ -38,16 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0, or 1 where a job would fail."""
-    from bench.places import check_names
+    from bench.cli.checks import check_names
 
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
-    from bench.cli.devices import chosen_device
-    from bench.cluster.words import words_of
+    from bench.cli.checks import chosen_device
+    from bench.cluster.submission import words_of
     from bench.commands.run import evaluation_request
-    from bench.planning.calibration import free_memory
-    from bench.planning.machines import machine
-    from bench.run.planner import as_json, entries, foreseen, report, script_lines
+    from bench.planning.calibration import free_memory, machine
+    from bench.run.forecast import as_json, entries, foreseen, report, script_lines
     from engine.printing import say
 
     if arguments.json and arguments.script:

@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
-        from bench.cluster.launch import launch_pretraining
+        from bench.cluster.submission import launch_pretraining
 
         there: Precision = "bfloat16" if options.gpus else "float32"
         precision: Precision = there if arguments.precision == "auto" else arguments.precision
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
-    from bench.cli.devices import ready_device
+    from bench.cli.checks import ready_device
     from bench.pretraining.run import run_pretraining, training_precision
 
     device = ready_device(arguments.device, arguments.compile)

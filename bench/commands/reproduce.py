@@ -36,9 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 whatever was measured."""
     from bench.published.values import published_values, values_of
-    from bench.reproduce.reach import known
     from bench.reproduce.report import listing, summary, table_lines
-    from bench.reproduce.steps import Setup, named_checkpoints, named_data, script
+    from bench.reproduce.steps import Setup, known, named_checkpoints, named_data, script
     from bench.statistics.matching import read_measured
     from engine.printing import say
 

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also where nothing fits."""
+    from bench.results.index import Filter, find, lines_of, refuse_ambiguous
     from bench.results.record import check_folder
-    from bench.results.stored import Filter, find, lines_of, refuse_ambiguous
 
     check_folder(arguments.out)
     wanted = Filter(
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _remove(out: Path, found: list, dry_run: bool) -> None:
     from bench.board.files import rewrite
-    from bench.results.stored import remove
+    from bench.results.index import remove
 
     if dry_run:
         say("nothing was removed (--dry-run)")

@@ -9,7 +9,7 @@ from bench.cli.arguments import REFERENCES, add_compile, add_statistics, positiv
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
-    from bench.run.runner import RunRequest
+    from bench.run.prepare import RunRequest
 
 EPILOG = """examples:
   bench run --checkpoint timm:vit_small_patch16_224.dino pixels:32 --suite smoke --out results
@@ -70,16 +70,16 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
+    from bench.cli.checks import check_names
     from bench.cluster.options import cluster_of
-    from bench.places import check_names
 
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
-        from bench.cluster.launch import launch_evaluation
+        from bench.cluster.submission import launch_evaluation
 
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
-    from bench.cli.devices import ready_device
+    from bench.cli.checks import ready_device
     from bench.run.runner import run_suite
 
     device = ready_device(arguments.device, arguments.compile)
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def evaluation_request(arguments: argparse.Namespace, device: str) -> "RunRequest":
     """The request that the options make, on a device."""
-    from bench.run.runner import RunRequest
+    from bench.run.prepare import RunRequest
     from checkpoints.import_options import ImportOptions
     from engine.tasks import Workspace
 

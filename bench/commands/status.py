@@ -22,8 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0: all jobs are finished, wait or run; 1: some failed or were stopped."""
     import json
 
-    from bench.cluster.state import rows_of
-    from bench.cluster.status import status_json, status_lines
+    from bench.cluster.status import rows_of, status_json, status_lines
     from engine.printing import say
 
     if arguments.json:

@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
-    from bench.cli.devices import chosen_device
-    from bench.cli.outputs import check_writable
+    from bench.cli.checks import check_writable, chosen_device
     from bench.pictures.drawing import chosen_kind, draw_pictures
     from bench.pictures.shown import Shown, checkpoints_of
     from engine.optional import require

@@ -1,8 +1,8 @@
-"""Measure in about a minute what the units of work take here: on the given images, with the given export.
+"""How long a unit of work takes: measured on this machine and kept in the cache, or assumed of a machine that is not
+there.
 
-Measured are the pass for features and that for random crops, on a few images; FAISS on noise; and what each task
-rehearses of its own (`Task.rehearse`). The result is kept in the cache of the run, by machine, device, precision,
-architecture and image set.
+Assumed machines (`--assume`) are for plans before there is the machine. A peak is a data sheet's; the share of it that
+programs reach, and all else, are assumptions, each on its line.
 """
 
 import json
@@ -10,30 +10,169 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import torch
 
-from bench.planning.rates import Calibration
 from bench.results.environment import hardware
 from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
-from engine.printing import say
+from engine.printing import meant, say
 from engine.tasks import Task, Workspace
-from engine.work import Kind
+from engine.work import IMAGES, Kind, Part, Work
 from imagesets.sets import ImageSet, open_set
 from probes.features.extract import forward_batch, transform_of
 from probes.features.extraction import Extractor, Reader, run_extraction
 from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import search, unit_rows
 from probes.linear.augmented import TrainTransform
+
+# What a part without a measured unit is estimated by, from its operations: the like that is measured.
+LIKE: Mapping[Kind, str] = {
+    "features": "forward",
+    "crops": "forward",
+    "evaluation": "forward",
+    "training": "training",
+    "head steps": "product",
+    "head images": "product",
+    "comparisons": "product",
+    "fit rows": "product",
+}
+
+
+class Speed(Protocol):
+    """A machine, measured or assumed."""
+
+    def seconds(self, part: Part, protocol: str) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What was measured on one machine, with one architecture, device and precision."""
+
+    date: str  # ISO 8601, UTC
+    took: float  # seconds of measuring
+    machine: Mapping[str, Any]  # as results say it
+    device: str
+    precision: str
+    architecture: str
+    units: Mapping[Kind, float] = field(default_factory=dict)  # kind of work -> seconds of a unit, for all tasks
+    # protocol -> kind of work -> seconds of a unit, as its task rehearsed it
+    of_task: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
+    # forward, training, product -> floating-point operations a second
+    flops: Mapping[str, float] = field(default_factory=dict)
+    # protocol -> kind of work -> operations of a unit, of models that a task builds
+    models: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
+    reading: float = 0.0  # seconds that a core takes to read, decode and crop an image
+    memory_free: float = 0.0  # bytes
+
+    def unit(self, kind: Kind, protocol: str) -> float | None:
+        """Of one unit, where it was measured."""
+        return self.of_task.get(protocol, {}).get(kind, self.units.get(kind))
+
+    def seconds(self, part: Part, protocol: str) -> float:
+        """Of a part; from its operations where its unit was not measured."""
+        unit = self.unit(part.kind, protocol)
+        if unit is None:
+            rate = self.flops.get(LIKE.get(part.kind, ""), 0.0)
+            unit = part.flops / rate if rate else 0.0
+        return unit * part.count
+
+
+def seconds_of_work(work: Work, speed: Speed, protocol: str) -> float:
+    """All parts one after the other, as a task does them."""
+    return sum(speed.seconds(part, protocol) for part in work.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """GPUs of one kind, whose work is divided evenly."""
+
+    name: str
+    peak: Mapping[str, float]  # precision -> floating-point operations a second of one GPU
+    memory: float  # bytes of one GPU
+    precision: str = "bfloat16"  # of the networks; heads, searches and fits are in float32
+    gpus: int = 1  # in all nodes together
+    loaders: int = 8  # processes that read images, for each GPU: what this tool starts; --workers asks for more
+    # Shares of the peak that are reached: networks forward, and forward and back; products in float32.
+    forward: float = 0.40
+    training: float = 0.35
+    product: float = 0.40
+    divided: float = 0.90  # share of the speed that is left of each GPU of several
+    # Images that a core reads a second: of ImageNet 300 are decoded and cropped (probes/features/extraction.py), 100
+    # augmented by RandAugment (probes/finetune/training_groups.py).
+    reads: float = 300.0
+    augments: float = 100.0
+    start: float = 30.0  # seconds until a training begins
+    update: float = 0.01  # seconds of a step of the optimiser
+    closing: float = 0.04  # seconds of one resample of a dense task: COCO's 4000 take 160 s (engine/resampling.py)
+    libraries: float = 10.0  # seconds until they are imported
+    states: float = 5.0  # seconds until one is saved
+
+    def __post_init__(self) -> None:
+        assert self.precision in self.peak and "float32" in self.peak
+
+    def seconds(self, part: Part, protocol: str) -> float:
+        """Of a part, by whichever limits it: reading, where there are images, or computing."""
+        fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
+        if part.kind in fixed:
+            return part.count * fixed[part.kind]
+        if part.kind == "updates":
+            return part.count * self.update
+        computing = part.count * part.flops / self.rate(part.kind)
+        if part.kind not in IMAGES:
+            return computing / self.power
+        speed = self.augments if part.kind == "training" else self.reads
+        return max(computing, part.count / (self.loaders * speed)) / self.power
+
+    def rate(self, kind: Kind) -> float:
+        """Operations that one GPU does in a second of this kind of work."""
+        if kind in IMAGES:
+            return self.peak[self.precision] * (self.training if kind == "training" else self.forward)
+        return self.peak["float32"] * self.product
+
+    @property
+    def power(self) -> float:
+        """How many times one GPU's speed."""
+        return self.gpus * self.divided if self.gpus > 1 else 1.0
+
+    def lines(self) -> list[str]:
+        """What is assumed, for people."""
+        peaks = ", ".join(f"{precision} {peak / 1e12:g} TFLOP/s" for precision, peak in self.peak.items())
+        return [
+            f"assumed, not measured: {self.gpus} x {self.name}, peaks {peaks} (data sheet)",
+            f"assumed: {self.forward:.0%} of the peak in {self.precision} forward, {self.training:.0%} in training, "
+            f"{self.product:.0%} in float32 products; {self.divided:.0%} of each GPU of several",
+            f"assumed: {self.loaders} loaders a GPU, each of which decodes {self.reads:g} images a second or augments "
+            f"{self.augments:g}; `bench plan` on the machine itself measures all of this",
+        ]
+
+
+# NVIDIA's data sheets, dense (without sparsity).
+MACHINES = {
+    "h100": Machine(  # H100 Tensor Core GPU Datasheet, SXM5: 1,979 TFLOPS bf16 with sparsity, 67 TFLOPS fp32, 80 GB
+        name="NVIDIA H100 SXM", peak={"bfloat16": 989e12, "float32": 67e12}, memory=80e9
+    ),
+    "a100": Machine(  # A100 Tensor Core GPU Datasheet, SXM4: 312 TFLOPS bf16, 19.5 TFLOPS fp32, 80 GB
+        name="NVIDIA A100 80GB SXM", peak={"bfloat16": 312e12, "float32": 19.5e12}, memory=80e9
+    ),
+}
+
+
+def machine(name: str, gpus: int, loaders: int | None, precision: str) -> Machine:
+    """`gpus` of the machine of that name. ValueError for an unknown one."""
+    if name not in MACHINES:
+        raise ValueError(f"--assume {name}: no such machine is known{meant(name, list(MACHINES))}")
+    found = MACHINES[name]
+    return replace(found, gpus=gpus, loaders=loaders or found.loaders, precision=precision)
+
 
 SECONDS = 3.0  # of each measurement of images, about
 READ = 16  # images of the first, untimed pass

@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
+from bench.cli.checks import absent_images, example
 from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
-from bench.places import absent_images, example
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from checkpoints.training_cost import TrainingCost

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bench.board.files import level_in
 from bench.published.rows import with_published
-from bench.report_page.contents import ReportContents, ShownTable, contents
+from bench.report_page.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
 from bench.report_page.figures import cost_figure, in_unit, log_of, training_figure
-from bench.report_page.verdicts import grounds, headline, verdict
 from bench.report_page.views import TableView, views_of
 from bench.report_page.visualized import ReportPictures, report_pictures
 from bench.results.board import board_of

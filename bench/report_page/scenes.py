@@ -1,25 +1,79 @@
 """Some validation scenes with what they hold and what a table's checkpoints saw in them: classes, or things.
 
 From the small masks of segmentation results, and the boxes and small masks of detection results (docs/results.md).
+
+Images are shown if their set is on this machine and still the one that was measured.
 """
 
+import base64
 import colorsys
+import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bench.report_page.pictures import data_url
+from bench.results.record import Result
 from bench.statistics.matching import Measured
 from downstream.data.instances import Instances
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
 from downstream.metrics.shown import MOST, numbered_things, shown_places
 from engine.files import read_regular
-from imagesets.decoding import MAX_BYTES, open_image
+from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image
+from imagesets.sets import ImageSet, open_set
+
+SIDE = 96  # pixels of the longer side of a small picture
+Opened = Callable[[Result, Literal["train", "val"]], ImageSet | None]
+
+
+def on_this_machine() -> Opened:
+    """A function that opens a split of the images of a result, each once; None where they are not here, or are others.
+
+    Of a result with a limit, the images that it saw.
+    """
+    found: dict[tuple[str, str], ImageSet | None] = {}
+
+    def opened(result: Result, split: Literal["train", "val"]) -> ImageSet | None:
+        url = result.data.url
+        if (url, split) not in found:
+            try:
+                found[url, split] = open_set(url, split)
+            except (ValueError, OSError):  # moved, unmounted, or no image set
+                found[url, split] = None
+        images = found[url, split]
+        if images is None or images.fingerprint != result.data.fingerprints.get(split):
+            return None
+        return images if result.limit is None else images.limited(result.limit)
+
+    return opened
+
+
+def small_picture(images: ImageSet, index: int) -> str:
+    """An image of a set as a data: URL of a small JPEG; "" where it cannot be read."""
+    try:
+        return data_url(images.image(index))
+    except (UnreadableImage, OSError):
+        return ""
+
+
+def data_url(image: Image.Image, side: int = SIDE) -> str:
+    """An RGB image as a data: URL of a JPEG of at most `side` pixels; one of less than half is enlarged pixel by pixel,
+    so that browsers do not blur it."""
+    times = side // max(image.size)
+    if times > 1:
+        image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+    else:
+        image = image.copy()
+        image.thumbnail((side, side))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
 
 BEST = 3  # checkpoints
 PIXELS = 192  # of a picture's longer side

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.results.record import CheckpointUsed, Result
-from bench.results.units import number_text
+from bench.results.record import CheckpointUsed, Result, number_text
 
 
 @dataclass(frozen=True, kw_only=True)

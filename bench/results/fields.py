@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from bench.cli.meanings import meanings
+from bench.cli.settings import meanings
 from bench.results.record import Result
 from engine.files import write_atomic
 

@@ -3,6 +3,10 @@
 The path of a result says everything that is asked for, so that a result is looked up by asking whether its file exists,
 and two runs that share a folder never write different things to one file. A good result is only replaced by another
 good one: when it was made again and that failed, the failure is `<stem>.failed.json` beside it.
+
+Files of schema 1 hold metrics as plain numbers, and what these are follows from their names: numbers are in percent,
+`_std` is a deviation, `loss` and `error` are better when lower, `_bestT` is the best of several temperatures on the
+validation images.
 """
 
 import io
@@ -10,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from zipfile import BadZipFile
@@ -17,8 +22,6 @@ from zipfile import BadZipFile
 import msgspec
 import numpy as np
 
-from bench.results.schema1 import as_schema_2
-from bench.results.units import interval_decimals, number_text
 from checkpoints.training_cost import TrainingCost
 from engine.files import digest, write_atomic
 from engine.optional import require
@@ -28,6 +31,72 @@ from imagesets.sets import differ
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+LOWER_IS_BETTER = ("loss", "error")
+CHOSEN_ON_VAL = "_bestT"
+DEVIATION = "_std"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What a file of schema 1 says of its metrics.
+
+    per_image: names of the arrays over images in the `.npz` file, of which some are metrics. resampled: metrics whose
+    values on resampled images are there, as `<metric>_resampled`.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    per_image: tuple[str, ...] = ()
+    resampled: tuple[str, ...] = ()
+
+
+def as_schema_2(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of a schema 1 file as that of schema 2. ValueError, with the field, for a wrong type."""
+    numbers = msgspec.convert(value, Numbers)
+    metrics = {name: _metric(name, numbers) for name in numbers.metrics}
+    others = [name for name in numbers.per_image if name not in metrics]
+    return {**value, "schema": 2, "metrics": metrics, "arrays": others}
+
+
+def _metric(name: str, numbers: Numbers) -> dict[str, Any]:
+    is_deviation = name.endswith(DEVIATION)
+    found = {
+        "value": numbers.metrics[name],
+        "unit": "%",
+        "higher_is_better": None if is_deviation else not name.endswith(LOWER_IS_BETTER),
+        "interval": numbers.intervals.get(name),
+        "chosen_on_val": name.endswith(CHOSEN_ON_VAL),
+        "deviation_of": name.removesuffix(DEVIATION) if is_deviation else None,
+    }
+    if name in numbers.resampled:
+        return found | {"array": f"{name}_resampled", "array_over": "resamples"}
+    return found | {"array": name} if name in numbers.per_image else found
+
+
+def decimals(value: float, unit: str) -> int:
+    """Digits behind the point: of a percentage 2, below 1 % 4; otherwise as many as show three digits."""
+    if value == 0:
+        return 2
+    if unit == "%":
+        return 2 if abs(value) >= 1 else 4
+    return max(0, 2 - floor(log10(abs(value))))
+
+
+def number_text(value: float, unit: str) -> str:
+    """`97.20` for a percentage, `0.0123 s`, `1412 MB`, `0.731` without a unit."""
+    return f"{value:.{decimals(value, unit)}f}{suffix(unit)}"
+
+
+def suffix(unit: str) -> str:
+    """What follows a number; a percentage stands alone."""
+    return f" {unit}" if unit not in ("%", "") else ""
+
+
+def interval_decimals(value: float, unit: str) -> int:
+    """Digits behind the point of the ends of the interval around a value: of percentages and points 1."""
+    return 1 if unit == "%" else decimals(value, unit)
+
 
 SCHEMA = 2
 
@@ -150,8 +219,8 @@ class Result:
     processes: int = 1  # number of processes (torchrun)
     seconds: float = 0.0  # wall time of the task
     # what `bench plan` foresaw, in seconds, where it had measured this machine; else null
-    planned_seconds: float | None = None
-    plan_ratio: float | None = None  # `seconds` by `planned_seconds`
+    planned_seconds: float | None = None  # of older results: what a plan foresaw
+    plan_ratio: float | None = None  # of older results: `seconds` by `planned_seconds`
     # what this very run spent: `forwards` (images through the backbone) in `extraction_seconds`
     cost: Mapping[str, float] = field(default_factory=dict)
     images_per_second: float | None = None  # `forwards` by `extraction_seconds`; null when all features were on disk

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.description import epochs_of
-from bench.cli.messages import in_one_line
+from bench.cli.messages import epochs_of, in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import FrozenExport, FrozenSpec
@@ -34,7 +33,7 @@ class LoadedCheckpoint:
         return self.used.name, self.used.digest
 
 
-def prepare(
+def load_checkpoint(
     reference: str, name: str | None, out: Path, save: bool, options: ImportOptions | None = None
 ) -> tuple[LoadedCheckpoint, FrozenExport]:
     """Load `reference`, verify an export's fingerprint and, if `save`, save an import under `out`/exports.

@@ -1,63 +1,298 @@
 """`bench run`: one result file for every checkpoint, image set and protocol.
 
 Existing results are skipped, and jobs that failed before are tried again after all new ones. Each result is written as
-soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes.
+soon as it is known. Under torchrun every process runs every task on its share of the images, and rank 0 writes. Jobs
+that read one stream of augmented images run together, and each ends with an outcome or an error of its own.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
+import numpy as np
+
 from bench.board import files as leaderboard
 from bench.board.tables import to_terminal
-from bench.cli.messages import in_one_line, millions
-from bench.cli.outputs import check_writable
-from bench.published.check import against_published
+from bench.cli.messages import in_one_line, traceback_of
+from bench.published.values import MeasuredNumbers, against_published
 from bench.results.board import group_of
+from bench.results.environment import hardware, versions
 from bench.results.record import (
-    DataUsed,
+    MetricRecord,
+    Result,
     failure_beside,
+    images_seen,
+    number_text,
+    record,
 )
-from bench.run.attempts import agreed, attempts, in_groups
-from bench.run.checkpoints import LoadedCheckpoint, prepare
-from bench.run.dry_run import planned, show
-from bench.run.endings import ending_of_attempt, numbers_of, record_attempt
-from bench.run.fitting import left_out_lines, without_data
-from bench.run.forecast import expectations, forecasts_without_measuring
-from bench.run.plan import Job, job_state, named_urls, open_data, plan, problem_of, refuse_mixed_contents
-from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
+from bench.run.checkpoints import LoadedCheckpoint
+from bench.run.forecast import show_dry_run
+from bench.run.prepare import (
+    Job,
+    Preparation,
+    RunRequest,
+    checkpoint_title,
+    job_state,
+    prepare,
+    refuse_mixed_contents,
+    without_problems,
+)
+from bench.statistics import intervals
 from checkpoints.frozen import FrozenExport
-from checkpoints.import_options import ImportOptions
 from checkpoints.resolve import load_frozen
-from downstream.data.scenes import drawn_first
 from engine.distributed import World, start_world
-from engine.extensions import warn_of
-from engine.printing import say
-from engine.tasks import SelectOn, Workspace
-
-# Name and digest -> export, in the process that loaded it, until its tasks are done.
-Exports = dict[tuple[str, str], FrozenExport]
+from engine.extensions import extensions, load_extension
+from engine.printing import say, text_of
+from engine.tasks import Metric, Outcome, Workspace
+from engine.training.interruptions import Stopped
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The options of `bench run`."""
+class Recorded:
+    """An outcome as a result file holds it."""
 
-    checkpoints: tuple[str, ...]  # references, as `--checkpoint` takes them
-    names: tuple[str, ...] = ()  # of the checkpoints; none: by their files
-    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
-    suite: str  # suites, tasks and protocols, comma-separated
-    data: tuple[str, ...] = ()  # NAME=URL
-    select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
-    changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
-    out: Path  # folder of the results
-    space: Workspace  # `run_suite` sets `world` and `reread`, and `data` for every job
-    rerun: bool = False  # replace existing results, and read the images again
-    dry_run: bool = False  # print what would be done
+    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)  # by name
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # all arrays of the `.npz` file, by name
+    interval_method: str = ""  # all methods that the intervals are from
+
+
+def checked(outcome: Outcome) -> Outcome:
+    """The outcome itself. ValueError where it cannot be a result; it names what is wrong and the metric or array."""
+    if not outcome.metrics:
+        raise ValueError("the task returned no metrics")
+    _refuse("metrics that are no engine.tasks.Metric", outcome, lambda metric: isinstance(metric, Metric))
+    _refuse("metrics that are not finite", outcome, lambda metric: isfinite(metric.value))
+    known = (None, *outcome.metrics)
+    _refuse("deviations of no metric of the task", outcome, lambda metric: metric.deviation_of in known)
+    why = 'of "%" shares from 0 to 1, of any other unit in that unit'
+    _refuse(f"metrics that are not the mean of their values per image ({why})", outcome, _is_mean)
+    if odd := [name for name, values in _arrays(outcome).items() if values.dtype == object]:
+        raise ValueError(f"arrays that hold objects, not numbers: {', '.join(odd)}")
+    try:
+        json.dumps(dict(outcome.facts), allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"facts that are not JSON: {error}") from error
+    return outcome
+
+
+def _refuse(what: str, outcome: Outcome, is_right: Callable[[Metric], bool]) -> None:
+    if wrong := [name for name, metric in outcome.metrics.items() if not is_right(metric)]:
+        raise ValueError(f"{what}: {', '.join(wrong)}")
+
+
+def recorded(outcome: Outcome, images: int) -> Recorded:
+    """A checked outcome on `images` validation images, as its result file holds it."""
+    metrics, methods = {}, set()
+    for name, metric in outcome.metrics.items():
+        interval, method = _interval(metric, images)
+        methods |= {method} if interval else set()
+        metrics[name] = MetricRecord(
+            value=float(metric.value),
+            unit=metric.unit,
+            higher_is_better=metric.higher_is_better,
+            interval=interval,
+            chosen_on_val=metric.chosen_on_val,
+            deviation_of=metric.deviation_of,
+            array=_array_name(name, metric),
+            array_over="images" if metric.resampled is None else "resamples",
+        )
+    return Recorded(metrics=metrics, arrays=_arrays(outcome), interval_method="; ".join(sorted(methods)))
+
+
+def _interval(metric: Metric, images: int) -> tuple[tuple[float, float] | None, str]:
+    # The interval and its method; None without an array, and for a single image.
+    if metric.per_image is not None:
+        values = np.asarray(metric.per_image)
+        return intervals.of_mean(values, metric.unit)
+    if metric.resampled is None or images < 2:
+        return None, ""
+    return intervals.bootstrap_interval(np.asarray(metric.resampled), images), intervals.BOOTSTRAP_METHOD
+
+
+def _is_mean(metric: Metric) -> bool:
+    values = metric.per_image
+    return values is None or intervals.averages_to(np.asarray(values), metric.value, metric.unit)
+
+
+def _array_name(name: str, metric: Metric) -> str | None:
+    if metric.per_image is not None:
+        return name
+    return f"{name}_resampled" if metric.resampled is not None else None
+
+
+def _arrays(outcome: Outcome) -> dict[str, np.ndarray]:
+    """All arrays by name. ValueError where two have the same name."""
+    found = dict(outcome.arrays)
+    for name, metric in outcome.metrics.items():
+        array = _array_name(name, metric)
+        if array in found:
+            raise ValueError(f"two arrays named {array}: that of the metric {name} and another one")
+        values = metric.per_image if metric.resampled is None else metric.resampled
+        if array and values is not None:
+            found[array] = values
+    return {name: np.asarray(values) for name, values in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """How one job ended: with an outcome, or with an error."""
+
+    seconds: float
+    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
+    error: Exception | None = None
+
+
+def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
+    """The jobs in their order; those on one stream of one image set together, where the first of them stands.
+
+    A job that failed before is not put together with new ones, which it might stop.
+    """
+    groups: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        stream = job.chosen.task.stream(export, space) if export and job.state != "done" else ""
+        key = (job.data.url, job.chosen.key, stream, job.state) if stream else job.path
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
+
+
+def attempts(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
+    """Run jobs of one stream together, or a single one: each as soon as it ends.
+
+    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
+    """
+    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
+    task = jobs[0].chosen.task
+    ended = task.together([job.chosen.task for job in jobs], export, space)
+    while left:
+        started = time.perf_counter()
+        over, found = _next_ended(ended, list(left))
+        share = (time.perf_counter() - started) / len(left)
+        seconds = {place: seconds[place] + share for place in left}
+        for place in over:
+            yield left.pop(place), _attempt(found, seconds[place])
+
+
+def _next_ended(
+    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
+) -> tuple[Sequence[int], Outcome | Exception]:
+    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
+    try:
+        place, found = next(ended)
+    except Stopped:  # not a failure: the same command resumes it
+        raise
+    except Exception as error:  # whatever else a task raises becomes a failed result of all
+        return left, error
+    return [place], found
+
+
+def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
+    if isinstance(found, Exception):
+        return Attempt(seconds=seconds, error=found)
+    try:
+        return Attempt(seconds=seconds, outcome=checked(found))
+    except Exception as error:
+        return Attempt(seconds=seconds, error=error)
+
+
+def agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
+    """The attempt as all processes record it: failed if it failed in any.
+
+    A process that left its task early may have met the others inside one of the task's collectives. Processes that are
+    at different places could never agree again, so the run ends here with RuntimeError.
+    """
+    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
+    found = world.gather_objects(mine)
+    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
+        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
+    messages = [message for *_, message in found if message]
+    if attempt.error is None and messages:
+        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
+    return attempt
+
+
+MAIN_METRICS = 3  # metrics that a line of output shows
+
+
+def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
+    """Write the result file, or that of a failure; returns its path."""
+    outcome = attempt.outcome
+    found = recorded(outcome, images_seen(job.data, job.limit))
+    result = Result(
+        status="failed" if attempt.error else "ok",
+        message=in_one_line(attempt.error) if attempt.error else "",
+        task=job.chosen.key,
+        protocol=job.protocol,
+        metrics=found.metrics,
+        interval_method=found.interval_method,
+        checkpoint=checkpoint.used,
+        data=job.data,
+        seed=space.seed,
+        random=outcome.random,
+        limit=job.limit,
+        precision=space.precision,
+        decode=space.decode,
+        skip_bad=space.skip_bad,
+        settings=job.settings,
+        facts=dict(outcome.facts),
+        arrays=tuple(outcome.arrays),
+        device=space.device,
+        compiled=space.compiled and not job.chosen.task.LAYOUT,
+        processes=space.world.size,
+        seconds=round(attempt.seconds, 3),
+        cost=dict(outcome.cost),
+        images_per_second=_rate(outcome.cost),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        hardware=hardware(),
+    )
+    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
+    return record(job.path, result, found.arrays, log)
+
+
+def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
+    """What is compared with published numbers."""
+    return MeasuredNumbers(
+        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
+        protocol=job.protocol,
+        data=job.data,
+        numbers=attempt.outcome.numbers,
+        limit=job.limit,
+        branch=branch_of(export),
+    )
+
+
+def branch_of(export: FrozenExport) -> str:
+    """Which of the networks in its file an export holds; "" for its importer's first."""
+    name, importer = str(export.facts.get("branch") or ""), str(export.facts.get("importer"))
+    if not name or importer not in extensions("importers"):
+        return ""
+    return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
+
+
+def _rate(cost: Mapping[str, float]) -> float | None:
+    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
+    return round(forwards / seconds, 1) if forwards and seconds else None
+
+
+def ending_of_attempt(attempt: Attempt) -> str:
+    """`top1 76.1, top5 92.8, 12.3 s`"""
+    if attempt.error is not None:
+        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
+    metrics = list(attempt.outcome.metrics.items())
+    floors = attempt.outcome.facts.get("floor", {}).get("metrics", {})
+    texts = [f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS]]
+    if metrics[0][0] in floors:
+        texts[0] += f" (floor {number_text(floors[metrics[0][0]], metrics[0][1].unit)})"
+    shown = ", ".join(texts)
+    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
+    return f"{shown}{more}, {attempt.seconds:.1f} s"
 
 
 @dataclass(kw_only=True)
@@ -70,144 +305,46 @@ class Tally:
     skipped: int = 0  # jobs whose result exists
     failed: list[str] = field(default_factory=list)  # a line for each: what failed and why
     errors: list[Exception] = field(default_factory=list)  # of the same
-    planned: list[tuple[float, float]] = field(default_factory=list)  # seconds of jobs that went well: plan, truth
 
 
 def run_suite(request: RunRequest) -> int:
     """Run all jobs, or show them, and return the exit code. ValueError where the request itself is wrong."""
     if not request.dry_run:
         return 1 if run_jobs(request).failed else 0
-    with _begun(request) as (request, selected, data, found, exports):
-        there = [chosen for chosen in selected if chosen not in without_data(data, selected)]
-        return request.space.world.on_rank0(lambda: _show_plan(request, data, found, exports, there))
+    with start_world(request.space.device) as world:
+        preparation = _prepare_and_say(request, world)
+        return world.on_rank0(lambda: show_dry_run(preparation, get_terminal_size().columns))
 
 
 def run_jobs(request: RunRequest) -> Tally:
     """Run all jobs, and say how they ended. ValueError where the request itself is wrong."""
-    with _begun(request) as (request, selected, data, found, exports):
-        return _run_all(request, found.checkpoints, exports, data, selected)
-
-
-@contextmanager
-def _begun(
-    request: RunRequest,
-) -> Iterator[tuple[RunRequest, list[ChosenProtocol], list[DataUsed], "Prepared", Exports]]:
-    """The connected processes' request, its protocols, images and checkpoints."""
     with start_world(request.space.device) as world:
-        request = replace(request, space=replace(request.space, world=world, reread=request.rerun))
-        selected = world.on_all_ranks(lambda: _selected(request, world))
-        data = _opened(request)
-        # Rank 0 imports, verifies and saves; the others load what it saved.
-        exports: Exports = {}
-        found = world.on_rank0(lambda: _prepared(request, exports))
-        left = world.on_all_ranks(lambda: list(left_out_lines(data, selected, found.checkpoints, request.space)))
-        say(*(left if world.is_rank0 else ()))
-        yield request, selected, data, found, exports
-
-
-def _selected(request: RunRequest, world: World) -> list[ChosenProtocol]:
-    found = catalogue()
-    if world.is_rank0:
-        warn_of(found.broken)
-    return changed_protocols(choose_protocols(request.suite, found), request.changes, request.select)
-
-
-def _opened(request: RunRequest) -> list[DataUsed]:
-    """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
-    if request.names and len(request.names) != len(request.checkpoints):
-        named, given = len(request.names), len(request.checkpoints)
-        raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
-    space, urls = request.space, named_urls(request.data, request.suite)
-    drawn_first(urls.values(), space.cache, space.world)
-    data = space.world.first_on_each_machine(
-        lambda: [open_data(name, url, space, request.rerun) for name, url in urls.items()]
-    )
-    for each in data if space.world.is_rank0 else ():
-        say(*(f"{each.name}: {warning}" for warning in each.warnings), errors=True)
-    return data
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """The checkpoints of a run."""
-
-    checkpoints: Sequence[LoadedCheckpoint]
-    unavailable: Sequence[str] = ()  # in a dry run: a line for each that cannot be loaded
-
-
-def _prepared(request: RunRequest, exports: Exports) -> Prepared:
-    """Load and verify all checkpoints. Puts those that will be evaluated into `exports`."""
-    if not request.dry_run:
-        check_writable(request.out)  # now, and not after the first task has run for hours
-    names = request.names or (None,) * len(request.checkpoints)
-    found, unavailable = {}, []
-    for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
+        preparation = _prepare_and_say(request, world)
+        request = preparation.request
+        # All processes follow the plan of rank 0.
+        plans, failing = world.on_rank0(lambda: without_problems(preparation))
+        tally = Tally(jobs=[job for _, jobs in plans for job in jobs], left_out=failing)
+        world.on_rank0(lambda: refuse_mixed_contents(request.out, tally.jobs))
         try:
-            checkpoint, export = prepare(
-                reference, name, request.out, save=not request.dry_run, options=request.imports
-            )
-            found[checkpoint.key] = checkpoint
-            exports[checkpoint.key] = export
-        except (ValueError, RuntimeError, MemoryError) as error:
-            if not request.dry_run:
-                raise
-            named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
-            unavailable.append(named + in_one_line(error))
-    return Prepared(checkpoints=list(found.values()), unavailable=unavailable)
-
-
-def _run_all(
-    request: RunRequest,
-    checkpoints: Sequence[LoadedCheckpoint],
-    exports: Exports,
-    data: Sequence[DataUsed],
-    selected: Sequence[ChosenProtocol],
-) -> Tally:
-    world = request.space.world
-    # All processes follow the plan of rank 0.
-    plans = world.on_rank0(
-        lambda: [plan(request.out, each, data, selected, request.space, request.rerun) for each in checkpoints]
-    )
-    problems = world.on_rank0(lambda: known_problems(checkpoints, plans, request.space))
-    plans = [[job for job in jobs if job.path not in problems] for jobs in plans]
-    tally = Tally(jobs=[job for jobs in plans for job in jobs], left_out=len(problems))
-    world.on_rank0(lambda: refuse_mixed_contents(request.out, tally.jobs))
-    try:
-        for checkpoint, jobs in zip(checkpoints, plans, strict=True):
-            _run_one(request, checkpoint, exports.pop(checkpoint.key, None), jobs, tally)
-    finally:
+            for checkpoint, jobs in plans:
+                _run_one(request, checkpoint, preparation.exports.pop(checkpoint.key, None), jobs, tally)
+        finally:
+            if world.is_rank0:
+                _rewrite_leaderboard(request.out, tally.jobs)
         if world.is_rank0:
-            _rewrite_leaderboard(request.out, tally.jobs)
-    if world.is_rank0:
-        _say_ending(request.out, tally)
-    return tally
+            _say_ending(request.out, tally)
+        return tally
 
 
-def known_problems(
-    checkpoints: Sequence[LoadedCheckpoint], plans: Sequence[Sequence[Job]], space: Workspace
-) -> dict[Path, str]:
-    """Result path of each job that is known to fail -> why; prints a line for each. ValueError if that is all jobs."""
-    found: dict[Path, str] = {}
-    lines: dict[str, list[str]] = {}
-    for checkpoint, jobs in zip(checkpoints, plans, strict=True):
-        for job in jobs:
-            if problem := problem_of(job, checkpoint.spec, space):
-                found[job.path] = problem
-                lines.setdefault(f"{job.title}: {problem}", []).append(checkpoint.used.name)
-    if found and len(found) == sum(map(len, plans)):
-        raise ValueError(f"nothing can run: {next(iter(lines))}")
-    for line, names in lines.items():
-        of_some = f" for {', '.join(names)}" if len(names) < len(checkpoints) else ""
-        say(f"left out{of_some}: {line}")
-    return found
+def _prepare_and_say(request: RunRequest, world: World) -> Preparation:
+    preparation = prepare(request, world)
+    say(*(preparation.left_out if world.is_rank0 else ()))
+    return preparation
 
 
 def _say_ending(out: Path, tally: Tally) -> None:
     for line in tally.failed:
         say(f"failed: {line}")
-    if tally.planned:
-        planned, taken = (sum(column) for column in zip(*tally.planned, strict=True))
-        say(f"planned {planned:.1f} s, took {taken:.1f} s (x {taken / planned:.2f}), {len(tally.planned)} jobs")
     left_out = f"{tally.left_out} left out (above), " if tally.left_out else ""
     counts = f"{tally.done} done, {tally.skipped} skipped, {left_out}{len(tally.failed)} failed"
     say(f"{counts}; see {out / 'leaderboard.md'}")
@@ -234,7 +371,6 @@ def _run_one(
     undone = any(job.state != "done" for job in jobs)
     export = world.on_all_ranks(lambda: export or _loaded(checkpoint)) if undone else None
     wanted = _wanted(export, jobs, request.space) if export else {}
-    planned = world.on_rank0(lambda: expectations(jobs, export, request.space)) if export else {}
     if export and not export.spec.has_class_token:
         say("  it has no class token: protocols that read one read avg, the mean of its patches, instead")
     number = {job.path: f"[{count}/{len(jobs)}]" for count, job in enumerate(jobs, start=1)}
@@ -250,7 +386,7 @@ def _run_one(
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
         space = replace(together[0].place(request.space), wanted=wanted)
         for job, attempt in attempts(together, export, space):
-            ending = replace(agreed(attempt, job, world), planned=planned.get(job.path))
+            ending = agreed(attempt, job, world)
             if world.is_rank0:
                 path = record_attempt(job, checkpoint, request.space, ending)
                 kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
@@ -258,7 +394,6 @@ def _run_one(
                 say(f"  {number[job.path]} {name}{ending_of_attempt(ending)}{kept}")
                 say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, ending))))
             tally.done += ending.error is None
-            tally.planned += [(ending.planned, ending.seconds)] if ending.planned and ending.ratio else []
             if ending.error:
                 tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
                 tally.errors.append(ending.error)
@@ -288,55 +423,5 @@ def _wanted(export: FrozenExport, jobs: Sequence[Job], space: Workspace) -> dict
     return found
 
 
-def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
-    """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
-    used = checkpoint.used
-    facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
-    return f"{used.name}: {', '.join(filter(None, facts))}"
-
-
-def _show_plan(
-    request: RunRequest,
-    data: Sequence[DataUsed],
-    found: Prepared,
-    exports: Exports,
-    selected: Sequence[ChosenProtocol],
-) -> int:
-    plans = {}
-    for checkpoint in found.checkpoints:
-        jobs = plan(request.out, checkpoint, data, selected, request.space, request.rerun)
-        foretold = forecasts_without_measuring(jobs, exports.pop(checkpoint.key), request.space)
-        plans[checkpoint_title(checkpoint)] = [
-            planned(job, checkpoint.spec, request.space, each) for job, each in zip(jobs, foretold, strict=True)
-        ]
-    shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
-    chosen = [each for each in selected if each.name in shown or not plans]  # others are left out
-    return show(plans, found.unavailable, chosen, get_terminal_size().columns)
-
-
 def _say_nothing(*lines: object) -> None:
     """`say` in every process but rank 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What a run would do, with its checkpoints imported."""
-
-    plans: Sequence[tuple[LoadedCheckpoint, FrozenExport, Sequence[Job]]]
-    left_out: Sequence[str]  # a line for each reason why protocols are left out
-
-
-def surveyed(request: RunRequest, known: Sequence[DataUsed] = ()) -> Survey:
-    """All jobs of a run, for those who have them run elsewhere. ValueError where the request itself is wrong.
-
-    known: images that are not opened, beside those that the request names.
-    """
-    selected = _selected(request, World())
-    data = [*known, *(_opened(request) if request.data or not known else ())]
-    exports: Exports = {}
-    found = _prepared(request, exports)
-    plans = [
-        (each, exports[each.key], plan(request.out, each, data, selected, request.space, request.rerun))
-        for each in found.checkpoints
-    ]
-    return Survey(plans=plans, left_out=list(left_out_lines(data, selected, found.checkpoints, request.space)))

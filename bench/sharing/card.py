@@ -6,23 +6,26 @@ left out (redaction.py).
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.board.tables import number
-from bench.cli.description import epochs_of
-from bench.cli.messages import millions
+from bench.cli.checks import check_writable
+from bench.cli.messages import epochs_of, millions
+from bench.results.board import group_of
 from bench.results.record import CheckpointUsed, Result
-from bench.sharing.groups import Publication, SharedGroup, shared_groups
-from bench.sharing.hub import eval_files, model_index, word_of
-from bench.sharing.licences import hub_names, licence_of
+from bench.run.checkpoints import default_name, describe
+from bench.sharing.groups import Publication, SharedGroup, hub_names, licence_of, shared_groups
+from bench.sharing.hub import checked_header, eval_files, model_index, plain, word_of
 from bench.sharing.redaction import without_folders
-from bench.sharing.schemas import checked_header, plain
-from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS
+from bench.statistics.matching import read_measured
+from checkpoints.export import CARD, CARD_MARK, COST, EVALUATIONS, ViTExport, is_card, is_export
 from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
+from engine.files import write_atomic
 from engine.printing import in_markdown
+from pretrain.loop.exporting import EXPORT, is_run
 
 TAGS = ["image-feature-extraction", "timm", "transformers", "vision-transformer"]
 SHOWN_OF_TIMM = ("mean", "std", "interpolation", "crop_pct")
@@ -211,3 +214,48 @@ def _yaml(value: Any) -> str:
     import yaml
 
     return yaml.safe_dump(value, sort_keys=False, width=10**6)
+
+
+def subject_of(folder: Path) -> CardSubject:
+    """What a card says of an export. ValueError where it is none, or not what was exported."""
+    if is_run(folder) and is_export(folder / EXPORT):
+        raise ValueError(f"{folder} is the folder of a pretraining; name its export, {folder / EXPORT}")
+    if not is_export(folder):
+        raise ValueError(f"{folder} is not an export; bench import makes one of a checkpoint")
+    export = ViTExport.load(folder)
+    name = str(export.facts.get("name") or default_name(str(folder.resolve()), export.digest))
+    used = describe(export, name, str(folder))
+    if used.is_floor:
+        raise ValueError(f"{folder} holds raw pixels, no network: there is nothing to share")
+    return CardSubject(used=used, config=read_config(folder))
+
+
+def results_on(out: Path, subject: CardSubject) -> list[Result]:
+    """The results of a folder that are of these very weights, under whatever name; of one seed the newest."""
+    newest: dict[tuple[str, int], Result] = {}
+    for each in read_measured(out)[0]:
+        result, place = each.result, (group_of(each.result), each.result.seed)
+        is_own = result.checkpoint.digest == subject.used.digest and result.status == "ok"
+        if is_own and (place not in newest or newest[place].date < result.date):
+            newest[place] = replace(result, checkpoint=subject.used)
+    return list(newest.values())
+
+
+def write_card(
+    folder: Path, subject: CardSubject, results: Sequence[Result], publication: Publication, force: bool = False
+) -> Iterator[Path]:
+    """Write the card and the files of `.eval_results/`; gives their paths.
+
+    ValueError where a README.md is there that is no card of ours, unless `force`.
+    """
+    card = folder / CARD
+    if card.exists() and not is_card(card) and not force:
+        raise ValueError(f"{card}: bench card did not write it, or it was changed since; --force replaces it")
+    check_writable(folder)
+    files = card_files(subject, results, publication)
+    for old in (folder / EVALUATIONS).glob("*.yaml"):
+        if f"{EVALUATIONS}/{old.name}" not in files:
+            old.unlink()
+    for name, text in files.items():
+        write_atomic(folder / name, text)
+        yield folder / name

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from bench.sharing.schemas import HubId, Strict, Word, checked_as
+from bench.sharing.hub import HubId, Strict, Word, checked_as
 
 SCHEMA_VERSION = "0.3.0"
 Texts = dict[str, str]  # all values of "additional details" are texts

@@ -4,7 +4,7 @@ from dataclasses import dataclass, make_dataclass
 
 import pytest
 
-from bench.cli.meanings import meanings
+from bench.cli.settings import meanings
 
 
 @dataclass(frozen=True, kw_only=True)

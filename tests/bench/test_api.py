@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bench as api
-from bench.calls import in_python
+from bench.api import in_python
 from bench.cli.main import parse_arguments
 from bench.results.record import read_result, result_files
 from checkpoints.export import ViTExport

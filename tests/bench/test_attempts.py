@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.run.attempts import attempts, in_groups
+from bench.run.runner import attempts, in_groups
 from engine.tasks import Metric, Outcome, Task
 from engine.training.interruptions import Stopped
 

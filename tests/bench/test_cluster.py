@@ -15,7 +15,9 @@ from elsewhere import program
 
 from bench.cli.main import parse_arguments
 from bench.cluster.options import YEAR, cluster_of, minutes_of
-from bench.cluster.records import (
+from bench.cluster.status import UNSAID, rows_of
+from bench.cluster.submission import words_of
+from bench.cluster.task import (
     Going,
     Submission,
     TaskRecord,
@@ -27,8 +29,6 @@ from bench.cluster.records import (
     write_going,
     write_submission,
 )
-from bench.cluster.state import UNSAID, rows_of
-from bench.cluster.words import words_of
 from bench.results.record import read_result
 
 QUEUE = "PENDING"  # what the fake squeue says of every job

@@ -20,8 +20,8 @@ from bench.results.record import (
     result_stem,
     write_result,
 )
+from bench.statistics.compare import Comparison, Comparisons, to_text
 from bench.statistics.paired import compare_images
-from bench.statistics.report import Comparison, Comparisons, to_text
 from engine.files import digest
 from engine.tasks import Workspace
 

@@ -11,7 +11,7 @@ from made_results import made_result, save_result
 
 from bench.results.record import DataUsed, ProtocolUsed, read_result, result_files
 from bench.run.checkpoints import describe
-from bench.run.outcomes import recorded
+from bench.run.runner import recorded
 from bench.run.suites import catalogue
 from bench.sharing.contradictions import contradictions
 from bench.sharing.record import check_record

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands import demo
-from bench.pretraining import demo_evaluation, demo_training
-from bench.pretraining.demo_training import NETWORKS, pretrained
+from bench.commands import demo as command
+from bench.pretraining import demo
+from bench.pretraining.demo import NETWORKS, pretrained
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Trainer
 
@@ -25,7 +25,7 @@ QUICK = tuple(
 @pytest.fixture
 def few_images(monkeypatch):
     """A hundred and twenty-eight training images."""
-    monkeypatch.setattr(demo_training, "open_set", lambda url, split: open_set(url, split).limited(128))
+    monkeypatch.setattr(demo, "open_set", lambda url, split: open_set(url, split).limited(128))
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def begun(monkeypatch, few_images) -> list[Path]:
 
 
 def test_a_demo_that_was_stopped_goes_on_in_its_folder(begun, tmp_path):
-    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
-    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
+    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
+    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 75
     assert begun[0] == begun[1] and len(begun) == 2
 
 
@@ -53,11 +53,11 @@ def test_another_method_recipe_or_seed_is_trained_anew(begun, tmp_path):
 @pytest.mark.slow
 def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images, capsys):
     """A shortened one: a training of one update each, a hundred images of each split."""
-    monkeypatch.setattr(demo_training, "NETWORKS", QUICK)
-    monkeypatch.setattr(demo_evaluation, "LIMIT", 100)
-    monkeypatch.setattr(demo_evaluation, "SUITE", "knn@dino")
-    monkeypatch.setattr(demo_evaluation, "TESTED", {"knn@dino": "top1_k10"})
-    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 0
+    monkeypatch.setattr(demo, "NETWORKS", QUICK)
+    monkeypatch.setattr(demo, "LIMIT", 100)
+    monkeypatch.setattr(demo, "SUITE", "knn@dino")
+    monkeypatch.setattr(demo, "TESTED", {"knn@dino": "top1_k10"})
+    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 0
     printed = capsys.readouterr().out
     methods = [each.method for each in QUICK]
     for method in methods:
@@ -72,5 +72,5 @@ def test_the_demo_ends_with_tests_and_a_report(tmp_path, monkeypatch, few_images
         rows = {row["name"] for row in csv.DictReader(file)}
     assert rows == {"raw-pixels"} | {f"{method}-{kind}" for method in methods for kind in ("initial", "trained")}
     monkeypatch.delattr(Trainer, "train")
-    assert demo.run(argparse.Namespace(out=tmp_path, seed=0)) == 0, "a second demo trains nothing"
+    assert command.run(argparse.Namespace(out=tmp_path, seed=0)) == 0, "a second demo trains nothing"
     assert "\n0 done" in capsys.readouterr().out

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.development.protocol_page import PAGE
-from bench.development.protocols import RECORD, ROOT, own_tasks, read_record, update_record
+from bench.development.protocols import PAGE, RECORD, ROOT, own_tasks, read_record, update_record
 from engine.extensions import FOLDERS, source_files
 
 NOW = {"knn@a": (2, "new"), "knn@b": (1, "same")}

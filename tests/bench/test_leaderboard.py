@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from made_results import made_metrics, made_result, save_result
 
-from bench.board.files import leaderboard_csv, rewrite
-from bench.board.markdown import to_markdown
+from bench.board.files import leaderboard_csv, rewrite, to_markdown
 from bench.board.tables import text_table, to_terminal
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result

@@ -25,8 +25,7 @@ from made_results import (
 )
 from markdown_it import MarkdownIt
 
-from bench.board.files import FORMATS, Standing
-from bench.board.latex import in_latex
+from bench.board.files import FORMATS, Standing, in_latex
 from bench.commands.leaderboard import NAMES
 from bench.results.record import ProtocolUsed
 from bench.statistics.significance import key_of

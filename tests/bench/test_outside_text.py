@@ -13,8 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.board.files import leaderboard_csv
-from bench.board.markdown import to_markdown
+from bench.board.files import leaderboard_csv, to_markdown
 from bench.board.tables import to_terminal
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result

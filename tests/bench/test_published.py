@@ -8,14 +8,23 @@ import pytest
 
 from bench.board.files import rewrite
 from bench.board.tables import to_terminal
-from bench.published import check, rows
-from bench.published.check import MeasuredNumbers, against_published, tolerance_of
+from bench.published import rows, values
 from bench.published.rows import with_published
-from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, published_values, values_of
-from bench.reproduce.reach import chosen, known, reach, trained_by
+from bench.published.values import (
+    LOG,
+    PRETRAINED_ON,
+    SETS,
+    TABLES,
+    MeasuredNumbers,
+    against_published,
+    published_values,
+    tolerance_of,
+    values_of,
+)
+from bench.reproduce.steps import chosen, known, reach, trained_by
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
-from bench.run.endings import branch_of
+from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
 from downstream.metrics.average_precision import AT
 from downstream.metrics.scores import scores
@@ -157,7 +166,7 @@ def test_nothing_is_said_of_another_quantity(found, value):
 def test_a_run_says_so_at_once(bench, exports, tmp_path, monkeypatch):
     export = ViTExport.load(exports[0])
     monkeypatch.setitem(SETS, "imagenet", replace(SETS["imagenet"], images={"train": 64, "val": 32}))
-    monkeypatch.setattr(check, "published_values", lambda: (of_digest(export.digest[:12], value=-50.0),))
+    monkeypatch.setattr(values, "published_values", lambda: (of_digest(export.digest[:12], value=-50.0),))
     words = ("--checkpoint", exports[0], "--suite", "knn@moca", "--data", "any=tiny:", "--out", tmp_path)
     code, out, _ = bench("run", *words)
     assert code == 0 and "NOT AS PUBLISHED: top1_k20_bestT is -50 in moca:table9, difference +" in out

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.board.files import rewrite
-from bench.run.plan import open_data
+from bench.run.prepare import open_data
 from downstream.loop.training import open_both
 from engine.tasks import Workspace
 

@@ -15,12 +15,11 @@ from made_results import any_board, harmless, made_checkpoint, made_result, save
 from bench.cli.main import parse_arguments
 from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
-from bench.run.outcomes import recorded
+from bench.run.runner import recorded
 from bench.run.suites import catalogue
 from bench.sharing.card import CardSubject
-from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files
+from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script
 from bench.sharing.redaction import without_folders
-from bench.sharing.rerun import rerun_script
 from bench.statistics.significance import key_of
 from checkpoints.export import ViTExport
 from engine.printing import printable

@@ -12,9 +12,16 @@ from shown_results import result
 from bench.pictures.pictures import Panel, PanelRow, Picture, encoded
 from bench.report_page import visualized
 from bench.report_page.figures import calibration_figure, lines_figure
-from bench.report_page.mistakes import calibration_error, confusion, mistakes_of, most_confused, reliability
 from bench.report_page.page import report_page
-from bench.report_page.views import learning_curve, view_of
+from bench.report_page.views import (
+    calibration_error,
+    confusion,
+    learning_curve,
+    mistakes_of,
+    most_confused,
+    reliability,
+    view_of,
+)
 from bench.report_page.visualized import PictureRecord
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured

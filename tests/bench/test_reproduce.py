@@ -8,10 +8,9 @@ import pytest
 
 from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
-from bench.reproduce import reach as reaching
-from bench.reproduce.measured import measurement
-from bench.reproduce.reach import known, reach
-from bench.reproduce.steps import Setup, commands_of, missing_for, script
+from bench.reproduce import steps as reaching
+from bench.reproduce.report import measurement
+from bench.reproduce.steps import Setup, commands_of, known, missing_for, reach, script
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport

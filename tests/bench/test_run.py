@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.results.record import DataUsed, read_result
-from bench.run.plan import effective_limit
+from bench.run.prepare import effective_limit
 
 pytestmark = pytest.mark.usefixtures("toys")
 DATA = ("--data", "tiny=tiny:")

@@ -14,7 +14,7 @@ def run(bench, exports, tmp_path):
 
 def test_what_another_run_made_meanwhile_is_not_made_again(run, tmp_path, monkeypatch):
     run()
-    monkeypatch.setattr("bench.run.plan.job_state", lambda *_: "new")  # as when both runs were planned together
+    monkeypatch.setattr("bench.run.prepare.job_state", lambda *_: "new")  # as when both runs were planned together
     code, said, _ = run()
     assert code == 0 and "toy@one on tiny: made by another run meanwhile, skipped" in said
     runs = tmp_path / "out/cache/runs.txt"

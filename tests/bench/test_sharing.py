@@ -17,14 +17,20 @@ from made_results import EVIL, any_board, harmless, made_checkpoint, made_metric
 from markdown_it import MarkdownIt
 
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
-from bench.sharing.card import CardSubject, card_files, read_config
+from bench.sharing.card import CardSubject, card_files, read_config, subject_of
 from bench.sharing.every_eval_ever import every_eval_records
 from bench.sharing.every_eval_schema import SCHEMA_VERSION, checked_record
-from bench.sharing.groups import IMAGENET, Publication, publication_from, shared_groups
-from bench.sharing.licences import hub_names, licence_of, spdx_name
+from bench.sharing.groups import (
+    IMAGENET,
+    Publication,
+    hub_names,
+    licence_of,
+    publication_from,
+    shared_groups,
+    spdx_name,
+)
+from bench.sharing.hub import checked_entries, checked_header
 from bench.sharing.redaction import without_folders
-from bench.sharing.schemas import checked_entries, checked_header
-from bench.sharing.writing import subject_of
 from checkpoints.export import CARD_MARK, ViTExport
 
 KNOWN = Publication(

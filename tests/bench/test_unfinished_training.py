@@ -9,7 +9,7 @@ import pytest
 from small_trainings import digits, same, trainer
 
 from bench.run import runner
-from bench.run.checkpoints import prepare
+from bench.run.checkpoints import load_checkpoint
 from checkpoints.export import ViTExport
 
 NAMES = {"name": "dino-smoke", "recipe": "smoke"}
@@ -96,7 +96,7 @@ def test_a_run_takes_the_newest_state_and_later_the_export(bench, toys, stopped,
 def test_an_export_that_is_replaced_meanwhile_is_not_mistaken(exports, tmp_path, monkeypatch):
     """The first process has it in memory; the others read what is there by then."""
     monkeypatch.setattr("bench.run.runner.load_frozen", lambda reference: ViTExport.load(exports[1]))
-    used, _ = prepare(str(exports[0]), None, tmp_path, save=False)
+    used, _ = load_checkpoint(str(exports[0]), None, tmp_path, save=False)
     with pytest.raises(ValueError, match="was replaced while this ran; run the same command again"):
         runner._loaded(used)
 

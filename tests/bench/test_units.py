@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from toy_packages import install
 
-from bench.results.record import read_arrays, result_files
-from bench.results.units import decimals, number_text
-from bench.run.outcomes import checked
+from bench.results.record import decimals, number_text, read_arrays, result_files
+from bench.run.runner import checked
 from engine.tasks import Metric, Outcome
 
 TASK = '''"""A toy depth estimator: how often it is wrong, how long an image takes, how much memory it needs."""

@@ -12,8 +12,7 @@ from toy_scenes import export_of, workspace
 
 from bench.about import about
 from bench.commands.data import check_scenes
-from bench.run.fitting import fits
-from bench.run.plan import named_urls, open_data
+from bench.run.prepare import fits, named_urls, open_data
 from bench.run.suites import catalogue
 from downstream.data.listing import IGNORED
 from downstream.data.scenes import class_pixels, mask_classes, open_scenes, problems_of, tiny_folder

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.run.plan import open_data
+from bench.run.prepare import open_data
 from engine.tasks import Workspace
 from imagesets import listing_cache
 from imagesets.check import check_image_set

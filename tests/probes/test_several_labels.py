@@ -12,9 +12,8 @@ from toy_exports import one_block_export
 
 from bench.results.record import CheckpointUsed, DataUsed
 from bench.run.checkpoints import LoadedCheckpoint
-from bench.run.fitting import left_out
-from bench.run.outcomes import checked, recorded
-from bench.run.plan import plan
+from bench.run.prepare import RunRequest, plan_jobs, refused_sets
+from bench.run.runner import checked, recorded
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from engine import resampling
@@ -207,13 +206,16 @@ def test_a_run_leaves_them_out(export, tmp_path):
     space.opened.get("digits:", "val", lambda _, split: several(split))
     space.opened.get("tiny:", "val", open_set)
     transfer = choose_protocols("transfer", catalogue())
-    assert left_out(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
+    assert refused_sets(data, transfer, space) == {"voc": ["knn@dino", "lowshot@transfer"]}
     used = CheckpointUsed(name="one", digest="0" * 64)
     loaded = LoadedCheckpoint(used=used, spec=export.spec, reference="one")
-    jobs = {job.title for job in plan(tmp_path, loaded, data, transfer, space, rerun=False)}
-    assert jobs == {"logreg@dinov2 on voc"} | {f"{chosen.name} on tiny" for chosen in transfer}
+    request = RunRequest(checkpoints=("one",), suite="transfer", out=tmp_path, space=space)
+    _, ((_, planned),), lines = plan_jobs(request, [loaded], data, transfer)
+    assert [line.partition(" ")[0] for line in lines] == ["voc"]
+    all_tiny = {f"{chosen.name} on tiny" for chosen in transfer}
+    assert {job.title for job in planned} == {"logreg@dinov2 on voc"} | all_tiny
     with pytest.raises(ValueError, match=r"voc=digits:: its images have several labels each, .* add logreg@dinov2 to"):
-        plan(tmp_path, loaded, data, choose_protocols("knn@dino", catalogue()), space, rerun=False)
+        plan_jobs(request, [loaded], data, choose_protocols("knn@dino", catalogue()))
 
 
 def test_a_class_that_no_training_image_shows_is_one_line(export, tmp_path):

@@ -16,8 +16,8 @@ from one_node import NoSlurm, OneNode
 from small_exports import make_export
 from whole_results import numbers_of, tensors_of
 
-from bench.cluster.records import Going, going_of, submissions
-from bench.cluster.state import TaskRow, rows_of
+from bench.cluster.status import TaskRow, rows_of
+from bench.cluster.task import Going, going_of, submissions
 
 pytestmark = pytest.mark.slow
 

@@ -1,14 +1,78 @@
-"""What a request names, looked up without importing torch: files of checkpoints and images, suites and protocols."""
+"""What a command's options name, checked before the work: folders for results, devices, checkpoints, images, protocols.
 
+Nothing here imports torch but the check of `--device`, so that a wrong name is told at once.
+"""
+
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryFile
 
+import torch
+
+from bench.cli.messages import in_one_line
 from checkpoints.import_options import TIMM_SCHEMES, check_reference
+from engine.compiling import check_compiler
 from engine.extensions import extensions
 from engine.printing import meant
 from imagesets.sets import OPTIONS, open_set, parse_url
+
+
+def check_writable(out: Path) -> None:
+    """Make the folder, if need be, and write into it. ValueError, naming the option, where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+
+
+def _naming(out: Path, error: OSError) -> ValueError:
+    return ValueError(f"--out: {in_one_line(OSError(error.errno, error.strerror, str(out)))}")
+
+
+def check_new_export(out: Path) -> None:
+    """ValueError, naming the option, where an export folder `out` could not be written; nothing is left behind."""
+    try:
+        others = out.exists() and any(out.iterdir())
+        nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+    if others and not (out / "config.json").exists():
+        raise ValueError(f"--out {out}: this folder is not empty and not an export: choose a new one")
+
+
+def ready_device(text: str, compiled: bool) -> str:
+    """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
+    device = chosen_device(text)
+    if compiled:
+        check_compiler(device)
+    return device
+
+
+def chosen_device(text: str) -> str:
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--device {text}: each process takes the GPU of its local rank; use --device cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    return text
+
 
 TASK_KINDS = ("probes", "downstream")
 NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"

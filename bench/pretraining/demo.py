@@ -1,0 +1,130 @@
+"""`bench demo`: a tiny network as its method initialises it and pretrained for seconds on digits in noise, both
+evaluated beside raw pixels, with paired tests and a report.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bench.pretraining.recipes import choose_recipe
+from bench.pretraining.run import prepared
+from bench.report_page.page import report_page
+from bench.run.prepare import RunRequest
+from bench.run.runner import run_suite
+from bench.statistics.compare import Wanted, compare, conclusion
+from bench.statistics.paired import holm
+from engine.distributed import World
+from engine.files import digest, write_atomic
+from engine.printing import say
+from engine.tasks import Workspace
+from imagesets.sets import open_set
+from pretrain.loop.trainer import Run
+
+IMAGES = "noisydigits:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoNetwork:
+    """A method, one of its recipes and what is changed in it."""
+
+    method: str
+    recipe: str
+    changes: tuple[str, ...]
+
+
+# Of what was tried (docs/log.md) what beats initial weights and raw pixels under every protocol in half a minute of a
+# core: masks as the only augmentation, small updates. MAE, LUT and MOCA take longer.
+NETWORKS = (
+    DemoNetwork(
+        method="extrema",
+        recipe="smoke",
+        changes=(
+            *("image_size=48", "patch_size=8", "epochs=12", "batch=32", "lr=1e-3", "lr_batch=0", "schedule.warmup=1"),
+            *("loss=infonce", "crop=none", "colour=none", "masks=2", "mask_ratio=0.6", "teacher_momentum=0.97"),
+            *("drop_path=0", "projector_hidden=256", "projector_width=64"),
+        ),
+    ),
+)
+
+
+def pretrain(out: Path, seed: int) -> dict[str, Path] | None:
+    """Method -> folder of its network, all of NETWORKS. None where a signal stopped a training."""
+    found = {}
+    for network in NETWORKS:
+        folder = pretrained(network, out, seed)
+        if folder is None:
+            return None
+        found[network.method] = folder
+    return found
+
+
+def pretrained(network: DemoNetwork, out: Path, seed: int) -> Path | None:
+    """Train in a folder below `out` that is named after what makes the network; use what the same made before.
+
+    A training that was stopped goes on, as by `bench pretrain --resume`. Returns the folder: start/ and export/ in it
+    are the network before and after. None where a signal stopped the training.
+    """
+    chosen = choose_recipe(network.method, network.recipe, network.changes)
+    images = open_set(IMAGES, "train")
+    made_of = digest({"settings": chosen.recipe.to_json(), "images": images.fingerprint})
+    folder = out / f"{network.method}-seed{seed}-{made_of[:8]}"
+    if (folder / "export" / "config.json").exists():
+        return folder
+    trainer = prepared(chosen, images, Run(out=folder, seed=seed, workers=1, resume=True), World())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a network waits for its threads more than it gains by them
+    try:
+        return folder if trainer.train() == "finished" else None
+    finally:
+        torch.set_num_threads(threads)
+
+
+SUITE = "knn@dino,linear_sgd@ibot_base_cached"
+LIMIT = None  # images of each split; all
+FLOOR = "pixels:24"  # half the side of the images: as good as all of it here, and a quarter of the time
+DATA = f"noisydigits={IMAGES}"
+TESTED = {"knn@dino": "top1_k10", "linear_sgd@ibot_base_cached": "top1"}  # protocols and metrics that are compared
+
+
+def evaluate_demo(networks: Mapping[str, Path], out: Path, seed: int) -> int:
+    """Evaluate pretrained networks, method -> folder, and say what came out. Exit code of the evaluation."""
+    checkpoints = {"raw-pixels": FLOOR}
+    for method, folder in networks.items():
+        checkpoints |= {f"{method}-initial": str(folder / "start"), f"{method}-trained": str(folder / "export")}
+    space = Workspace(cache=out / "cache", data="", seed=seed, limit=LIMIT)
+    request = RunRequest(
+        checkpoints=tuple(checkpoints.values()),
+        names=tuple(checkpoints),
+        suite=SUITE,
+        data=(DATA,),
+        out=out,
+        space=space,
+    )
+    if code := run_suite(request):
+        return code
+    pairs = [(f"{method}-trained", other) for method in networks for other in ("raw-pixels", f"{method}-initial")]
+    say(*conclusions(out, pairs))
+    page = out / "report.html"
+    write_atomic(page, report_page(out))
+    first = next(iter(networks.values()))
+    pictures = (
+        f"bench visualize pca --checkpoint {shlex.quote(str(first))} --images {IMAGES} --out {shlex.quote(str(out))}"
+    )
+    say("", f"What its patches show: {pictures}")
+    say(f"The report, with pictures: {page.resolve()}", f"Open it: xdg-open {shlex.quote(str(page))}")
+    return 0
+
+
+def conclusions(out: Path, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence on each pair of checkpoints and each of TESTED: paired tests, corrected over all of them."""
+    found = [
+        each
+        for pair in pairs
+        for protocol, metric in TESTED.items()
+        for each in compare(out, pair, Wanted(protocol=protocol, metric=metric)).found
+    ]
+    corrected = holm([each.paired.p for each in found])
+    return [conclusion(replace(each, p_holm=p), len(found)) for each, p in zip(found, corrected, strict=True)]

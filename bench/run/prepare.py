@@ -1,0 +1,391 @@
+"""What a run will do: its protocols, images, checkpoints and jobs, which of them are done, what is left out and why."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.cli.checks import check_writable, example
+from bench.cli.messages import in_one_line, millions
+from bench.results.index import read_results
+from bench.results.record import (
+    DataUsed,
+    NewerSchema,
+    ProtocolUsed,
+    Result,
+    failure_beside,
+    read_result,
+    result_path,
+    result_stem,
+    short,
+)
+from bench.run.checkpoints import LoadedCheckpoint, checked_name, load_checkpoint
+from bench.run.suites import ChosenProtocol, catalogue, changed_protocols, choose_protocols
+from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.import_options import ImportOptions
+from downstream.data.scenes import TINY, drawn_first, layout_of, open_scenes, scene_schemes, serves, stands_in_for
+from engine.distributed import World
+from engine.extensions import extensions, warn_of
+from engine.printing import say
+from engine.tasks import SelectOn, Workspace, settings_of
+from imagesets.sets import SPLITS, open_anew, open_set, parse_url
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """The options of `bench run`."""
+
+    checkpoints: tuple[str, ...]  # references, as `--checkpoint` takes them
+    names: tuple[str, ...] = ()  # of the checkpoints; none: by their files
+    imports: ImportOptions = field(default_factory=ImportOptions)  # of all checkpoints
+    suite: str  # suites, tasks and protocols, comma-separated
+    data: tuple[str, ...] = ()  # NAME=URL
+    select: SelectOn | None = None  # images that select heads and epochs; none: as each protocol says
+    changes: tuple[str, ...] = ()  # TASK.FIELD=VALUE
+    out: Path  # folder of the results
+    space: Workspace  # `run_suite` sets `world` and `reread`, and `data` for every job
+    rerun: bool = False  # replace existing results, and read the images again
+    dry_run: bool = False  # print what would be done
+
+
+State = Literal["new", "failed before", "done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One result to obtain."""
+
+    chosen: ChosenProtocol
+    protocol: ProtocolUsed  # what the result says of the protocol
+    settings: Mapping[str, Any]  # of the task, as JSON values
+    data: DataUsed
+    path: Path  # of the result file
+    state: State
+    limit: int | None = None  # images of each split that it may use; None: no limit, or one that leaves none out
+    problem: str = ""  # why it would fail, where that is known before it runs
+
+    @property
+    def title(self) -> str:
+        """`knn@dino on digits`"""
+        changes = " ".join(f"{name}={short(value)}" for name, value in self.protocol.changes.items())
+        return f"{self.protocol.name} on {self.data.name}" + (f" with {changes}" if changes else "")
+
+    @property
+    def images(self) -> dict[str, int]:
+        """How many images of each split it uses."""
+        return {split: min(count, self.limit or count) for split, count in self.data.images.items()}
+
+    def place(self, space: Workspace) -> Workspace:
+        """The same space with the images that it uses."""
+        return replace(space, data=self.data.url, limit=self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What a run will do, worked out once: `bench run`, its dry run, `bench plan`, `--cluster` and Python share it."""
+
+    request: RunRequest  # with the connected processes
+    protocols: Sequence[ChosenProtocol]  # for which there are images
+    jobs: Sequence[tuple[LoadedCheckpoint, Sequence[Job]]]  # of each checkpoint: cheap ones first, failed ones last
+    left_out: Sequence[str]  # what is not evaluated and why, a line for each reason
+    unavailable: Sequence[str]  # in a dry run: a line for each checkpoint that cannot be loaded
+    exports: dict[tuple[str, str], FrozenExport]  # those that this process has loaded, by `LoadedCheckpoint.key`
+
+
+def prepare(request: RunRequest, world: World = World(), known: Sequence[DataUsed] = ()) -> Preparation:  # noqa: B008
+    """Protocols, images, checkpoints and jobs of a run. ValueError where the request itself is wrong.
+
+    Every process opens the images; rank 0 imports, verifies and saves the checkpoints and plans the jobs of all.
+    known: sets that are not opened, beside those that the request names.
+    """
+    request = replace(request, space=replace(request.space, world=world, reread=request.rerun))
+    if request.names and len(request.names) != len(request.checkpoints):
+        named, given = len(request.names), len(request.checkpoints)
+        raise ValueError(f"--name: {named} names for {given} checkpoints; give one for each, in their order")
+    protocols = world.on_all_ranks(lambda: _chosen_protocols(request))
+    data = [*known, *(_open_all(request) if request.data or not known else ())]
+    exports: dict[tuple[str, str], FrozenExport] = {}
+    checkpoints, unavailable = world.on_rank0(lambda: _load_checkpoints(request, exports))
+    protocols, jobs, left_out = world.on_rank0(lambda: plan_jobs(request, checkpoints, data, protocols))
+    return Preparation(
+        request=request,
+        protocols=protocols,
+        jobs=jobs,
+        left_out=left_out,
+        unavailable=unavailable,
+        exports=exports,
+    )
+
+
+def _chosen_protocols(request: RunRequest) -> list[ChosenProtocol]:
+    known = catalogue()
+    if request.space.world.is_rank0:
+        warn_of(known.broken)
+    return changed_protocols(choose_protocols(request.suite, known), request.changes, request.select)
+
+
+def _open_all(request: RunRequest) -> list[DataUsed]:
+    """Open the image sets, in every process, once for all tasks. A large one is listed by one process of a machine."""
+    space, urls = request.space, named_urls(request.data, request.suite)
+    drawn_first(urls.values(), space.cache, space.world)
+    data = space.world.first_on_each_machine(
+        lambda: [open_data(name, url, space, request.rerun) for name, url in urls.items()]
+    )
+    for images in data if space.world.is_rank0 else ():
+        say(*(f"{images.name}: {warning}" for warning in images.warnings), errors=True)
+    return data
+
+
+def _load_checkpoints(
+    request: RunRequest, exports: dict[tuple[str, str], FrozenExport]
+) -> tuple[list[LoadedCheckpoint], list[str]]:
+    """Load and verify all checkpoints, and put their exports into `exports`. Also why some cannot be, in a dry run."""
+    if not request.dry_run:
+        check_writable(request.out)  # now, and not after the first task has run for hours
+    names = request.names or (None,) * len(request.checkpoints)
+    checkpoints, unavailable = {}, []
+    for reference, name in dict.fromkeys(zip(request.checkpoints, names, strict=True)):
+        try:
+            checkpoint, export = load_checkpoint(
+                reference, name, request.out, save=not request.dry_run, options=request.imports
+            )
+            checkpoints[checkpoint.key] = checkpoint
+            exports[checkpoint.key] = export
+        except (ValueError, RuntimeError, MemoryError) as error:
+            if not request.dry_run:
+                raise
+            named = "" if isinstance(error, ValueError) else f"--checkpoint {reference}: "
+            unavailable.append(named + in_one_line(error))
+    return list(checkpoints.values()), unavailable
+
+
+def plan_jobs(
+    request: RunRequest,
+    checkpoints: Sequence[LoadedCheckpoint],
+    data: Sequence[DataUsed],
+    protocols: Sequence[ChosenProtocol],
+) -> tuple[list[ChosenProtocol], list[tuple[LoadedCheckpoint, list[Job]]], list[str]]:
+    """Protocols for which there are images, jobs of each checkpoint, and a line for each reason to leave one out.
+
+    ValueError for a set or a checkpoint that no protocol takes.
+    """
+    lines = []
+    lacking = without_data(data, protocols)
+    if lacking:
+        tasks = ", ".join(dict.fromkeys(chosen.key for chosen in lacking))
+        lines.append(f"{len(lacking)} protocols are left out, none of the --data is for them: {tasks}")
+    several_labels = refused_sets(data, protocols, request.space)
+    for name, refused in several_labels.items():
+        lines.append(f"{name} has several labels an image, so these are left out on it: {', '.join(refused)}")
+    protocols = [chosen for chosen in protocols if chosen not in lacking]
+    jobs = []
+    for checkpoint in checkpoints:
+        reasons = refused_networks(checkpoint, protocols)
+        name = checkpoint.used.name
+        lines += [f"{name} is evaluated without {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        refused_here = {name for names in reasons.values() for name in names}
+        planned = [
+            _job(request, checkpoint, images, chosen)
+            for chosen in protocols
+            for images in data
+            if fits(chosen, images) and chosen.name not in refused_here.union(several_labels.get(images.name, ()))
+        ]
+        jobs.append((checkpoint, sorted(planned, key=lambda job: job.state == "failed before")))
+    return protocols, jobs, lines
+
+
+def without_problems(preparation: Preparation) -> tuple[list[tuple[LoadedCheckpoint, list[Job]]], int]:
+    """The jobs that are not known to fail, and how many are; prints why. ValueError if that is all of them."""
+    lines: dict[str, list[str]] = {}
+    failing = 0
+    for checkpoint, jobs in preparation.jobs:
+        for job in jobs:
+            if job.problem:
+                failing += 1
+                lines.setdefault(f"{job.title}: {job.problem}", []).append(checkpoint.used.name)
+    if failing and failing == sum(len(jobs) for _, jobs in preparation.jobs):
+        raise ValueError(f"nothing can run: {next(iter(lines))}")
+    for line, names in lines.items():
+        of_some = f" for {', '.join(names)}" if len(names) < len(preparation.jobs) else ""
+        say(f"left out{of_some}: {line}")
+    return [(checkpoint, [job for job in jobs if not job.problem]) for checkpoint, jobs in preparation.jobs], failing
+
+
+def checkpoint_title(checkpoint: LoadedCheckpoint) -> str:
+    """`vit_tiny: dino, vit_tiny_patch16_224, 5.5 M parameters, digest 1a2b3c4d`"""
+    used = checkpoint.used
+    facts = [used.method, used.architecture, millions(used.parameters), f"digest {used.digest[:8]}"]
+    return f"{used.name}: {', '.join(filter(None, facts))}"
+
+
+def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
+    """Whether a protocol evaluates on a set: a dense one on scenes of its layout, or of one that stands in for it."""
+    return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
+
+
+def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
+    """Protocols for which no image set is given. ValueError if that is all of them."""
+    lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
+    if selected and len(lacking) == len(selected):
+        kind = lacking[0].layout
+        example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
+        raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
+    return lacking
+
+
+def refused_sets(
+    data: Sequence[DataUsed], selected: Sequence[ChosenProtocol], space: Workspace
+) -> dict[str, list[str]]:
+    """Name of each set whose images have several labels each -> protocols that do not take it. ValueError if that is
+    all of them."""
+    found: dict[str, list[str]] = {}
+    for images in data:
+        there = [chosen for chosen in selected if fits(chosen, images)]
+        opened = space.opened.known(images.url, "val")
+        refused = [chosen.name for chosen in there if opened is not None and not chosen.task.takes(opened)]
+        if refused and len(refused) == len(there):
+            why = "its images have several labels each, which none of the protocols chosen takes"
+            raise ValueError(f"--data {images.name}={images.url}: {why}; add logreg@dinov2 to --suite")
+        found |= {images.name: refused} if refused else {}
+    return found
+
+
+def refused_networks(checkpoint: LoadedCheckpoint, selected: Sequence[ChosenProtocol]) -> dict[str, list[str]]:
+    """Why tasks cannot evaluate a checkpoint's network -> their protocols. ValueError if that is all of them."""
+    found: dict[str, list[str]] = {}
+    for chosen in selected:
+        try:
+            chosen.task.check_network(checkpoint.spec)
+        except ValueError as error:
+            found.setdefault(in_one_line(error), []).append(chosen.name)
+    if selected and sum(map(len, found.values())) == len(selected):
+        reason, names = next(iter(found.items()))
+        raise ValueError(f"--suite: no protocol chosen can evaluate {checkpoint.used.name}; {names[0]}: {reason}")
+    return found
+
+
+def named_urls(texts: Sequence[str], suite: str) -> dict[str, str]:
+    """`--data NAME=URL ...` as a mapping. Only the smoke suite has a default. ValueError says what to write."""
+    if not texts:
+        if suite == "smoke":
+            names = ["digits", *(TINY + layout for layout in extensions("layouts") if not stands_in_for(layout))]
+            return {name: f"{name}:" for name in names}
+        raise ValueError("which images? give --data NAME=URL, for example --data cifar10=folder:/data/cifar10")
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (equals and name and url):
+            raise ValueError(f"--data {text}: write NAME=URL, for example {shlex.quote(example(text))}")
+        if name in found:
+            raise ValueError(f"--data {text}: the name {name!r} is given twice; give each set its own")
+        found[checked_name(name, "--data")] = url
+    return found
+
+
+def open_data(name: str, url: str, space: Workspace, rerun: bool = False) -> DataUsed:
+    """Open both splits for all tasks, so that a wrong URL stops the run before it starts. Draws tiny scenes."""
+    whole, anew = replace(space, data=url, limit=None), open_anew if rerun else open_set
+    try:
+        if not layout_of(url):
+            parse_url(url, scene_schemes())
+        opener = partial(open_scenes, cache=space.cache) if layout_of(url) else anew
+        sets = {split: whole.images(split, opener) for split in SPLITS}
+    except ValueError as error:
+        raise ValueError(f"--data {name}={url}: {str(error).removeprefix(f'{url}: ')}") from error
+    return DataUsed(
+        name=name,
+        url=url,
+        fingerprints={split: images.fingerprint for split, images in sets.items()},
+        contents={split: images.contents for split, images in sets.items() if images.contents},
+        images={split: len(images) for split, images in sets.items()},
+        warnings=tuple(filter(None, (getattr(images, "pages_note", "") for images in sets.values()))),
+    )
+
+
+def _job(request: RunRequest, checkpoint: LoadedCheckpoint, data: DataUsed, chosen: ChosenProtocol) -> Job:
+    space, settings = request.space, settings_of(chosen.task)
+    protocol = ProtocolUsed(
+        name=chosen.name,
+        version=chosen.protocol.version,
+        source=chosen.protocol.source,
+        plugin=chosen.plugin,
+        modified=bool(chosen.changes),
+        changes=chosen.changes,
+    )
+    limit = effective_limit(space.limit, data)
+    stem = result_stem(protocol, settings, replace(space, limit=limit))
+    path = result_path(request.out, checkpoint.used, data.name, stem)
+    state: State = "new" if request.rerun else job_state(path, data, space.skip_bad)
+    job = Job(chosen=chosen, protocol=protocol, settings=settings, data=data, path=path, state=state, limit=limit)
+    return replace(job, problem=problem_of(job, checkpoint.spec, space))
+
+
+def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
+    """Why a job would fail with a network of this architecture; "" where that is not known before it runs."""
+    if job.state == "done":
+        return ""
+    try:
+        job.chosen.task.sizes(spec, job.images)
+        if space.opened.known(job.data.url, "train") is not None:  # else images of an assumed machine
+            job.chosen.task.check_images(replace(job.place(space), world=World()))
+    except Exception as error:  # mostly settings that do not fit; a plugin may raise anything
+        return in_one_line(error).removeprefix(f"{job.data.url}: ")
+    return ""
+
+
+def effective_limit(limit: int | None, data: DataUsed) -> int | None:
+    """The limit, or None where it leaves no image of any split out: such a result is the one without a limit."""
+    return None if limit is None or all(count <= limit for count in data.images.values()) else limit
+
+
+def job_state(path: Path, data: DataUsed, skip_bad: bool) -> State:
+    """Whether a job has a result by now. ValueError where that is of other images."""
+    try:
+        result = read_result(path)
+    except FileNotFoundError:
+        return "new"
+    except NewerSchema:
+        raise
+    except ValueError:
+        return "new"  # a damaged file is replaced
+    if result.status == "failed":
+        return "failed before"
+    _refuse_other_images(path, result, data)
+    if result.skipped and not skip_bad:  # this run asks for all images
+        return "failed before" if failure_beside(path).exists() else "new"
+    return "done"
+
+
+def _refuse_other_images(path: Path, result: Result, data: DataUsed) -> None:
+    if result.data.fingerprints != data.fingerprints:
+        before, now = result.data, data
+        splits = [split for split in now.fingerprints if before.fingerprints.get(split) != now.fingerprints[split]]
+        counts = ", ".join(f"{split} {before.images.get(split)} then, {now.images.get(split)} now" for split in splits)
+        raise ValueError(
+            f"--data {data.name}={data.url}: {path} was measured on other images under the name {data.name!r} "
+            f"({before.url}; images of {counts}; names, sizes or labels differ); use another name, or --rerun to "
+            "replace it"
+        )
+    if splits := data.differ_from(result.data):
+        raise ValueError(
+            f"--data {data.name}={data.url}: files of {' and '.join(splits)} were overwritten since {path} was "
+            "measured, by others of the same names and sizes; use another name, or --rerun to replace it"
+        )
+
+
+def refuse_mixed_contents(out: Path, jobs: Sequence[Job]) -> None:
+    """ValueError where results of other contents of the same files would stay on the board beside those of `jobs`."""
+    if not any(job.data.contents for job in jobs):
+        return
+    replaced = {job.path for job in jobs if job.state != "done"}
+    data = {job.data.name: job.data for job in jobs}
+    for path, entry in read_results(out)[0].items() if (out / "results").is_dir() else ():
+        now, result = data.get(entry.result.data.name), entry.result
+        if now and path not in replaced and result.status == "ok" and (splits := now.differ_from(result.data)):
+            raise ValueError(
+                f"--data {now.name}={now.url}: files of {' and '.join(splits)} were overwritten since {path} was "
+                "measured, which stays on the board; give --rerun with all its checkpoints and protocols, move it away "
+                f"(bench results rm), or use another name than {now.name}"
+            )
