@@ -10,11 +10,8 @@ from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryFile
 
-import torch
-
 from bench.cli.messages import in_one_line
 from checkpoints.import_options import TIMM_SCHEMES, check_reference
-from engine.compiling import check_compiler
 from engine.extensions import extensions
 from engine.printing import meant
 from imagesets.sets import OPTIONS, open_set, parse_url
@@ -51,12 +48,16 @@ def ready_device(text: str, compiled: bool) -> str:
     """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
     device = chosen_device(text)
     if compiled:
+        from engine.compiling import check_compiler
+
         check_compiler(device)
     return device
 
 
 def chosen_device(text: str) -> str:
     """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    import torch
+
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

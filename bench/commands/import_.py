@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from bench.cli.checks import check_new_export
-    from bench.cli.messages import export_lines
+    from bench.cli.description import export_lines
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.import_options import check_reference
 
     check_reference(arguments.checkpoint)  # before torch is imported
-    from bench.cli.messages import export_lines
+    from bench.cli.description import export_lines
     from bench.run.checkpoints import opened
     from engine.printing import say
 

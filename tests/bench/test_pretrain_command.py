@@ -106,7 +106,7 @@ def test_a_dry_run_says_whose_tokens_are_predicted(bench, tmp_path):
 
 
 WRONG = [
-    (["mea"], "no method 'mea'; did you mean 'mae'? there are: "),
+    (["mea"], "no method called 'mea'; did you mean 'mae'? there are: "),
     (["mae"], "--recipe is missing: which one of mae; there are: vit_b, "),
     (["mae", "--recipe", "smoky"], "--recipe: mae has no recipe 'smoky'; did you mean 'smoke'? there are: vit_b, "),
     (["--set", "epoch=1"], "no such setting; did you mean 'epochs'? `bench list mae` lists them all"),
