@@ -5,25 +5,123 @@
     encode    class token and registers in front, blocks, final norm; any subset of patches, any layers
     attention softmax maps of one block
 
-Letters: B images, L patches, l kept patches, D width, P prefix tokens (class token, registers), H heads, h x w grid.
+Letters: B images, L patches, l kept patches, D width, P prefix tokens (class token, registers), N = P + L,
+H heads, d channels of a head, h x w grid.
+
+timm's attention modules return the mixed values alone; their softmax maps are computed here. Rotary positions turn
+queries and keys of a patch by angles that its position sets, two channels together. Kinds, as a ViTSpec names them:
+
+  axial    half of the channels turn by the row, half by the column, at periods 2 pi theta^(4i/d): EVA-02 (Fang et al.
+           2023), RoPE-ViT (Heo et al. 2024), Perception Encoder (Bolya et al. 2025). Positions count patches, or are
+           scaled to the grid of the pretraining (EVA-02 rope.py, VisionRotaryEmbeddingFast, ft_seq_len over pt_seq_len)
+  centred  the same with positions from -1 to 1, at periods theta^(4i/d): DINOv3, rope_position_encoding.py
+  mixed    every channel turns by row and column at once, at trained rates of its block and head: RoPE-ViT
+
+The numbers are those of timm's modules, computed in float32 at least, whatever the precision of the network.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isqrt
+from typing import Any
 
 import timm
 import torch
+from timm.layers import RotaryEmbeddingDinoV3, apply_rot_embed_cat
 from timm.models.beit import Beit, gen_relative_position_index
 from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from checkpoints.attention import attention_map, class_attention_map
 from checkpoints.positions import resize_positions, resize_relative
-from checkpoints.rotary import rounded, turns
 from checkpoints.spec import ViTSpec
+
+
+def attention_map(
+    attention: nn.Module,
+    tokens: Tensor,
+    rows: slice,
+    shared_rel_pos_bias: Tensor | None = None,
+    rope: Tensor | None = None,
+) -> Tensor:
+    """`rows` of the softmax map (B, H, N, N) of `attention` on normed tokens (B, N, D).
+
+    shared_rel_pos_bias: (1, H, N, N). rope: sines and cosines for the patches, see rotary.py.
+    """
+    query, key = _queries_and_keys(attention, tokens)
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    if rope is not None:
+        query, key = (_turned(values, rope, attention) for values in (query, key))
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # several heads of queries share one of keys
+    logits = query[:, :, rows] * attention.scale @ key.transpose(-2, -1)
+    if getattr(attention, "relative_position_bias_table", None) is not None:
+        logits = logits + attention._get_rel_pos_bias()[..., rows, :]
+    if shared_rel_pos_bias is not None:
+        logits = logits + shared_rel_pos_bias[..., rows, :]
+    return logits.softmax(dim=-1)
+
+
+def class_attention_map(attention: nn.Module, tokens: Tensor) -> Tensor:
+    """The softmax map (B, H, 1+L) of timm's ClassAttn on normed tokens (B, 1+L, D), of which the first one asks."""
+    heads = (attention.num_heads, -1)
+    query, key = attention.q(tokens[:, :1]).unflatten(-1, heads), attention.k(tokens).unflatten(-1, heads)
+    return torch.einsum("bqhd,bnhd->bhn", query * attention.scale, key).softmax(dim=-1)
+
+
+def _queries_and_keys(attention: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, H, N, d) of both, from one projection or from two."""
+    batch, length, _ = tokens.shape
+    if attention.qkv is None:
+        both = (attention.q_proj(tokens), attention.k_proj(tokens))
+        query, key = (values.reshape(batch, length, -1, attention.head_dim).transpose(1, 2) for values in both)
+        return query, key
+    bias = attention.qkv.bias
+    if getattr(attention, "q_bias", None) is not None:
+        bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+    joint = linear(tokens, attention.qkv.weight, bias)
+    query, key, _ = joint.reshape(batch, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    return query, key
+
+
+def _turned(values: Tensor, rope: Tensor, attention: nn.Module) -> Tensor:
+    """Queries or keys (B, H, N, d), those of the patches turned by their positions."""
+    prefix = attention.num_prefix_tokens
+    patches = apply_rot_embed_cat(values[:, :, prefix:], rope, half=attention.rotate_half)
+    return torch.cat([values[:, :, :prefix], patches.type_as(values)], dim=2)
+
+
+class RoundedPeriods(RotaryEmbeddingDinoV3):
+    """Periods with the precision of bfloat16: DINOv3 keeps them so in its files, and computes with them in float32."""
+
+    def _compute_periods(self, *args: Any, **kwargs: Any) -> Tensor:
+        exact = super()._compute_periods(*args, **kwargs)
+        return exact.to(torch.bfloat16).to(exact.dtype)
+
+
+def rounded(rope: RotaryEmbeddingDinoV3) -> RoundedPeriods:
+    """The same positions with rounded periods."""
+    return RoundedPeriods(
+        rope.dim,
+        temperature=rope.temperature,
+        grid_offset=rope.grid_offset,
+        grid_indexing=rope.grid_indexing,
+        rotate_half=rope.rotate_half,
+    )
+
+
+def turns(rope: nn.Module, depth: int, grid: tuple[int, int], keep: Tensor | None) -> list[Tensor]:
+    """For each block sines and cosines (L, 2d), or (H, L, 2d) of mixed ones, for the patches of `grid`.
+
+    keep: (B, l) indices of the patches to encode; the tables are then (B, 1, l, 2d) or (B, H, l, 2d).
+    """
+    table = rope.get_embed(shape=list(grid))
+    if table.ndim == 2:
+        return [table if keep is None else table[keep].unsqueeze(1)] * depth
+    return [of_block if keep is None else of_block[:, keep].transpose(0, 1) for of_block in table]
+
 
 CLASSES = {"vit": VisionTransformer, "beit": Beit, "eva": Eva}  # of each family of ViTSpec
 

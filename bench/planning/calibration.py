@@ -28,8 +28,7 @@ from engine.printing import meant, say
 from engine.tasks import Task, Workspace
 from engine.work import IMAGES, Kind, Part, Work
 from imagesets.sets import ImageSet, open_set
-from probes.features.extract import forward_batch, transform_of
-from probes.features.extraction import Extractor, Reader, run_extraction
+from probes.features.extract import Extractor, Reader, forward_batch, run_extraction, transform_of
 from probes.features.kinds import FeatureKind
 from probes.knn.neighbours import search, unit_rows
 from probes.linear.augmented import TrainTransform
@@ -106,7 +105,7 @@ class Machine:
     training: float = 0.35
     product: float = 0.40
     divided: float = 0.90  # share of the speed that is left of each GPU of several
-    # Images that a core reads a second: of ImageNet 300 are decoded and cropped (probes/features/extraction.py), 100
+    # Images that a core reads a second: of ImageNet 300 are decoded and cropped (probes/features/extract.py), 100
     # augmented by RandAugment (probes/finetune/training_groups.py).
     reads: float = 300.0
     augments: float = 100.0

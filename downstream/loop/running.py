@@ -50,15 +50,7 @@ from engine.progress import Progress
 from engine.seeding import AUGMENT, seeded, shuffled
 from engine.training.interruptions import ignore_signals, listening
 from engine.training.schedules import Schedule, TrainProgress
-from engine.training.states import newest_whole
-
-STATES = 20  # states saved over a training, at least
-MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
-
-
-def save_interval(steps: int) -> int:
-    """Optimiser steps between two states."""
-    return max(1, min(MAX_INTERVAL, steps // STATES))
+from engine.training.states import newest_whole, save_interval
 
 
 class Stream(Dataset):

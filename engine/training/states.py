@@ -27,6 +27,13 @@ SUFFIX = ".safetensors"
 OPTIMIZER = "optimizer."  # prefix of an optimiser's tensors
 DIGITS = 16
 WRITING = ".writing-"  # prefix of a file that is not whole yet
+DENSE_STATES = 20  # states saved over a dense training, at least
+MAX_INTERVAL = 1000  # optimiser steps between two of them, at most
+
+
+def save_interval(steps: int) -> int:
+    """Optimiser steps between two states of a dense training of so many."""
+    return max(1, min(MAX_INTERVAL, steps // DENSE_STATES))
 
 
 @dataclass(frozen=True, kw_only=True)

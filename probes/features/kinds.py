@@ -8,8 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from checkpoints.backbone import Backbone, Features
+from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenSpec
 from engine import checks
+from engine.work import Kind, Part
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,16 @@ def feature_rows(backbone: Backbone, images: Tensor, kinds: Sequence[FeatureKind
     """Prepared images (B, 3, H, W) -> (B, D) float32 for every kind, in one pass."""
     found = backbone.views(images, [(kind.layer, kind.norm) for kind in kinds])
     return {kind: kind.of(found[kind.layer, kind.norm]).cpu().numpy() for kind in kinds}
+
+
+FLOAT = 4  # bytes of a number
+
+
+def feature_pass(spec: FrozenSpec, images: float, of: str, kind: Kind = "features") -> Part:
+    """Images through the frozen network; `of` says which, so that tasks that read the same ones share the pass."""
+    return Part(kind=kind, count=images, flops=forward_flops(spec), of=of)
+
+
+def feature_bytes(spec: FrozenSpec, images: float, kinds: int = 1) -> float:
+    """What the features of `images` take, on disk as in memory."""
+    return FLOAT * spec.width * images * kinds

@@ -14,8 +14,7 @@ from torch import Tensor
 from engine.tasks import Workspace
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
-from probes.features.extract import forward_batch
-from probes.features.extraction import Loaded, Reader, work_off
+from probes.features.extract import Loaded, Reader, forward_batch, work_off
 from probes.scores import hits_of
 
 Network = Callable[[Tensor], Tensor]  # (B, 3, S, S) uint8 on the CPU -> logits (B, C)

@@ -1,7 +1,7 @@
 """The papers' training augmentation, and the stream of features that the frozen backbone computes from such images.
 
 A crop depends on seed, epoch and image alone, so neither the number of workers nor a kill changes a training. Images go
-through the backbone as in probes/features/extraction.py: on a CPU each core reads, decodes, crops and computes chunks
+through the backbone as in probes/features/extract.py: on a CPU each core reads, decodes, crops and computes chunks
 of its own. A chunk is what one forward pass computes; a piece is a few chunks of every process, exchanged among them:
 process r of W computes chunks r, r + W, r + 2 W, ... of it. Several trainings follow one stream, each with its own
 batches.
@@ -28,7 +28,7 @@ from imagesets.decoding import releasing_large_images
 from imagesets.random_crops import CropRule, OwnDraws, RandomResizedCrop
 from imagesets.sets import ImageSet
 from imagesets.transforms import planes
-from probes.features.extraction import Computed, Extractor, Reader, run_extraction
+from probes.features.extract import Computed, Extractor, Reader, run_extraction
 from probes.features.kinds import FeatureKind
 from probes.linear.batches import EpochPlan, Readouts
 
@@ -188,7 +188,7 @@ class AugmentedStream:
     seed: int
     chunk: int  # images of a forward pass
     skip_bad: bool
-    workers: int | None  # see probes/features/extraction.py
+    workers: int | None  # see probes/features/extract.py
     world: World = field(default_factory=World)  # its processes share the images
 
     def run(self, epoch: int, followers: Sequence[Follower], pause: Callable[[], None]) -> None:

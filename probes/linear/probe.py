@@ -18,7 +18,7 @@ from engine.training.schedules import PacedCosine
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
-from probes.features.planning import FLOAT, feature_bytes, feature_pass
+from probes.features.kinds import FLOAT, feature_bytes, feature_pass
 from probes.features.rows import are_equal
 from probes.features.stand_ins import noted
 from probes.linear.augmented import AugmentedStream

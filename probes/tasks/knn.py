@@ -27,8 +27,7 @@ from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
-from probes.features.kinds import FeatureKind
-from probes.features.planning import feature_bytes, feature_pass
+from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.features.rows import row_slices
 from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows

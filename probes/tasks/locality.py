@@ -20,8 +20,7 @@ from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
-from probes.features.kinds import FeatureKind
-from probes.features.planning import feature_bytes, feature_pass
+from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps

@@ -23,8 +23,7 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.average_precision import mean_average_precision
 from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
-from probes.features.kinds import FeatureKind
-from probes.features.planning import feature_bytes, feature_pass
+from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.features.stand_ins import noted, suited
 from probes.lowshot.blocks import BLOCK_ROWS
 from probes.lowshot.division import fits_of_subsets

@@ -158,7 +158,7 @@ class Subject:
     def behind_loaders(self, batch: int = 32, loaders: int = 2) -> float:
         """Images/s of the usual design: loader processes, and one pass at a time on all cores."""
         from imagesets.transforms import EvalTransform
-        from probes.features.extraction import Extractor, Reader, work_off_behind_loaders
+        from probes.features.extract import Extractor, Reader, work_off_behind_loaders
         from probes.features.kinds import FeatureKind
 
         count = len(self.images)

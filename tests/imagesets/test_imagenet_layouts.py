@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from imagesets import val_labels
+from imagesets.schemes import imagenet
 from imagesets.sets import open_set
 
 WNIDS = ("n01440764", "n01443537", "n02123045")
@@ -177,5 +177,5 @@ def test_empty_folders(tmp_path):
 
 def test_a_file_that_makes_scipys_reader_crash_is_one_line(flat, monkeypatch):
     write_devkit(flat)
-    monkeypatch.setattr(val_labels, "READ_SYNSETS", "import os; os.abort()")
+    monkeypatch.setattr(imagenet, "READ_SYNSETS", "import os; os.abort()")
     assert "meta.mat makes scipy's reader crash" in rejected(flat)

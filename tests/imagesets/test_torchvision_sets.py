@@ -9,7 +9,7 @@ import pytest
 from official_layouts import WRITERS, put, write
 
 from imagesets.check import check_image_set
-from imagesets.official_sets import SETS
+from imagesets.schemes.torchvision import SETS
 from imagesets.sets import ImageSet, open_set
 
 
