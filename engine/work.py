@@ -1,7 +1,7 @@
 """The work of a task in units that a plan can time: `Work`, made of `Part`s of one kind each.
 
 Counts do not depend on the machine. What one unit of a kind takes is measured there, or follows from its floating-point
-operations (bench/planning/).
+operations (bench/run/calibration.py).
 """
 
 from collections.abc import Callable, Mapping

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cli.checks import chosen_device
     from bench.cluster.submission import words_of
     from bench.commands.run import evaluation_request
-    from bench.planning.calibration import free_memory, machine
+    from bench.run.calibration import free_memory, machine
     from bench.run.forecast import as_json, entries, foreseen, report, script_lines
     from engine.printing import say
 

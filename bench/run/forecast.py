@@ -16,7 +16,10 @@ from typing import Any
 
 from bench.cli.messages import in_one_line
 from bench.cli.settings import setting_text
-from bench.planning.calibration import (
+from bench.published.values import SETS
+from bench.results.environment import cores
+from bench.results.record import DataUsed
+from bench.run.calibration import (
     Calibration,
     Machine,
     Speed,
@@ -25,9 +28,6 @@ from bench.planning.calibration import (
     read_calibration,
     seconds_of_work,
 )
-from bench.published.values import SETS
-from bench.results.environment import cores
-from bench.results.record import DataUsed
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import Job, Preparation, RunRequest, checkpoint_title, prepare
 from bench.run.suites import ChosenProtocol

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.planning.calibration import MACHINES, Calibration, machine, seconds_of_work
+from bench.run.calibration import MACHINES, Calibration, machine, seconds_of_work
 from bench.run.forecast import Shares, shared_keys
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.spec import ViTSpec
