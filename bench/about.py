@@ -126,10 +126,12 @@ def _image_set(extension: Extension) -> Iterator[str]:
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
     served = (key, *stands_in_for(key))
-    tasks = dict.fromkeys(chosen.key for chosen in catalogue().protocols.values() if chosen.layout in served)
+    chosen = {name: each for name, each in catalogue().protocols.items() if each.layout in served}
+    tasks, protocols = dict.fromkeys(each.key for each in chosen.values()), sorted(chosen)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
     yield _row("tasks", ", ".join(tasks) or "none evaluates on it")
+    yield _row("protocols", ", ".join(protocols) or "none")
     yield from _plugin(extension.plugin)
 
 

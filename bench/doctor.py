@@ -179,9 +179,9 @@ def _openblas() -> Iterator[Check]:
     if setting is not None:
         reason, fix = f"with {blas_kernel.VARIABLE}={setting}", f"unset {blas_kernel.VARIABLE}"
     elif own in (kernel, None):
-        reason, fix = "its own choice", f"export {blas_kernel.VARIABLE}={fitting}"
+        reason, fix = "its default", f"export {blas_kernel.VARIABLE}={fitting}"
     else:
-        reason, fix = f"set while FAISS loads: its own choice is {own}", ""
+        reason, fix = f"set while FAISS loads in place of its default {own}", ""
     text = f"FAISS's OpenBLAS uses its {kernel} kernel, {reason}"
     if fitting and kernel in blas_kernel.WITHOUT_AVX:
         text += f"; {fitting} fits this processor and is several times as fast"

@@ -280,7 +280,7 @@ def _made_by(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
         network = function()
     except Exception as error:
-        raise ValueError(f"{reference} fails: {_said(error)}") from error
+        raise ValueError(f"{reference}: the function raised an error: {_said(error)}") from error
     if not isinstance(network, nn.Module):
         raise ValueError(f"{reference} returns a {type(network).__name__}; it has to return an nn.Module")
     return network.cpu().eval().requires_grad_(False)

@@ -136,7 +136,10 @@ def beyond(names: Iterable[str], table: Tensor | None = None, named: bool = Fals
             return f"it has {what} ({name}), which no ViT here computes"
     for pattern, library in FOREIGN.items():
         if not named and (name := _first(pattern, names)):
-            return f"its tensors are named by {library} ({name}); take the official file or timm's of the same model"
+            fix = "take the official file or timm's of the same model"
+            if library.startswith("Hugging Face"):
+                fix = f"give the folder that holds it and its config.json, or {fix}"
+            return f"its tensors are named by {library} ({name}); {fix}"
     block, bias = _first(r"blocks\.\d+\.norm1\.weight", names), _first(r".*relative_position_bias_table", names)
     if named or not block:
         return ""

@@ -190,20 +190,28 @@ def _describe(image_set: ImageSet, contents: Contents | None) -> SplitReport:
         heights=ranges[1],
         unreadable=contents.unreadable if contents else (),
         fingerprint=image_set.fingerprint,
-        notes=image_set.notes + _depth_note(contents) + (_passed_over(images) if contents else ()),
+        notes=image_set.notes + _depth_note(contents) + (_passed_over(images, image_set.notes) if contents else ()),
     )
 
 
-def _passed_over(images: object) -> tuple[str, ...]:
-    """The files below the folder of a set that no run reads, by the endings of their names."""
+def _passed_over(images: object, notes: Sequence[str]) -> tuple[str, ...]:
+    """The files below the folder of a set that no run reads, by their endings; not tables that a note names."""
     if not isinstance(images, FileImages):
         return ()
-    names = [name.lower() for _, _, files in os.walk(images.root) for name in files if not name.startswith(".")]
-    endings = Counter(Path(name).suffix or "no ending" for name in names if not name.endswith(EXTENSIONS))
+    paths = [
+        os.path.join(folder, name) for folder, _, files in os.walk(images.root) for name in files if name[0] != "."
+    ]
+    others = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
+    endings = Counter(
+        Path(path).suffix.lower() or "no ending"
+        for path in others
+        if not any(f" of {path}: " in note for note in notes)
+    )
     if not endings:
         return ()
     shown = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(4))
-    return (f"{endings.total()} files are not read, as their names do not end in {', '.join(EXTENSIONS)}: {shown}",)
+    files = "1 file is" if endings.total() == 1 else f"{endings.total()} files are"
+    return (f"{files} not read: their names do not end in {', '.join(EXTENSIONS)}: {shown}",)
 
 
 def _depth_note(contents: Contents | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,9 @@ def _numbered(where: str, values: Sequence[Any]) -> tuple[tuple[str, ...], np.nd
     texts = [str(int(value)) if isinstance(value, bool) else str(value).strip() for value in values]
     numeric = all(WHOLE.fullmatch(text) or FRACTION.fullmatch(text) for text in set(texts))
     if numeric and (broken := next((text for text in texts if not WHOLE.fullmatch(text)), None)):
-        raise ValueError(f"{where}: {broken} is no class; labels are whole numbers or names: choose another column")
+        raise ValueError(
+            f"{where}: {broken} is not a class label; labels are whole numbers or names: choose another column"
+        )
     texts = [text.partition(".")[0] for text in texts] if numeric else texts
     names = sorted(set(texts), key=(lambda text: (int(text), text)) if numeric else None)
     places = {name: place for place, name in enumerate(names)}
@@ -189,6 +192,8 @@ def labelled_files(
         if not columns or not next(iter(columns.values())):
             raise ValueError(f"{where}: it has no rows; the first line must name the columns, the others hold labels")
         if not named or not chosen:
+            if not others:
+                raise ValueError(f"{where}: its one column is {named!r}; it needs one of labels, too")
             what, option = ("holds the labels", "label") if named else ("names the files", "image")
             raise ValueError(
                 f"{where}: which of its columns {what}, {short_list(list(others), 8)}? say so with '?{option}=NAME'; "
@@ -212,7 +217,7 @@ def labelled_files(
         values = [value[0] for value in values]
     classes, labels = classes_of(f"{url}: {', '.join(tables)}", values, separator)
     if len(set(rows)) < len(rows):
-        twice = next(row for row in rows if rows.count(row) > 1)
+        twice = Counter(rows).most_common(1)[0][0]
         raise ValueError(f"{url}: {paths[twice]} has two rows in {', '.join(tables)}; leave one")
     if joined := [name for name in classes if "|" in name or ";" in name]:
         notes.append(f"classes such as {joined[0]!r}: if these are several labels of an image, say '?separator=bar'")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from imagesets.listing_cache import find_images
-from imagesets.sets import FileImages, ImageSet, Split
+from imagesets.sets import NO_VAL, FileImages, ImageSet, Split
 from imagesets.walk import EXTENSIONS
 
 # Words in the names of folders, files and splits that mean a split, the proper one first; capitals do not matter.
@@ -73,7 +73,7 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
         pair = (classes, subfolders(other))
         require_same_classes(url, *(pair if split == "train" else reversed(pair)))
     else:
-        notes.append(f"there is no {'train' if split == 'val' else 'val'} split to compare the classes with")
+        notes.append("there is no train split to compare the classes with" if split == "val" else NO_VAL)
     return class_tree(url=url, split=split, root=found[split], classes=classes, notes=notes)
 
 

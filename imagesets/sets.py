@@ -28,6 +28,7 @@ from imagesets.selection import balanced_indices, evenly, held_out_sample, rares
 SPLITS: tuple[Split, ...] = ("train", "val")
 SAMPLED = 16  # images of which the bytes are part of `contents_of`
 HEAD = 1 << 16  # bytes of each
+NO_VAL = "there is no val split to compare the classes with"  # a note, until images of train are held out for one
 Reported = Literal["top1", "mean per class", "mAP"]
 OPTIONS = re.compile(r"\?([a-z]+=[^&]*(?:&[a-z]+=[^&]*)*)$")  # at the end of a URL; `x-?.parquet` has none
 
@@ -346,7 +347,7 @@ def url_options(url: str) -> dict[str, str]:
         raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{meant(unknown[0], known)}")
     share, seed = found.get("val", ""), found.get("seed", "0")
     if "val" in found and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
-        raise ValueError(f"{url}: val={share} is no share above 0 and below 1; write ?val=0.2")
+        raise ValueError(f"{url}: val={share} is not a fraction between 0 and 1; write ?val=0.2")
     if "seed" in found and not (share and seed.isdecimal() and int(seed) < 1 << 32):
         raise ValueError(f"{url}: a seed is a whole number beside a share; write ?val=0.2&seed=0")
     return found
@@ -362,7 +363,7 @@ def _part(train: ImageSet, split: Split, share: float, seed: int) -> ImageSet:
     if not len(held):
         raise ValueError(f"{train.url}: every class has one image, so none can be held out for validation; add images")
     notes = [
-        *train.notes,
+        *(note for note in train.notes if note != NO_VAL),
         f"val is {len(held)} of the {len(train)} training images: {share:g} of each class, seed {seed}",
     ]
     whole = np.bincount(strata, minlength=len(train.classes) + 1)[:-1]

@@ -326,9 +326,13 @@ def grounds(report: ReportContents) -> list[str]:
         return []
     found = []
     if unbeaten_floor(report):
-        found.append("Where nothing is better than raw pixels, a protocol does not see what the networks have learnt.")
+        found.append(
+            "Where nothing is better than raw pixels, a table says nothing about what the networks have learned."
+        )
     found += [beaten for kind in NOT_NETWORKS if (beaten := _beaten(report.tables, names, kind))]
-    found.append("Level: a paired test on the same validation images does not tell two apart (5 %, Holm's correction).")
+    found.append(
+        "Level means that a paired test on the same validation images finds no difference (5 %, Holm's correction)."
+    )
     chosen = sum(table.on_val for table in report.tables)
     found.append(
         f"{chosen} of {len(report.tables)} tables report numbers that were chosen on the validation images, which are "
@@ -336,9 +340,11 @@ def grounds(report: ReportContents) -> list[str]:
         if chosen
         else "No number was chosen on the images that it is reported on."
     )
-    found.append("Before an evaluation, an export's weights must compute what was recorded when it was made.")
+    found.append("Before each evaluation the weights were checked against activations that were recorded at import.")
     if any(seeds_of(row) == 1 for table in report.tables for row in competing(table)):
-        found.append("Intervals cover another draw of images, not another training: few seeds can rank otherwise.")
+        found.append(
+            "Intervals cover another draw of validation images, not another training run, which may rank differently."
+        )
     return found
 
 
@@ -352,8 +358,8 @@ def _beaten(tables: Sequence[ShownTable], names: Sequence[str], kind: str) -> st
     if not both or not names:
         return ""
     won = sum(set(names) <= set(leaders_of(table)) and kind not in _kinds_of_leaders(table) for table in both)
-    who = "It is" if len(names) == 1 else "They are"
-    return f"{who} significantly better than {NOT_NETWORKS[kind]} in {won} of {len(both)} tables that have both."
+    who = f"{in_words(names)} {'is' if len(names) == 1 else 'are'}"
+    return f"{who} significantly better than {NOT_NETWORKS[kind]} in {won} of the {len(both)} tables with both."
 
 
 def _kinds_of_leaders(table: ShownTable) -> set[str]:

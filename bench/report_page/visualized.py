@@ -154,7 +154,7 @@ def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]
     """The command that draws what the best checkpoints see of the measured images, in lines; none where nothing can be
     drawn."""
     facts = {each["name"]: each for each in report.checkpoints}
-    named = {name for name, each in facts.items() if each["source"] and each["kind"] == "measured"}
+    named = {name for name, each in facts.items() if each["kind"] == "measured" and _can_be_named(each)}
     tables = [[row.name for row in table.rows if row.name in named][:ASKED] for table in report.tables]
     best = next(filter(None, tables), [])
     images = next((each.data.url for each in results if each.status == "ok" and not layout_of(each.data.url)), "")
@@ -169,6 +169,11 @@ def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]
         ["--out", str(out / "pictures")],
     ]
     return tuple(shlex.join(line) for line in lines)
+
+
+def _can_be_named(facts: Mapping[str, object]) -> bool:
+    """Whether a command can say which network it means: one that a Python program held has no reference."""
+    return bool(facts["source"]) and not str(facts["source"]).startswith("module:memory:")
 
 
 def _reference(out: Path, facts: Mapping[str, object]) -> str:

@@ -225,13 +225,23 @@ def fits(chosen: ChosenProtocol, images: DataUsed) -> bool:
     return serves(images.url, chosen.layout) if chosen.layout else not layout_of(images.url)
 
 
+def _instead(data: Sequence[DataUsed]) -> str:
+    """Where scenes are given: how to find what evaluates on them."""
+    layout = next(filter(None, (layout_of(each.url) for each in data)), "")
+    return f", or choose a protocol for these scenes (`bench list {layout}` names them)" if layout else ""
+
+
 def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -> list[ChosenProtocol]:
     """Protocols for which no image set is given. ValueError if that is all of them."""
     lacking = [chosen for chosen in selected if not any(fits(chosen, images) for images in data)]
     if selected and len(lacking) == len(selected):
         kind = lacking[0].layout
         example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
-        raise ValueError(f"--data: none of the sets is for {lacking[0].name}; give one as --data {example}")
+        kinds = f"scenes of {kind}" if kind else "images with one label or several each"
+        given = ", ".join(f"{each.name}={each.url}" for each in data)
+        raise ValueError(
+            f"--data {given}: {lacking[0].name} needs {kinds}; give some as --data {example}{_instead(data)}"
+        )
     return lacking
 
 

@@ -78,7 +78,7 @@ def to_text(comparisons: Comparisons) -> str:
         lines += [
             f"{covers}; by default of each protocol's main metric (--metric NAME, --metric all).",
             "Difference: A - B, in points of a percentage, else in the metric's unit; its interval is not corrected.",
-            "p: two-sided, on the same images. No entry under `better`: they cannot be told apart.",
+            "p: two-sided, on the same images. Where `better` is empty or missing, the test finds no difference.",
         ]
     lines += [f"not compared: {reason}" for reason in comparisons.left_out]
     return text_of(lines)

@@ -76,6 +76,6 @@ class Instances:
         entry = self.entries[index]
         if (entry["height"], entry["width"]) != (height, width):
             raise ValueError(
-                f"{self.images[index]}: the image is {height} x {width} pixels and {self.annotations} says "
-                f"{entry['height']} x {entry['width']}; take both from the same download"
+                f"{self.images[index]}: the image is {width} x {height} pixels (width x height) and {self.annotations} "
+                f"says {entry['width']} x {entry['height']}; take both from the same download"
             )

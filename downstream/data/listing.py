@@ -99,7 +99,10 @@ def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: s
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:
-    """Sorted paths, relative to `folder`, of the files below it that end in `suffix`."""
+    """Sorted paths, relative to `folder`, of whatever below it ends in `suffix` and is no folder.
+
+    Pipes and broken links are among them, so that reading names them instead of passing over an image.
+    """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob(f"*{suffix}") if path.is_file())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(f"*{suffix}") if not path.is_dir())

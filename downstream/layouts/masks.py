@@ -90,7 +90,7 @@ def classes_in(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tu
         if len(set(found)) < len(found):
             raise ValueError(f"{file}: two classes have one {what}")
     if not 1 < len(names) <= IGNORED:
-        raise ValueError(f"{file} names {len(names)} classes; a score needs 2 to {IGNORED}, the background is one")
+        raise ValueError(f"{file} lists {len(names)}; a score needs 2 to {IGNORED} classes, background included")
     return tuple(names), keys
 
 

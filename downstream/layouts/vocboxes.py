@@ -18,7 +18,8 @@ from downstream.data.instances import Instances
 from downstream.data.tiny_objects import tiny_objects
 from downstream.data.tiny_scenes import save_image
 from downstream.layouts.coco import instances
-from imagesets.decoding import open_image
+from engine.files import read_regular
+from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
 from imagesets.sets import SPLITS, Split
 from imagesets.walk import EXTENSIONS
 
@@ -53,16 +54,16 @@ def listed(root: Path, split: Split) -> Instances:
     numbers = {title: number for number, title in enumerate(titles, 1)}
     entries: list[dict[str, Any]] = []
     boxes: list[dict[str, Any]] = []
-    empty = 0
+    empty: list[str] = []  # names of images, once for each box without an area
     for number, name in enumerate(names[split], 1):
         size, objects = read[name]
-        width, height = size or open_image((root / "JPEGImages" / pictures[name]).read_bytes()).size
+        width, height = size or _size(root / "JPEGImages" / pictures[name])
         entries.append({"id": number, "file_name": pictures[name], "height": height, "width": width})
         for title, corners, difficult in objects:
             bounds = (width, height, width, height)
             x1, y1, x2, y2 = (min(max(value, 0.0), bound) for value, bound in zip(corners, bounds, strict=True))
             if x1 >= x2 or y1 >= y2:
-                empty += 1
+                empty.append(name)
                 continue
             facts = {"id": len(boxes) + 1, "image_id": number, "category_id": numbers[title]}
             boxes.append(facts | {"bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": int(difficult)})
@@ -76,7 +77,9 @@ def listed(root: Path, split: Split) -> Instances:
         "JPEGImages",
         "Annotations",
         annotation_files=tuple(f"Annotations/{name}.xml" for name in names[split]),
-        notes=(f"{empty} boxes of {split} without an area are left out",) if empty else (),
+        notes=(f"boxes of {split} without an area are left out: {len(empty)}, the first in {empty[0]}.xml",)
+        if empty
+        else (),
     )
 
 
@@ -95,7 +98,7 @@ def _read(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
     """Width and height in pixels, None where the file gives none, and the objects. ValueError for a file that cannot be
     read."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MAX_BYTES)
         if b"<!DOCTYPE" in content:  # it may declare entities that stand for gigabytes
             raise ValueError("it declares a document type; save it without")
         tree = ElementTree.fromstring(content)
@@ -105,6 +108,14 @@ def _read(path: Path) -> tuple[tuple[int, int] | None, list[Object]]:
         raise ValueError(f"there is no file {path}; an image without objects needs one too") from None
     except (ElementTree.ParseError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is no annotation of Pascal VOC ({error}); correct it") from error
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height in pixels, of an image whose annotation does not give them."""
+    try:
+        return open_image(read_bytes(str(path))).size
+    except UnreadableImage as error:
+        raise ValueError(f"{error}; its annotation gives no size either") from error
 
 
 def _objects(tree: ElementTree.Element) -> Iterator[Object]:

@@ -91,8 +91,15 @@ def test_a_faiss_that_cannot_be_imported(bench, monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "own", "setting", "mark", "text", "fix"),
     [
-        ("Zen", "Zen", None, "ok", "its Zen kernel, its own choice; it fits", ""),
-        ("SkylakeX", "Prescott", None, "ok", "SkylakeX kernel, set while FAISS loads: its own choice is Prescott", ""),
+        ("Zen", "Zen", None, "ok", "its Zen kernel, its default; it fits", ""),
+        (
+            "SkylakeX",
+            "Prescott",
+            None,
+            "ok",
+            "set while FAISS loads in place of its default Prescott",
+            "",
+        ),
         ("Prescott", "Prescott", "Prescott", "note", "with OPENBLAS_CORETYPE=Prescott; SkylakeX fits", "unset"),
         ("Prescott", "Prescott", None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),
         ("Prescott", None, None, "note", "SkylakeX fits this processor", "export OPENBLAS_CORETYPE=SkylakeX"),

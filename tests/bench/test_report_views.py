@@ -92,6 +92,11 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
     assert "Neighbours of some images" not in report_page(board, pictures=False)
 
 
+def test_no_command_names_a_network_that_a_program_held():
+    facts = {"source": "module:memory:Sequential-1a2b3c4d (structure 5e6f)"}
+    assert not visualized._can_be_named(facts) and visualized._can_be_named({"source": "module:mynets:resnet18"})
+
+
 def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     """Those that `bench visualize` drew of them, once, wherever they lie below the results, with what they say."""
     command = "bench visualize pca \\\n  --checkpoint /imports/c1 \\\n  --name c1 \\\n  --images digits: \\\n  --out"

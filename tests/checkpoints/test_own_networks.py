@@ -102,7 +102,7 @@ RANDOM = (
 )
 WRONG = {
     "def other(): return 3": "returns a int; it has to return an nn.Module",
-    "def other(): raise KeyError('weights')": "fails: KeyError: 'weights'",
+    "def other(): raise KeyError('weights')": "raised an error: KeyError: 'weights'",
     "def other(): return nn.Linear(3, 3)": "the network has no attribute image_size, mean, std; set image_size",
     changed("network.mean = (0.5,)"): "mean=(0.5,), std=(0.25, 0.25, 0.25): give whole pixels and three numbers each",
     changed("network.crop = 2.0"): "crop=2.0: must be above 0 and up to 1",

@@ -1,6 +1,7 @@
 """Folders of COCO's layout: what is recognised, what is refused and how that is said, the drawn set, the dataset."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,12 +113,13 @@ def test_an_image_of_another_size_is_named(coco, opened):
     Image.new("RGB", (50, 40)).save(coco / "train2017" / "000000000003.jpg")
     (coco / "val2017" / "000000000002.jpg").write_bytes(b"not a picture")
     problem = (
-        "train2017/000000000003.jpg: the image is 40 x 50 pixels and annotations/instances_train2017.json says 64 x 96"
+        "train2017/000000000003.jpg: the image is 50 x 40 pixels (width x height) and "
+        "annotations/instances_train2017.json says 96 x 64"
     )
     assert [found.startswith(problem) for found in problems_of(opened["train"])] == [True]
     assert len(problems_of(opened["val"])) == 1
     images = detection_training_images(opened["train"], SIZES)
-    with pytest.raises(ValueError, match="says 64 x 96"):
+    with pytest.raises(ValueError, match="says 96 x 64"):
         images[2]
     with pytest.raises(ValueError, match=r"val2017/000000000002.jpg: cannot be read \(.*\); replace the file"):
         detection_validation_images(opened["val"], SIZES)[1]
@@ -270,7 +272,21 @@ def test_annotations_of_pascal_voc(size, tmp_path):
     ((thing,),) = scenes.listing.objects
     assert thing["bbox"] == [0, 3.5, 60, 46.5] and thing["iscrowd"] == 0 and scenes.fingerprint != before
     written(tmp_path, XML.format(size, "", "<xmin>80</xmin><ymin>4</ymin><xmax>90</xmax><ymax>9</ymax>"))
-    assert "1 boxes of val without an area are left out" in open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
+    assert any(
+        "of val without an area are left out: 1, the first in" in note
+        for note in open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path).notes
+    )
+
+
+@pytest.mark.parametrize("place", ["JPEGImages/val.png", "Annotations/val.xml"])
+def test_a_pipe_among_images_and_annotations_is_named(place, tmp_path):
+    """Opened like a file, it would be waited for without end."""
+    written(tmp_path, XML.format("", "", BOX))
+    for path in tmp_path.glob(place.replace("val", "*")):
+        path.unlink()
+        os.mkfifo(path)
+    with pytest.raises(ValueError, match=f"{place.replace('val.', '(val|test|train).')}.*a pipe, device or socket"):
+        open_scenes(f"vocboxes:{tmp_path}", "val", tmp_path)
 
 
 @pytest.mark.parametrize(

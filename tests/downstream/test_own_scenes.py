@@ -60,7 +60,7 @@ def test_lists_of_classes(text, names, keys):
         ("1 2 road", "classes.txt, line 1: '1 2 road'; write"),
         ("7 road\n8", "classes.txt, line 2: '8'; write"),
         ("256 road", "classes.txt, line 1: 256; masks hold values"),
-        ("7 road", "classes.txt names 1 classes"),
+        ("7 road", "classes.txt lists 1; a score needs 2"),
         ("0 0 256 road", "classes.txt, line 1: 256; masks hold"),
         ("7 road\n7 rail", "two classes have one value"),
         ("road\nroad", "two classes have one name"),

@@ -50,8 +50,22 @@ def test_files_that_no_run_reads_are_counted(pets):
         (pets / "train" / name).write_bytes(b"GIF89a")
     report = check_image_set(f"folder:{pets}")
     (note,) = [note for note in report.splits[0].notes if "not read" in note]
-    assert report.ok and note.startswith("3 files are not read, as their names do not end in .jpg, ")
+    assert report.ok and note.startswith("3 files are not read: their names do not end in .jpg, ")
     assert note.endswith(": 2 .gif, 1 no ending") and not any("not read" in note for note in report.splits[1].notes)
+
+
+def test_the_table_of_labels_counts_as_read(pets):
+    images = [path.relative_to(pets) for path in sorted(pets.rglob("*.jpg"))]
+    rows = [f"{path},{path.parent.name},{path.parts[0]}" for path in images]
+    (pets / "mine.csv").write_text("\n".join(["file_name,label,split", *rows]))
+    report = check_image_set(f"folder:{pets}?labels=mine.csv")
+    assert not any("not read" in note for split in report.splits for note in split.notes)
+
+
+def test_images_held_out_for_validation_leave_no_note_that_there_are_none(tree, tmp_path):
+    tree(tmp_path / "alone", *(f"train/{name}/{number}.jpg" for name in ("ant", "bee") for number in range(5)))
+    for url, said in ((f"folder:{tmp_path}/alone", True), (f"folder:{tmp_path}/alone?val=0.2", False)):
+        assert any("no val split" in note for note in open_set(url, "train").notes) == said
 
 
 def test_a_val_image_that_is_also_in_train_is_named(pets):

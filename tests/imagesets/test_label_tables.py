@@ -116,7 +116,7 @@ def test_numbers_are_classes_in_the_order_of_numbers_and_fractions_are_none(fold
     rows = [(file, {"ant": "2.0", "bee": "10", "cat": "-1"}[name]) for file, name in labelled()]
     root = flat(folder, tmp_path / "x", {"train": ".", "val": "."}, "labels.csv", rows)
     assert open_set(f"folder:{root}", "train").classes == ("-1", "2", "10")
-    for value, said in (("1.9", "1.9 is no class"), ("", "1 of 21 rows have no label")):
+    for value, said in (("1.9", "1.9 is not a class label"), ("", "1 of 21 rows have no label")):
         flat(folder, root, {"train": ".", "val": "."}, "labels.csv", [*rows[:-1], (rows[-1][0], value)])
         assert said in refused(f"folder:{root}")
 
