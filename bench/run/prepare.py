@@ -237,10 +237,11 @@ def without_data(data: Sequence[DataUsed], selected: Sequence[ChosenProtocol]) -
     if selected and len(lacking) == len(selected):
         kind = lacking[0].layout
         example = f"{kind}={kind}:/data/{kind}" if kind else "cifar10=folder:/data/cifar10"
-        kinds = f"scenes of {kind}" if kind else "images with one label or several each"
+        layouts = [layout for layout in extensions("layouts") if layout == kind or kind in stands_in_for(layout)]
+        kinds = f"scenes ({', '.join(f'{layout}:ROOT' for layout in layouts)})" if kind else "images with labels"
         given = ", ".join(f"{each.name}={each.url}" for each in data)
         raise ValueError(
-            f"--data {given}: {lacking[0].name} needs {kinds}; give some as --data {example}{_instead(data)}"
+            f"--data {given}: {lacking[0].name} needs {kinds}; for example --data {example}{_instead(data)}"
         )
     return lacking
 

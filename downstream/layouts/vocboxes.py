@@ -115,7 +115,9 @@ def _size(path: Path) -> tuple[int, int]:
     try:
         return open_image(read_bytes(str(path))).size
     except UnreadableImage as error:
-        raise ValueError(f"{error}; its annotation gives no size either") from error
+        raise ValueError(
+            f"{path} cannot be read ({error.reason}), and its annotation gives no size; replace the file"
+        ) from error
 
 
 def _objects(tree: ElementTree.Element) -> Iterator[Object]:
