@@ -326,7 +326,9 @@ def load(
         elif not isinstance(checkpoint, str | Path):
             if not hasattr(checkpoint, "digest"):
                 kind = type(checkpoint).__name__
-                raise ValueError(f"checkpoint is a {kind}; give a path or reference, a torch.nn.Module or an export")
+                raise ValueError(
+                    f"checkpoint is of type {kind}; give a path or reference, a torch.nn.Module or an export"
+                )
             return checkpoint
         elif str(checkpoint).startswith(f"{SCHEME}:"):
             reference, export = str(checkpoint), load_frozen(checkpoint, options)

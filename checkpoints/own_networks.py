@@ -369,7 +369,9 @@ def tokens_given(network: nn.Module, images: Tensor, reference: str) -> tuple[Te
         return found.unsqueeze(1), (0, 0)
     if not (isinstance(found, tuple | list) and len(found) == 3):
         shape = f" {tuple(found.shape)} for {len(images)} images" if isinstance(found, Tensor) else ""
-        raise ValueError(f"{reference} returns a {type(found).__name__}{shape}; {RETURNS}")
+        maps = isinstance(found, Tensor) and found.ndim == 4
+        how = "; of maps (B, D, h, w) return their mean over h and w, or (None, maps, maps.shape[-2:])" if maps else ""
+        raise ValueError(f"{reference} returns a {type(found).__name__}{shape}; {RETURNS}{how}")
     token, patches, grid = found
     try:
         height, width = map(int, grid)

@@ -214,7 +214,8 @@ def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name:
 def _spec_of_name(name: str) -> ViTSpec:
     """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
     if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}{meant(name, timm.list_models(module=FAMILY), 'docs/timm.md')}")
+        known = timm.list_models(module=FAMILY, pretrained="." in name)  # names of weights have a dot
+        raise ValueError(f"timm has no model {name!r}{meant(name, known, 'docs/timm.md')}")
     stem, _, tag = name.partition(".")
     if tag and name not in (known := timm.list_pretrained(f"{stem}.*")):
         raise ValueError(f"timm has no weights {name!r}; it has {', '.join(known) or f'none of {stem}'}")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from engine.progress import Progress
 from imagesets.decoding import UnreadableImage, as_rgb, reason_of
-from imagesets.selection import stratified_sample
+from imagesets.selection import held_out_sample, rarest_classes
 from imagesets.sets import ImageSet, Split
 
 PLACE = "NAME"
@@ -115,11 +115,8 @@ def hold(name: str, train: Any, val: Any = None) -> HeldSets:
     }
     if val is None:
         whole, notes = sets["train"], (f"{HELD_OUT:.0%} of each class are held out as validation images",)
-        if whole.has_several_labels:
-            raise ValueError(f"{url}: its images have several labels each: give training and validation images")
-        counts = np.bincount(whole.labels, minlength=len(classes))
-        shares = np.where(counts > 1, np.clip(np.rint(HELD_OUT * counts), 1, counts - 1), 0).astype(np.int64)
-        chosen = stratified_sample(whole.labels, shares, seed=0)
+        strata = rarest_classes(whole.labels) if whole.has_several_labels else whole.labels
+        chosen = held_out_sample(strata, len(classes) + 1, HELD_OUT, seed=0)
         parts: dict[Split, np.ndarray] = {"train": np.setdiff1d(np.arange(len(whole)), chosen), "val": chosen}
         sets = {
             split: replace(whole, split=split, labels=whole.labels[places], images=whole.images.take(places))

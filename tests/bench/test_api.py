@@ -233,8 +233,8 @@ def test_a_table_without_pandas_is_one_line(exports, tmp_path, monkeypatch):
             lambda export: api.load(small_network(), image_size=16, heads=3),
             "leave all options of imports but image_size=",
         ),
-        (lambda export: api.load(3), "checkpoint is a int; give"),
-        (lambda export: api.load(small_network().state_dict()), "checkpoint is a OrderedDict; give"),
+        (lambda export: api.load(3), "checkpoint is of type int; give"),
+        (lambda export: api.load(small_network().state_dict()), "checkpoint is of type OrderedDict; give"),
         (lambda export: api.load(small_network(), image_size=16, statistics=5), "^statistics=5: give a text"),
         (lambda export: api.evaluate(export, None, "digits:"), "^protocol=None: give a text"),
         (

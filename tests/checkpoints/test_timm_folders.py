@@ -152,6 +152,7 @@ def test_our_statistics_reach_timm_and_not_its_default(tmp_path):
         ),  # said before anything is fetched
         ("timm:vit_base_r50_s16_224.orig_in21k", "its patch embedding is timm's HybridEmbed"),
         ("timm:vit_base_patch16_none", "timm has no model 'vit_base_patch16_none'; did you mean 'vit_base_patch16_"),
+        ("timm:vit_smal_patch16_224.dino", "did you mean 'vit_small_patch16_224.dino'"),
         ("timm:no/such/file.pth", "no/such/file.pth cannot be read: No such file"),
         ("local-dir:/nowhere", "there is no model.safetensors or pytorch_model.bin in /nowhere"),
     ],

@@ -74,6 +74,9 @@ def test_labels_may_be_names_any_numbers_or_several():
     several = np.eye(3, dtype=int)[np.arange(10) % 3]
     both = hold("several", (GREY, several), (GREY, several))
     assert open_set(both.url, "train").has_several_labels and len(open_set(both.url, "train").classes) == 3
+    alone = hold("alone", (GREY, several))
+    train, val = open_set(alone.url, "train"), open_set(alone.url, "val")
+    assert (len(train), len(val)) == (7, 3) and all(part.labels.any(axis=0).all() for part in (train, val))
 
 
 def test_contents_count_and_places_do_not():
@@ -98,7 +101,6 @@ class Random(Dicts):
         ((COLOURS / 1.0, LABELS), "memory:x/train/0: an image of float64 has values from 0 to 255; .*normalisation"),
         ((COLOURS[:, :, :, :2], LABELS), r"an image is a ndarray \(4, 5, 2\) of uint8; give PIL images"),
         ((COLOURS, np.full((10, 2), 3)), "several labels an image are 0, 1 or -1"),
-        ((COLOURS, np.ones((10, 2), int)), "give training and validation images"),
         ((COLOURS[:0], LABELS[:0]), "no images"),
         (iter(()), "train is a tuple_iterator; give a dataset with a length"),
         (Random(5), "memory:x/train/0 is another image when read again: leave random augmentation out"),
