@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_publication(parser)
     parser.add_argument("--sign", type=Path, metavar="KEY",
         help="sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed")  # fmt: skip
-    parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated, for Every Eval Ever")
+    parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated")
 
 
 def run(arguments: argparse.Namespace) -> int:

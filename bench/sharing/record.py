@@ -6,7 +6,6 @@
                               pretraining that it lies in
     leaderboard.*             made of results/
     cards/NAME-DIGEST/        model cards with .eval_results/, made of results/ and checkpoints/
-    every_eval_ever/data/     the results in that form
     commands.sh, README.md    how to make them again, and how to check the record
     SHA256SUMS                of all other files, for `sha256sum -c`; SHA256SUMS.sig where it was signed
 
@@ -35,7 +34,6 @@ from bench.results.environment import installed
 from bench.results.record import CheckpointUsed, DataUsed, Result, read_result, result_files
 from bench.sharing.card import CardSubject, card_files, read_config
 from bench.sharing.contradictions import contradictions
-from bench.sharing.every_eval_ever import TOOL, every_eval_records
 from bench.sharing.groups import Publication
 from bench.sharing.redaction import without_folders
 from bench.statistics.matching import Measured
@@ -46,6 +44,7 @@ from engine.printing import printable
 from pretrain.loop.exporting import EXPORT, RUN, is_run
 from pretrain.loop.records import LOG
 
+TOOL = "ssl-vit-bench"  # the package
 HEADER = """#!/usr/bin/env bash
 # The commands that make the results of this record again, one after another.
 #
@@ -151,7 +150,6 @@ has that digest.
 | `results/` | a JSON file for each result, with its values for every image (`.npz`) and the log of a failure (`.log`) |
 | `checkpoints/` | what each checkpoint is, and the log of its pretraining where it was done here; no weights |
 | `cards/` | a model card for each, with `.eval_results/`, for the Hugging Face Hub |
-| `every_eval_ever/` | the results in the form of Every Eval Ever |
 | `commands.sh` | the commands that make the results again |
 | `SHA256SUMS` | of every file: `sha256sum -c SHA256SUMS` |
 
@@ -228,8 +226,6 @@ def derived_files(folder: Path) -> dict[str, str]:
         if subject.used.is_floor:
             continue
         found |= {f"cards/{place}/{name}": text for name, text in card_files(subject, results, publication).items()}
-        records = every_eval_records(subject.used, results, publication)
-        found |= {f"every_eval_ever/{name}": text for name, text in records.items()}
     found["commands.sh"] = rerun_script([each.result for each in measured], subjects)
     return found | {"README.md": README}
 

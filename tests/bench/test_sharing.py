@@ -1,14 +1,11 @@
 """Model cards and records of Every Eval Ever: valid by the Hub's parsers and strict schemas, whatever a result says."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from random import Random
 
-import jsonschema
 import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
@@ -18,8 +15,6 @@ from markdown_it import MarkdownIt
 
 from bench.results.record import CheckpointUsed, DataUsed, ProtocolUsed
 from bench.sharing.card import CardSubject, card_files, read_config, subject_of
-from bench.sharing.every_eval_ever import every_eval_records
-from bench.sharing.every_eval_schema import SCHEMA_VERSION, checked_record
 from bench.sharing.groups import (
     IMAGENET,
     Publication,
@@ -36,17 +31,6 @@ from checkpoints.export import CARD_MARK, ViTExport
 KNOWN = Publication(
     models={"alpha": "me/alpha"}, datasets={"digits": "me/digits"}, source="https://example.org/r", organization="me"
 )
-
-
-@pytest.fixture(scope="module")
-def official() -> jsonschema.Draft7Validator:
-    """The JSON Schema of Every Eval Ever, from its package, of which nothing is imported."""
-    try:
-        package = distribution("every_eval_ever")
-    except PackageNotFoundError:
-        pytest.skip("its package is not installed; see commands_pre in tox.ini")
-    schema = json.loads(Path(package.locate_file("every_eval_ever/schemas/eval.schema.json")).read_text())
-    return jsonschema.Draft7Validator(schema)
 
 
 @pytest.fixture
@@ -225,84 +209,6 @@ def test_nothing_in_a_result_breaks_a_card_or_a_record(export):
             assert not {"html_block", "html_inline", "link_open", "image"} & kinds
             for name in files.keys() - {"README.md"}:
                 checked_entries(yaml.safe_load(harmless(files[name])))
-
-
-def test_records_of_every_eval_ever(export):
-    subject = subject_of(export)
-    used = replace(subject.used, name="alpha")
-    ((place, text),) = every_eval_records(used, measured(used), KNOWN).items()
-    record = json.loads(text)
-    assert re.fullmatch(
-        r"data/digits/me/alpha/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-\w{12}\.json", place
-    )
-    assert record["evaluation_id"] == "digits/me/alpha/1767323045" and record["retrieved_timestamp"] == "1767323045"
-    first = record["evaluation_results"][0]
-    assert first["score_details"] == {
-        "score": 81.0,
-        "details": {"seeds": "[0, 1, 2]", "files": "3", "standard_deviation_over_seeds": "0.816496580927726"},
-        "uncertainty": {
-            "confidence_interval": {"lower": 75.0, "upper": 85.0, "confidence_level": 0.95},
-            "num_samples": 500,
-        },
-    }
-    assert record["source_metadata"]["evaluator_relationship"] == "first_party"
-    assert every_eval_records(used, measured(used), Publication()) != {place: text}
-
-
-NUMBER = ("evaluation_results", 0)
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "why"),
-    [
-        ((*NUMBER, "metric_config", "lower_is_better"), None, "Expected `bool`"),
-        ((*NUMBER, "metric_config", "max_score"), "", "Expected `float`"),
-        ((*NUMBER, "score_details", "score"), float("nan"), "nan is no number"),
-        ((*NUMBER, "score_details", "details", "n"), 3, "Expected `str`"),
-        ((*NUMBER, "source_data", "source_type"), "other", "hf_repo belongs to source_type hf_dataset"),
-        (("model_info", "additional_details", "model_availability"), "open", "model_availability must be one of"),
-        (("model_info", "id"), "alpha", "matching regex"),
-        (("source_metadata", "evaluator_relationship"), "friend", "Invalid enum value 'friend'"),
-        (("retrieved_timestamp",), "2026-01-02", "matching regex"),
-        (("schema_version",), "0.2.1", "Invalid enum value '0.2.1'"),
-        (("more",), 1, "unknown field `more`"),
-    ],
-)
-def test_what_is_no_record_is_refused(place, value, why):
-    used = made_checkpoint()
-    (text,) = every_eval_records(used, measured(used), KNOWN).values()
-    record = json.loads(text)
-    checked_record(record)
-    inside = record
-    for key in place[:-1]:
-        inside = inside[key]
-    inside[place[-1]] = value
-    with pytest.raises(ValueError, match=re.escape(why)):
-        checked_record(record)
-
-
-def any_records():
-    """Those of generated results, and of made ones."""
-    for seed in range(20):
-        for subject, results in cards_of(any_board(Random(seed))):
-            yield from every_eval_records(subject.used, results, KNOWN).items()
-    yield from every_eval_records(made_checkpoint(), measured(made_checkpoint()), KNOWN).items()
-
-
-def test_records_of_any_results_are_valid():
-    for place, text in any_records():
-        assert re.fullmatch(r"data(/[A-Za-z0-9_.-]+){4}\.json", place)
-        checked_record(json.loads(harmless(text)))
-
-
-def test_the_official_schema_takes_every_record(official):
-    assert official.schema["version"] == SCHEMA_VERSION
-    for _, text in any_records():
-        official.validate(json.loads(text))
-    broken = json.loads(text)
-    del broken["evaluation_results"][0]["metric_config"]["lower_is_better"]
-    with pytest.raises(jsonschema.ValidationError):
-        official.validate(broken)
 
 
 def test_deviations_are_no_scores():
