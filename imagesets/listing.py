@@ -15,6 +15,12 @@ SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev", "test", "testing"),
 }
+# Scheme of labelled scenes -> folders by which it is known.
+SCENES = {
+    "voc": ("JPEGImages", "SegmentationClass"),
+    "vocboxes": ("JPEGImages", "Annotations"),
+    "masks": ("images", "masks"),
+}
 HOLD_OUT = "or append '?val=0.2' to the URL, which holds out a fifth of each class of the training images"
 
 
@@ -55,6 +61,11 @@ def open_tree(url: str, place: str, split: Split) -> ImageSet:
     """Open PATH/<split>/CLASS/IMAGE under any scheme's URL. Raises ValueError for whatever is not this layout."""
     require_folder(place, url)
     found = {wanted: split_folder(place, wanted) for wanted in SPLIT_WORDS}
+    if not any(found.values()) and (scheme := _scheme_of_scenes(place)):
+        raise ValueError(
+            f"{url}: {place} holds {' and '.join(SCENES[scheme])}, as scenes with masks or boxes do, not a folder per "
+            f"class; write {scheme}:{place}"
+        )
     if split == "train" and not any(found.values()) and subfolders(place) and not is_split(place):
         found["train"] = place
     if not found[split]:
@@ -83,6 +94,12 @@ def split_folder(place: str, split: Split) -> str:
     by_lower |= {name: name for name in by_lower.values()}
     found = next((by_lower[word] for word in SPLIT_WORDS[split] if word in by_lower), None)
     return os.path.join(place, found) if found else ""
+
+
+def _scheme_of_scenes(place: str) -> str:
+    """The scheme of labelled scenes whose folders lie in `place`, "" for none: they would pass for classes."""
+    there = set(subfolders(place))
+    return next((scheme for scheme, folders in SCENES.items() if there.issuperset(folders)), "")
 
 
 def missing(place: str, wanted: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ A file is a state dict, alone or as timm's train.py saves it. No tensor shows it
 its activation or head count either: these are the user's to say, by `--statistics` and timm's name of the model.
 """
 
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
@@ -74,6 +75,8 @@ def open_model(reference: str) -> TimmModel:
         reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
         if isinstance(error, KeyError):
             reason = f"its config.json has no {reason}, so it is another library's, which is not read"
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"its config.json is not valid JSON ({reason}); download or save it again"
         raise ValueError(f"timm cannot load {reference!r}: {reason}") from error
     return timm_model(model, reference)
 

@@ -65,6 +65,15 @@ def test_the_test_folder_stands_in_for_val_and_is_said(pets):
     assert len(ours) == 2 and any("test is used as val" in note for note in ours.notes)
 
 
+@pytest.mark.parametrize(("scheme", "folders"), [("masks", "images masks"), ("vocboxes", "JPEGImages Annotations")])
+@pytest.mark.parametrize("options", ["", "?val=0.2"])
+def test_folders_of_scenes_are_no_classes(scheme, folders, options, tree, tmp_path):
+    tree(tmp_path, *(f"{folder}/{number}.png" for folder in folders.split() for number in range(5)))
+    for split in ("train", "val"):
+        with pytest.raises(ValueError, match=f"write {scheme}:{tmp_path}"):
+            open_set(f"folder:{tmp_path}{options}", split)
+
+
 def test_val_is_preferred_to_test(pets, tree):
     tree(pets, "test/ant/c.jpg", "test/Bee/d.jpg", "test/Bee/e.jpg")
     assert len(open_set(f"folder:{pets}", "val")) == 2
