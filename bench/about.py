@@ -15,7 +15,7 @@ from bench.pretraining.recipes import costs, names_by_path, values_by_path
 from bench.run.suites import Catalogue, ChosenProtocol, catalogue
 from downstream.data.scenes import TINY, stands_in_for
 from engine.extensions import Extension, extensions, load_extension, warn_of
-from engine.printing import meant
+from engine.printing import did_you_mean
 from engine.tasks import Task
 from pretrain.recipe import Recipe
 
@@ -35,7 +35,7 @@ def about(name: str) -> Iterator[str]:
         yield from _layout(others["layouts"][layout])
         return
     if name not in (known := [*found.names(), *chain(*others.values())]):
-        raise ValueError(f"bench list: nothing is called {name!r}{meant(name, known, LISTED_BY)}")
+        raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, known, LISTED_BY)}")
     if name in found.suites:
         yield from _suite(name, found)
     if name in found.protocols:

@@ -415,10 +415,10 @@ def evaluate(
     with commands():
         from bench.run.suites import catalogue, choose_protocols
 
-        meant = [chosen.name for chosen in choose_protocols(protocol, catalogue())]
-    if len(meant) > 1:
+        names = [matching.name for matching in choose_protocols(protocol, catalogue())]
+    if len(names) > 1:
         raise ValueError(
-            f"{protocol!r} means {len(meant)} protocols, such as {meant[0]!r}: name one, or use evaluate_suite"
+            f"{protocol!r} means {len(names)} protocols, such as {names[0]!r}: name one, or use evaluate_suite"
         )
     if images is not None or labels is not None:
         if images is None or labels is None or not isinstance(data, str | None):
@@ -543,10 +543,10 @@ def leaderboard(out: str | Path = OUT, *, published: bool = False, formats: Sequ
     with commands():
         from bench.board.files import ALWAYS, FORMATS, rewrite
         from bench.results.record import check_folder
-        from engine.printing import meant
+        from engine.printing import did_you_mean
 
         if unknown := [name for name in formats if name not in FORMATS]:
-            raise ValueError(f"no format {unknown[0]!r}{meant(unknown[0], list(FORMATS))}")
+            raise ValueError(f"no format {unknown[0]!r}{did_you_mean(unknown[0], list(FORMATS))}")
         check_folder(Path(out))
         shown = rewrite(Path(out), published, formats).shown
         written = {name: Path(out) / FORMATS[name][0] for name in dict.fromkeys((*ALWAYS, *formats))}

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, PreparesImages, ViTSpec
-from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from engine.files import digest, folder_atomic, write_atomic
 
@@ -129,7 +129,7 @@ class ViTExport(PreparesImages):
 
     def build(self, drop_path: float = 0.0) -> ViT:
         """The network with these weights. ValueError names every tensor that is missing, unknown or misshapen."""
-        with torch.device("meta"), Undrawn():  # neither time nor memory until the shapes are known to fit
+        with torch.device("meta"), skip_init():  # neither time nor memory until the shapes are known to fit
             vit = ViT(self.spec, drop_path, initialise=False)
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
         given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks

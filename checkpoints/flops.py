@@ -8,8 +8,8 @@ from math import prod
 import torch
 
 from checkpoints.frozen import FrozenSpec
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import ViTSpec
-from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from engine.work import count_flops
 
@@ -38,7 +38,7 @@ def _on_meta(spec: ViTSpec, image_size: int | None, work: Callable[[ViT, torch.T
     sized = spec if image_size is None else replace(spec, image_size=image_size)
     height, width = (patches * spec.patch_size for patches in sized.grid)
     with torch.device("meta"):
-        with Undrawn():
+        with skip_init():
             vit = ViT(sized, initialise=False)
         images = torch.zeros(1, 3, height, width)
         return count_flops(lambda: work(vit, images))[1]
@@ -48,7 +48,7 @@ def parameters(spec: FrozenSpec) -> int:
     """Weights of the network."""
     if not isinstance(spec, ViTSpec):
         return spec.parameters
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         return sum(parameter.numel() for parameter in ViT(spec, initialise=False).parameters())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from checkpoints.spec import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preparation
 from engine.extensions import source_files
-from engine.printing import closest, meant
+from engine.printing import closest, did_you_mean
 
 TIMM_SCHEMES = ("timm", "hf-hub", "local-dir")
 Channels = tuple[float, float, float]
@@ -57,7 +57,7 @@ def check_reference(reference: str) -> None:
     if path.exists() or (colon and scheme in (*TIMM_SCHEMES, "pixels", "module", *file_importers())):
         return
     if colon:
-        schemes = meant(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
+        schemes = did_you_mean(scheme, [*TIMM_SCHEMES, *file_importers()], "`bench list importers`", f":{rest}")
         raise ValueError(f"no checkpoint {reference!r}: {scheme!r} is no importer{schemes}")
     raise ValueError(
         f"no checkpoint {reference!r}: no such file or folder, nor timm:NAME, hf-hub:ID or IMPORTER:PATH{_beside(path)}"

@@ -19,8 +19,8 @@ from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes, training_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.own_networks import OwnSpec, own_network
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation
-from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan
@@ -72,7 +72,7 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
     if isinstance(spec, OwnSpec):
         return own_network(spec.reference)
     spec = replace(spec, image_size=image_size or spec.image_size)
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         tensors = ViT(spec, initialise=False).state_dict()
     zeros = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
     trunk = {name.removeprefix("trunk."): tensor for name, tensor in zeros.items() if name.startswith("trunk.")}

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from engine.printing import meant, say
+from engine.printing import did_you_mean, say
 
 FOLDERS = {
     "methods": "pretrain.methods",
@@ -162,7 +162,7 @@ def load_extension(kind: str, key: str) -> ModuleType:
     if key not in known:
         namesakes = {plugin.title: reason for plugin, reason in refused(kind).items() if plugin.key == key}
         why = [f"{title} is left out: {reason}" for title, reason in namesakes.items()]
-        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{meant(key, list(known))}")
+        raise ValueError("; ".join(why) or f"no {WORDS[kind]} called {key!r}{did_you_mean(key, list(known))}")
     try:
         return loaded(known[key])
     except ValueError as error:

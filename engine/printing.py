@@ -51,7 +51,7 @@ def in_csv(value: object) -> object:
 MAX_LISTED = 20  # choices that a message names itself, where something else lists them
 
 
-def meant(word: str, choices: Mapping[str, str] | Iterable[str], listed_by: str = "", rest: str = "") -> str:
+def did_you_mean(word: str, choices: Mapping[str, str] | Iterable[str], listed_by: str = "", rest: str = "") -> str:
     """The end of a message about an unknown word: `; did you mean 'knn@dino'? there are: knn@dino, linear@mae`.
 
     choices: the words, or each word with how the message lists it. listed_by: what shows them, in place of a long list.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.optional import require
-from engine.printing import meant
+from engine.printing import did_you_mean
 from imagesets.listing import HOLD_OUT, SPLIT_WORDS, images_below, short_list, split_folder
 from imagesets.names import PackedNames
 from imagesets.sets import ImageSet, Split
@@ -41,7 +41,7 @@ def choose_column(url: str, option: str, name: str, usual: Sequence[str], column
     ValueError where the named one does not exist.
     """
     if name and name not in columns:
-        raise ValueError(f"{url}: {option}={name}: no such column{meant(name, list(columns))}")
+        raise ValueError(f"{url}: {option}={name}: no such column{did_you_mean(name, list(columns))}")
     by_lower = {column.lower(): column for column in reversed(columns)}
     return name or next((by_lower[word] for word in usual if word in by_lower), None)
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from engine.extensions import extensions, load_extension, load_extensions
 from engine.files import digest, open_regular
-from engine.printing import meant
+from engine.printing import did_you_mean
 from engine.tasks import Split
 from imagesets.decoding import UnreadableImage, decode_rgb, pages_of, read_bytes
 from imagesets.names import PackedNames
@@ -309,7 +309,7 @@ def open_set(url: str, split: Split) -> ImageSet:
     listed.
     """
     if split not in SPLITS:
-        raise ValueError(f"{url}: no split called {split!r}{meant(split, SPLITS)}")
+        raise ValueError(f"{url}: no split called {split!r}{did_you_mean(split, SPLITS)}")
     scheme, place = parse_url(url)
     module, options = load_extension("imagesets", scheme), url_options(url)
     share, seed = options.pop("val", ""), options.pop("seed", "0")
@@ -344,7 +344,7 @@ def url_options(url: str) -> dict[str, str]:
         raise ValueError(f"{url}: an option is given twice; give each once")
     known = ("val", "seed", *getattr(load_extension("imagesets", scheme), "OPTIONS", ()))
     if unknown := [name for name in found if name not in known]:
-        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{meant(unknown[0], known)}")
+        raise ValueError(f"{url}: no option {unknown[0]!r} of {scheme}{did_you_mean(unknown[0], known)}")
     share, seed = found.get("val", ""), found.get("seed", "0")
     if "val" in found and not (re.fullmatch(r"0?\.\d+", share) and float(share)):
         raise ValueError(f"{url}: val={share} is not a fraction between 0 and 1; write ?val=0.2")
@@ -401,7 +401,7 @@ def parse_url(url: str, others: Mapping[str, str] | None = None) -> tuple[str, s
         raise ValueError(f"{url!r} lacks its colon; write {url}:{places[scheme]}")
     if "/" in scheme or not colon:
         raise ValueError(f"{url!r} has no scheme; for a folder write folder:{url} (all: bench list imagesets)")
-    likely = meant(scheme, {name: f"{name}:{what}" for name, what in places.items()}, rest=f":{place}")
+    likely = did_you_mean(scheme, {name: f"{name}:{what}" for name, what in places.items()}, rest=f":{place}")
     raise ValueError(f"{url!r} has the unknown scheme {scheme!r}{likely}")
 
 

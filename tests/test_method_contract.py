@@ -26,7 +26,7 @@ from torch import nn
 
 from bench.cli.settings import meanings
 from checkpoints.export import ViTExport
-from checkpoints.undrawn import Undrawn
+from checkpoints.skip_init import skip_init
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in
@@ -65,7 +65,7 @@ def test_a_recipe_builds_and_says_where_it_is_from(name, key):
     """On no device at all, so that a ViT-L costs nothing. `--set` uses bare names, so no name may mean two things."""
     module = load_extension("methods", name)
     recipe = module.RECIPES[key]
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         method = module.METHOD(recipe.spec, recipe.settings)
     assert method.groups() and len(recipe.source) > 10
     assert is_dataclass(recipe.settings) and type(recipe.settings).__dataclass_params__.frozen

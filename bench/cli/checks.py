@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from bench.cli.messages import in_one_line
 from checkpoints.import_options import TIMM_SCHEMES, check_reference
 from engine.extensions import extensions
-from engine.printing import meant
+from engine.printing import did_you_mean
 from imagesets.sets import OPTIONS, open_set, parse_url
 
 
@@ -122,7 +122,7 @@ def refuse_unknown(suite: str) -> None:
             named = {name for text in texts for name in re.findall(f'"({NAME})":', text)}
             raise ValueError(
                 f"--suite: no suite, task or protocol {word!r}"
-                f"{meant(word, sorted(words | named), '`bench list --protocols`')}"
+                f"{did_you_mean(word, sorted(words | named), '`bench list --protocols`')}"
             )
 
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from bench.cli.messages import in_one_line, traceback_of
 from engine.extensions import one_line
-from engine.printing import meant, say
+from engine.printing import did_you_mean, say
 from engine.training.interruptions import STOPPED, Stopped
 
 COMMANDS = {path.stem.rstrip("_"): path for path in sorted((Path(__file__).parents[1] / "commands").glob("[!_]*.py"))}
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
             if option not in known:
                 others = commands_with(option)
                 where = f"; it is one of {', '.join(others)}" if 0 < len(others) <= MOST_NAMED else ""
-                raise ValueError(f"no option {option}{where or meant(option, known, f'`{self.prog} --help`')}")
+                raise ValueError(f"no option {option}{where or did_you_mean(option, known, f'`{self.prog} --help`')}")
 
 
 def run_command(argv: Sequence[str] | None = None) -> int:
@@ -125,7 +125,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, help="COMMAND --help says more")
     asked = next((word for word in argv if not word.startswith("-")), None)
     if asked is not None and asked not in COMMANDS:
-        raise ValueError(f"no command {asked!r}{meant(asked, list(COMMANDS), '`bench --help`')}")
+        raise ValueError(f"no command {asked!r}{did_you_mean(asked, list(COMMANDS), '`bench --help`')}")
     for name, path in names.items():
         command = commands.add_parser(name, description=one_line(path), allow_abbrev=False)
         if name == asked:

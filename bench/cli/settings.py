@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -57,7 +57,7 @@ def changed(value: Any, changes: Mapping[str, Change], whose: str = "") -> Any:
             continue
         if path not in types:
             raise ValueError(
-                f"--set {change}: {type(value).__name__} has no setting {path!r}{meant(path, list(types))}"
+                f"--set {change}: {type(value).__name__} has no setting {path!r}{did_you_mean(path, list(types))}"
             )
         try:
             new[path] = parsed(change.value, types[path])
@@ -97,7 +97,9 @@ def _alternative(old: Any, choice: Change, parts: Mapping[str, Change], kinds: M
     known = {each.name: getattr(old, each.name) for each in fields if hasattr(old, each.name)}
     for name, change in parts.items():
         if name not in hints:
-            raise ValueError(f"--set {change}: {kind.__name__} has no setting {name!r}{meant(name, list(hints))}")
+            raise ValueError(
+                f"--set {change}: {kind.__name__} has no setting {name!r}{did_you_mean(name, list(hints))}"
+            )
         try:
             known[name] = parsed(change.value, hints[name])
         except ValueError as error:

@@ -17,11 +17,11 @@ from statistics import median
 from typing import Any, Literal
 
 from bench.cluster.task import (
-    Going,
+    AttemptState,
     Submission,
     TaskRecord,
-    going_of,
     lock_of,
+    read_attempt,
     seconds_since,
     submissions,
 )
@@ -59,19 +59,19 @@ class TaskRow:
     task: TaskRecord
     submission: Submission
     state: State
-    going: Going | None
+    attempt: AttemptState | None
     reason: str = ""  # of waiting, stopping or failing
     results: Mapping[str, Result] = field(default_factory=dict)  # those of its result files that are there and good
 
     @property
     def seconds(self) -> float:
         """That the present or last attempt took."""
-        begun = self.going.begun if self.going else ""
-        return seconds_since(begun, self.going.ended if self.going else "") if begun else 0.0
+        begun = self.attempt.begun if self.attempt else ""
+        return seconds_since(begun, self.attempt.ended if self.attempt else "") if begun else 0.0
 
     @property
     def log(self) -> Path | None:
-        return Path(self.going.log) if self.going and self.going.log else None
+        return Path(self.attempt.log) if self.attempt and self.attempt.log else None
 
 
 def rows_of(out: Path) -> list[TaskRow]:
@@ -101,62 +101,62 @@ def slurm_queue() -> Queue | None:
 
 
 def _row(out: Path, folder: Path, submission: Submission, task: TaskRecord, queue: Queue | None) -> TaskRow:
-    going = going_of(folder, task.number)
+    attempt = read_attempt(folder, task.number)
     good = _good(out, submission.date, task)
     slurm = submission.cluster == "slurm"
-    reached, reason = _in_slurm(task, going, queue) if slurm else _here(folder, task, going)
+    reached, reason = _in_slurm(task, attempt, queue) if slurm else _here(folder, task, attempt)
     state: State
     if reached == "over":
-        state, reason = _over(out, task, going, reason, all_there=len(good) == len(task.results))
+        state, reason = _over(out, task, attempt, reason, all_there=len(good) == len(task.results))
     else:
         state = reached
     return TaskRow(
-        folder=folder, task=task, submission=submission, state=state, going=going, reason=reason, results=good
+        folder=folder, task=task, submission=submission, state=state, attempt=attempt, reason=reason, results=good
     )
 
 
-def _in_slurm(task: TaskRecord, going: Going | None, queue: Queue | None) -> tuple[Reached, str]:
+def _in_slurm(task: TaskRecord, attempt: AttemptState | None, queue: Queue | None) -> tuple[Reached, str]:
     """How far the task is, and why."""
     if queue is None:  # as far as the job itself has said
-        if going is None or going.stage == "queued again":
+        if attempt is None or attempt.stage == "queued again":
             return "waiting", "SLURM cannot be asked here"
-        return ("running", "SLURM cannot be asked here") if going.stage == "running" else ("over", "")
+        return ("running", "SLURM cannot be asked here") if attempt.stage == "running" else ("over", "")
     state, reason = queue.get(task.job, ("", ""))
     if state in WAITS:
         return "waiting", reason
     return ("running", "") if state in RUNS else ("over", ENDINGS.get(state, ""))
 
 
-def _here(folder: Path, task: TaskRecord, going: Going | None) -> tuple[Reached, str]:
+def _here(folder: Path, task: TaskRecord, attempt: AttemptState | None) -> tuple[Reached, str]:
     if is_locked(lock_of(folder, task.number)):
         return "running", ""
-    queued = is_locked(lock_of(folder)) and (going is None or going.stage == "queued again")
+    queued = is_locked(lock_of(folder)) and (attempt is None or attempt.stage == "queued again")
     return ("waiting", "for its turn") if queued else ("over", "")
 
 
-def _over(out: Path, task: TaskRecord, going: Going | None, reason: str, all_there: bool) -> tuple[State, str]:
-    if all_there or (going and going.stage == "ended" and going.code == 0):
+def _over(out: Path, task: TaskRecord, attempt: AttemptState | None, reason: str, all_there: bool) -> tuple[State, str]:
+    if all_there or (attempt and attempt.stage == "ended" and attempt.code == 0):
         return "finished", ""
-    if going is None:
+    if attempt is None:
         return "stopped", f"{reason or 'it never began'}; {GO_ON}"
-    if going.stage in ("stopped", "queued again"):
+    if attempt.stage in ("stopped", "queued again"):
         return "stopped", f"{reason or 'a signal stopped it'}, its state is saved; {GO_ON}"
-    if going.stage == "running":
+    if attempt.stage == "running":
         return "failed", f"{reason or UNSAID}; {GO_ON}"
-    return "failed", failure_of(out, task, going)
+    return "failed", failure_of(out, task, attempt)
 
 
-def failure_of(out: Path, task: TaskRecord, going: Going) -> str:
+def failure_of(out: Path, task: TaskRecord, attempt: AttemptState) -> str:
     """One line: why an ended task failed."""
     failures = [result.message for result in _read(out, task).values() if result.status == "failed"]
     if failures:
         return failures[0] + (f"; and {len(failures) - 1} more" if len(failures) > 1 else "")
-    log = Path(going.log)
+    log = Path(attempt.log)
     job = log.name.rsplit("_", 2)[0]  # JOB_PROCESS_log.out
     said = [line for path in sorted(log.parent.glob(f"{job}_*_log.out")) for line in _errors_in(path)]
     if said:
         return said[-1]
-    code = going.code or 0
+    code = attempt.code or 0
     return f"killed by signal {-code}; {GO_ON}" if code < 0 else f"exit code {code}"
 
 
@@ -177,12 +177,12 @@ def last_line(path: Path | None) -> str:
     return printable(next((line for line in reversed(lines) if line.strip()), ""))
 
 
-def ending_of(out: Path, begun: str, task: TaskRecord, going: Going) -> str:
+def ending_of(out: Path, begun: str, task: TaskRecord, attempt: AttemptState) -> str:
     """`finished in 3 min 20 s`, or why not. begun: when it was submitted."""
     all_there = len(_good(out, begun, task)) == len(task.results)
-    state, reason = _over(out, task, going, "", all_there)
-    took = f" in {span(seconds_since(going.begun, going.ended))}" if going.begun else ""
-    return f"{state}{took}" if state == "finished" else f"{state}: {reason} (log: {going.log})"
+    state, reason = _over(out, task, attempt, "", all_there)
+    took = f" in {span(seconds_since(attempt.begun, attempt.ended))}" if attempt.begun else ""
+    return f"{state}{took}" if state == "finished" else f"{state}: {reason} (log: {attempt.log})"
 
 
 def _good(out: Path, since: str, task: TaskRecord) -> dict[str, Result]:
@@ -286,10 +286,10 @@ def _says(row: TaskRow, durations: Durations) -> str:
     done = f"{len(row.results)} of {len(row.task.results)} results" if row.results else ""
     left = durations.left(row)
     if row.state == "finished":
-        words = [job, f"in {span(row.seconds)}" if row.going else ""]
+        words = [job, f"in {span(row.seconds)}" if row.attempt else ""]
     elif row.state == "running":
-        where = f"on {row.going.host}" if row.going else ""
-        attempt = f"attempt {row.going.attempts}" if row.going and row.going.attempts > 1 else ""
+        where = f"on {row.attempt.host}" if row.attempt else ""
+        attempt = f"attempt {row.attempt.attempts}" if row.attempt and row.attempt.attempts > 1 else ""
         about = f"about {span(left)} left" if left is not None else ""
         words = [job, done, f"for {span(row.seconds)} {where}", attempt, about, last_line(row.log).strip()[:SHOWN]]
     elif row.state == "waiting":
@@ -314,9 +314,9 @@ def status_json(out: Path) -> dict[str, Any]:
             "results_there": list(row.results),
             "reason": row.reason,
             "log": str(row.log or ""),
-            "host": row.going.host if row.going else "",
-            "attempts": row.going.attempts if row.going else 0,
-            "exit_code": row.going.code if row.going else None,
+            "host": row.attempt.host if row.attempt else "",
+            "attempts": row.attempt.attempts if row.attempt else 0,
+            "exit_code": row.attempt.code if row.attempt else None,
             "seconds": round(row.seconds, 1),
             "seconds_left": durations.left(row),
             "printed_last": last_line(row.log) if row.state == "running" else "",

@@ -26,16 +26,16 @@ from bench.cluster.options import PREFIX, ClusterOptions
 from bench.cluster.status import WAITING_OR_RUNNING, ending_of, rows_of
 from bench.cluster.task import (
     FOLDER,
+    AttemptState,
     BenchTask,
-    Going,
     Submission,
     TaskRecord,
-    going_of,
     lock_of,
     new_folder,
     now,
+    read_attempt,
     results_of,
-    write_going,
+    write_attempt,
     write_submission,
 )
 from bench.pretraining.run import PretrainRequest, check_request
@@ -54,7 +54,7 @@ ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks 
 NOTICE = 180  # seconds before the end of the time at which a job is asked to save its state
 KEPT = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
 LOOK = 0.5  # seconds between two looks at the local jobs
-Heard = Callable[[TaskRecord, Going], None]  # of a local job that began or ended
+Heard = Callable[[TaskRecord, AttemptState], None]  # of a local job that began or ended
 
 
 def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> Submission:
@@ -155,7 +155,7 @@ class LocalQueue:
             if place not in self.places and self.waiting and not self.stopping:
                 task = self.waiting.pop(0)
                 self.places[place] = task, self.start(task, place)
-                self.heard(task, Going(stage="running"))
+                self.heard(task, AttemptState(stage="running"))
 
     def start(self, task: TaskRecord, place: int) -> Any:
         """submitit's job, on the GPUs of its place."""
@@ -180,12 +180,12 @@ class LocalQueue:
     def ended(self, place: int) -> int:
         """Free a place; the exit code of its task."""
         task, _ = self.places.pop(place)
-        going = going_of(self.folder, task.number) or Going(stage="ended", code=1)
-        if going.stage == "running":  # it was killed, and could not say so
-            going = replace(going, stage="ended", code=-signal.SIGKILL, ended=now())
-            write_going(self.folder, task.number, going)
-        self.heard(task, going)
-        return going.code if going.code is not None else 1
+        attempt = read_attempt(self.folder, task.number) or AttemptState(stage="ended", code=1)
+        if attempt.stage == "running":  # it was killed, and could not say so
+            attempt = replace(attempt, stage="ended", code=-signal.SIGKILL, ended=now())
+            write_attempt(self.folder, task.number, attempt)
+        self.heard(task, attempt)
+        return attempt.code if attempt.code is not None else 1
 
     def stop(self) -> None:
         """Ask all jobs to save and leave; no other one begins."""
@@ -205,7 +205,7 @@ def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions,
 NOT_OF_A_JOB = ("help", "cluster", "command")
 
 
-def words_of(command: str, arguments: argparse.Namespace, replaced: Mapping[str, Any]) -> list[str]:
+def argv_of(command: str, arguments: argparse.Namespace, replaced: Mapping[str, Any]) -> list[str]:
     """`command` and its options, without defaults and without those of `--cluster`.
 
     replaced: name that argparse keeps an option under -> another value.
@@ -312,7 +312,7 @@ def _task_of(
     return TaskRecord(
         number=number,
         title=f"{checkpoint.used.name}: {', '.join([*chosen][:SHOWN])}{more}",
-        words=tuple(words_of("run", arguments, replaced)),
+        words=tuple(argv_of("run", arguments, replaced)),
         results=tuple(_relative(job.path, request.out) for job in jobs),
         cost=_cost(jobs),
     )
@@ -342,7 +342,7 @@ def launch_pretraining(arguments: argparse.Namespace, request: PretrainRequest, 
     with locked(request.run.out / FOLDER / "lock", "it submits jobs"):
         if submitted(request.run.out):
             raise ValueError(f"{request.run.out}: it is submitted already; see {status_command(request.run.out)}")
-        words = words_of("pretrain", arguments, {"resume": True})
+        words = argv_of("pretrain", arguments, {"resume": True})
         title = " ".join(filter(None, (request.method, request.recipe)))
         task = TaskRecord(number=0, title=title, words=tuple(words), results=("export",))
         if options.kind == "slurm":
@@ -379,8 +379,8 @@ def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int
 
     begun = now()
 
-    def heard(task: TaskRecord, going: Going) -> None:
-        how = "begins" if going.stage == "running" else ending_of(out, begun, task, going)
+    def heard(task: TaskRecord, attempt: AttemptState) -> None:
+        how = "begins" if attempt.stage == "running" else ending_of(out, begun, task, attempt)
         say(f"  [{task.number + 1}/{count}] {task.title}: {how}")
 
     codes = run_locally(out, tasks, options, heard)

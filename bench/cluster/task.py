@@ -65,8 +65,8 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Going:
-    """How a task goes, as its job last said."""
+class AttemptState:
+    """State of the newest attempt of a task, as its job last wrote it."""
 
     stage: Stage
     code: int | None = None  # of the ended command; below 0: the signal that killed it
@@ -109,14 +109,14 @@ def write_submission(folder: Path, submission: Submission) -> None:
     write_atomic(folder / "submission.json", msgspec.json.format(msgspec.json.encode(submission)) + b"\n")
 
 
-def going_of(folder: Path, number: int) -> Going | None:
-    """What task `number` last said; None before it began."""
+def read_attempt(folder: Path, number: int) -> AttemptState | None:
+    """State of the newest attempt of task `number`, or None before the first."""
     path = folder / f"task-{number}.json"
-    return _read(path, Going) if path.exists() else None
+    return _read(path, AttemptState) if path.exists() else None
 
 
-def write_going(folder: Path, number: int, going: Going) -> None:
-    write_atomic(folder / f"task-{number}.json", msgspec.json.encode(going))
+def write_attempt(folder: Path, number: int, attempt: AttemptState) -> None:
+    write_atomic(folder / f"task-{number}.json", msgspec.json.encode(attempt))
 
 
 def lock_of(folder: Path, number: int | None = None) -> Path:
@@ -187,21 +187,21 @@ class Running:
         if not self.is_first:
             return self.wait()
         with locked(lock_of(self.folder, self.task.number), "it is the same job"):
-            before = going_of(self.folder, self.task.number)
-            self.going = Going(
+            before = read_attempt(self.folder, self.task.number)
+            self.attempt = AttemptState(
                 stage="running",
                 attempts=before.attempts + 1 if before else 1,
                 begun=now(),
                 host=self.environment.hostname,
                 log=str(self.environment.paths.stdout),
             )
-            write_going(self.folder, self.task.number, self.going)
+            write_attempt(self.folder, self.task.number, self.attempt)
             code = self.wait()
             again = self.asked is not None and code != 0 and self.may_go_on()
             stage: Stage = (
                 "queued again" if again else "stopped" if code == STOPPED or self.asked is not None else "ended"
             )
-            write_going(self.folder, self.task.number, replace(self.going, stage=stage, code=code, ended=now()))
+            write_attempt(self.folder, self.task.number, replace(self.attempt, stage=stage, code=code, ended=now()))
         if again and callable(queue_again):
             queue_again(self.limit, None)  # leaves
         return code

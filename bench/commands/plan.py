@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
     from bench.cli.checks import chosen_device
-    from bench.cluster.submission import words_of
+    from bench.cluster.submission import argv_of
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import as_json, entries, foreseen, report, script_lines
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             "data": [f"{job.data.name}={job.data.url}"],
             "set": [text for text in arguments.set if _is_of(text, job.chosen)],
         }
-        return ["bench", *words_of("run", arguments, replaced)]
+        return ["bench", *argv_of("run", arguments, replaced)]
 
     made = entries(found, command, gpus)
     if arguments.json:

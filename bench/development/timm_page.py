@@ -8,9 +8,9 @@ import timm
 import torch
 from torch import nn
 
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import ViTSpec
 from checkpoints.timm_models import pretrained_names, spec_of
-from checkpoints.undrawn import Undrawn
 
 PAGE = Path("docs/timm.md")
 INTRODUCTION = """# timm's Vision Transformers
@@ -55,7 +55,7 @@ def timm_page() -> str:
 @lru_cache(maxsize=1)
 def outline(architecture: str) -> nn.Module:
     """timm's model of that name without memory for its weights."""
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         return timm.create_model(architecture)
 
 

@@ -11,7 +11,7 @@ from bench.pictures.pictures import Format, encoded
 from bench.pictures.shown import Shown
 from bench.report_page.visualized import PictureRecord
 from engine.files import write_atomic
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 KINDS = {path.stem.replace("_", "-"): path for path in sorted((Path(__file__).parent / "kinds").glob("[!_]*.py"))}
 
@@ -19,7 +19,7 @@ KINDS = {path.stem.replace("_", "-"): path for path in sorted((Path(__file__).pa
 def kind_module(kind: str) -> ModuleType:
     """The file of a kind. ValueError gives the choices."""
     if kind not in KINDS:
-        raise ValueError(f"no kind of picture is called {kind!r}{meant(kind, list(KINDS))}")
+        raise ValueError(f"no kind of picture is called {kind!r}{did_you_mean(kind, list(KINDS))}")
     return importlib.import_module(f"bench.pictures.kinds.{KINDS[kind].stem}")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bench.cli.settings import alternatives, changed, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
-from engine.printing import meant
+from engine.printing import did_you_mean
 from pretrain.recipe import Recipe
 
 FIXED = ("source",)  # what a change cannot make true
@@ -39,11 +39,11 @@ class ChosenRecipe:
 def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:
     """The recipe `name` of `method` with every `field=value` of `texts`. ValueError gives the choices."""
     if method not in (methods := source_files("methods")):
-        raise ValueError(f"no method {method!r}{meant(method, list(methods))}")
+        raise ValueError(f"no method {method!r}{did_you_mean(method, list(methods))}")
     module = load_extension("methods", method)
     if name is None or name not in module.RECIPES:
         given = f"--recipe: {method} has no recipe {name!r}" if name else f"--recipe is missing: which one of {method}"
-        raise ValueError(f"{given}{meant(name or '', list(module.RECIPES))}")
+        raise ValueError(f"{given}{did_you_mean(name or '', list(module.RECIPES))}")
     recipe = module.RECIPES[name]
     changed = changed_recipe(recipe, texts, method)
     before, after = values_by_path(recipe), values_by_path(changed)
@@ -82,7 +82,7 @@ def path_of(name: str, recipe: Recipe, method: str, anew: Collection[str] = ()) 
         return name
     if found := [path for path in names if name in (path, names[path])]:
         return found[0]
-    likely = meant(name, list(names.values()), f"`bench list {method}`")
+    likely = did_you_mean(name, list(names.values()), f"`bench list {method}`")
     raise ValueError(f"--set {name}: no such setting{likely}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.cli.settings import setting_text
 from bench.results.record import DataUsed, ProtocolUsed
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 FILE = Path(__file__).parent / "published.csv"
 LOG = "training log"  # what measures the cost of a pretraining, in place of a protocol
@@ -141,7 +141,7 @@ def published_values() -> tuple[PublishedValue, ...]:
 def values_of(table: str) -> Sequence[PublishedValue]:
     """The values of one table. ValueError with the likely name for one that does not exist."""
     if table not in TABLES:
-        raise ValueError(f"no table {table!r}{meant(table, list(TABLES), '`bench reproduce`')}")
+        raise ValueError(f"no table {table!r}{did_you_mean(table, list(TABLES), '`bench reproduce`')}")
     return [value for value in published_values() if value.table == table]
 
 

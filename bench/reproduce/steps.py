@@ -22,7 +22,7 @@ from checkpoints.import_options import TIMM_SCHEMES
 from checkpoints.own_networks import SCHEME
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
-from engine.printing import meant, printable
+from engine.printing import did_you_mean, printable
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 
 Way = Literal["named", "set", "none"]
@@ -159,7 +159,9 @@ def named_checkpoints(texts: Sequence[str], values: Iterable[PublishedValue]) ->
         if not (equals and reference):
             raise ValueError(f"--checkpoints {text}: write NAME=PATH, for example {min(names)}=/data/weights.pth")
         if name not in names:
-            raise ValueError(f"--checkpoints {text}: no weights here are called {name!r}{meant(name, sorted(names))}")
+            raise ValueError(
+                f"--checkpoints {text}: no weights here are called {name!r}{did_you_mean(name, sorted(names))}"
+            )
         found[name] = reference
     return found
 

@@ -22,7 +22,7 @@ import msgspec
 from bench.results.board import group_of
 from bench.results.record import Result, failure_beside, number_text, read_result, result_files
 from engine.files import digest, write_atomic
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 VERSION = 1  # raise it when the same file would be read otherwise
 
@@ -171,7 +171,7 @@ def find(out: Path, wanted: Filter) -> list[Stored]:
     for option, choices in known.items():
         word = getattr(wanted, option)
         if word is not None and not any(each in Filter(**{option: word}) for each in everything):
-            raise ValueError(f"--{option} {word}: no result of it in {out}{meant(word, sorted(choices))}")
+            raise ValueError(f"--{option} {word}: no result of it in {out}{did_you_mean(word, sorted(choices))}")
     return [each for each in everything if each in wanted]
 
 

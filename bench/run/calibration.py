@@ -24,7 +24,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
-from engine.printing import meant, say
+from engine.printing import did_you_mean, say
 from engine.tasks import Task, Workspace
 from engine.work import IMAGES, Kind, Part, Work
 from imagesets.sets import ImageSet, open_set
@@ -168,7 +168,7 @@ MACHINES = {
 def machine(name: str, gpus: int, loaders: int | None, precision: str) -> Machine:
     """`gpus` of the machine of that name. ValueError for an unknown one."""
     if name not in MACHINES:
-        raise ValueError(f"--assume {name}: no such machine is known{meant(name, list(MACHINES))}")
+        raise ValueError(f"--assume {name}: no such machine is known{did_you_mean(name, list(MACHINES))}")
     found = MACHINES[name]
     return replace(found, gpus=gpus, loaders=loaders or found.loaders, precision=precision)
 

@@ -11,7 +11,7 @@ from typing import Any
 from bench.cli.messages import in_one_line
 from bench.cli.settings import Change, changed, read_changes
 from engine.extensions import Extension, extensions, loaded, refused
-from engine.printing import meant
+from engine.printing import did_you_mean
 from engine.tasks import Protocol, SelectOn, Task, settings_of
 
 KINDS = ("probes", "downstream")
@@ -127,9 +127,11 @@ def choose_protocols(text: str, found: Catalogue) -> list[ChosenProtocol]:
         elif reasons := [f"{each.title} {why}" for each, why in found.broken.items() if each.key == word]:
             raise ValueError(f"--suite: {reasons[0]}")
         else:
-            raise ValueError(f"--suite: no suite, task or protocol {word!r}{meant(word, found.names(), LISTED_BY)}")
+            raise ValueError(
+                f"--suite: no suite, task or protocol {word!r}{did_you_mean(word, found.names(), LISTED_BY)}"
+            )
     if not wanted:
-        raise ValueError(f"--suite is empty{meant('', found.names(), LISTED_BY)}")
+        raise ValueError(f"--suite is empty{did_you_mean('', found.names(), LISTED_BY)}")
     return [chosen for name, chosen in found.protocols.items() if name in wanted]
 
 
@@ -163,7 +165,7 @@ def _target_and_field(change: Change, known: Sequence[str]) -> tuple[str, str]:
     if not (dot and target and field):
         raise ValueError(f"--set {change}: write TASK.FIELD=VALUE, for example knn.k=10,20")
     if target not in known:
-        raise ValueError(f"--set {change}: {target!r} is not part of this run{meant(target, known, LISTED_BY)}")
+        raise ValueError(f"--set {change}: {target!r} is not part of this run{did_you_mean(target, known, LISTED_BY)}")
     return target, field
 
 

@@ -25,8 +25,8 @@ from bench.sharing.card import read_config
 from bench.statistics import intervals
 from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport, read_by_timm
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.undrawn import Undrawn
 from checkpoints.vit import ViT
 from downstream.metrics.average_precision import weighted_ap
 from downstream.metrics.scores import LABELLED, RIGHT, weighted_scores
@@ -321,7 +321,7 @@ def _of_checkpoint(folder: Path, used: Sequence[CheckpointUsed]) -> Iterator[str
         export = ViTExport(spec=spec, preparation=preparation, tensors={}, facts=own)
         if changed := export.difference_for_timm(read_by_timm(config)):
             yield f"config.json: {changed}"
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), skip_init():
             parameters = sum(tensor.numel() for tensor in ViT(spec, initialise=False).state_dict().values())
         said = SimpleNamespace(digest=digest, spec=spec, facts=own, parameters=parameters)
         for each in used:

@@ -20,7 +20,7 @@ from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
 from bench.statistics.significance import KeptTests
-from engine.printing import in_csv, meant, text_of
+from engine.printing import did_you_mean, in_csv, text_of
 
 COLUMNS = (
     *("metric", "A", "B", "of A", "of B", "difference [95 %]", "A only", "B only"),
@@ -303,5 +303,7 @@ def _refuse(wanted: Wanted, measured: Sequence[Measured]) -> None:
     for option, known in choices.items():
         word = getattr(wanted, option)
         if word is not None and not _selected(measured, Wanted(**{option: word})):
-            raise ValueError(f"--{option} {word}: these checkpoints have no such result{meant(word, sorted(known))}")
+            raise ValueError(
+                f"--{option} {word}: these checkpoints have no such result{did_you_mean(word, sorted(known))}"
+            )
     raise ValueError("no result of these checkpoints fits --data, --protocol and --metric together; leave one out")

@@ -19,7 +19,7 @@ from bench.results.record import DataUsed, MetricRecord, Result, images_seen, re
 from bench.statistics.intervals import averages_to, bootstrap_p_value
 from bench.statistics.paired import PairedTest, compare_images, compare_resamples, paired_p_value
 from engine.files import digest
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def label_of(name: str, by_label: Mapping[str, Sequence[Measured]], out: Path) -
             f"{name!r} is the name of {len(fits)} checkpoints in {out}: give {' or '.join(map(repr, fits))}"
         )
     if not fits:
-        raise ValueError(f"{out} has no results of a checkpoint {name!r}{meant(name, list(by_label))}")
+        raise ValueError(f"{out} has no results of a checkpoint {name!r}{did_you_mean(name, list(by_label))}")
     return fits[0]
 
 

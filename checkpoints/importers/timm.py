@@ -23,10 +23,10 @@ from checkpoints.hub import cache_alone_if_unreachable
 from checkpoints.importing import HEADS, BranchTensors, Conversion, plain_vit, relative_vit, shown_sizes, square
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import BARE, CLASSIFIER, WITHIN, beyond, kind_in, trunk_of
+from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.timm_models import CLASSES, FAMILY, spec_of
-from checkpoints.undrawn import Undrawn
-from engine.printing import meant
+from engine.printing import did_you_mean
 
 SOURCE = "huggingface/pytorch-image-models 1.0.31"
 BRANCHES = {"model": BARE, "ema": ("state_dict_ema.", "model_ema.")}
@@ -117,11 +117,11 @@ def _filled(reference: str, weights: Path) -> torch.nn.Module:
     depth = (settings or {}).get("depth", 0)
     if not isinstance(depth, int) or depth > len(tensors):
         raise ValueError(f"its config.json says depth={depth!a:.40}, and {weights.name} holds {len(tensors)} tensors")
-    with torch.device("meta"), Undrawn():  # shapes must fit before memory is taken for them
+    with torch.device("meta"), skip_init():  # shapes must fit before memory is taken for them
         model = timm.create_model(reference, pretrained=False)
         model.load_state_dict(tensors, strict=True, assign=True)
     spec_of(model, "it")  # its grid too: rotary tables are in no file
-    with Undrawn():
+    with skip_init():
         model = timm.create_model(reference, pretrained=False)
     model.load_state_dict(tensors, strict=True)
     return model
@@ -218,11 +218,11 @@ def _spec_of_name(name: str) -> ViTSpec:
     """Of timm's model of that name, without its weights. ValueError where there is none, or none that we can take."""
     if not timm.is_model(name):
         known = timm.list_models(module=FAMILY, pretrained="." in name)  # names of weights have a dot
-        raise ValueError(f"timm has no model {name!r}{meant(name, known, 'docs/timm.md')}")
+        raise ValueError(f"timm has no model {name!r}{did_you_mean(name, known, 'docs/timm.md')}")
     stem, _, tag = name.partition(".")
     if tag and name not in (known := timm.list_pretrained(f"{stem}.*")):
         raise ValueError(f"timm has no weights {name!r}; it has {', '.join(known) or f'none of {stem}'}")
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         return spec_of(timm.create_model(name, num_classes=0), name)
 
 

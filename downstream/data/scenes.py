@@ -22,7 +22,7 @@ from engine.distributed import World
 from engine.extensions import extensions, load_extension
 from engine.files import folder_atomic, read_regular
 from engine.machine import run_on_core_threads
-from engine.printing import meant
+from engine.printing import did_you_mean
 from engine.progress import Progress
 from imagesets.decoding import MAX_BYTES, open_image
 from imagesets.sets import SPLITS, Split, contents_of, head_of
@@ -187,7 +187,7 @@ def parse_scene_url(url: str) -> tuple[str, str]:
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in extensions("layouts"):
         places = {name: f"{name}:{what}" for name, what in scene_schemes().items()}
-        raise ValueError(f"{url!r} is no set of labelled scenes{meant(scheme, places, rest=f':{place}')}")
+        raise ValueError(f"{url!r} is no set of labelled scenes{did_you_mean(scheme, places, rest=f':{place}')}")
     if scheme.startswith(TINY) and place:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
     if not scheme.startswith(TINY) and not place:

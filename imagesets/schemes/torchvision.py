@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.printing import meant
+from engine.printing import did_you_mean
 from imagesets.listing import images_below, require_folder
 from imagesets.names import PackedNames
 from imagesets.schemes.imagenet import check_mats
@@ -315,7 +315,7 @@ def open_split(place: str, split: Split) -> ImageSet:
     url = f"torchvision:{place}"
     name, _, root = place.partition(":")
     if name not in SETS:
-        raise ValueError(f"{url}: no set {name!r}{meant(name, list(SETS))}")
+        raise ValueError(f"{url}: no set {name!r}{did_you_mean(name, list(SETS))}")
     if not root:
         raise ValueError(f"{url}: no folder after the name; write torchvision:{name}:/path/to/folder")
     root, known = os.path.abspath(os.path.expanduser(root)), SETS[name]

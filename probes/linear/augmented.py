@@ -178,7 +178,7 @@ class AugmentedStream:
     """The augmented training images in the order of an epoch, each once through the backbone for all followers.
 
     Order and crops depend on (seed, epoch, image) alone, and a follower's order is that of all images without those
-    that it leaves out: alone and in company it is given the same batches, to the rounding of forward passes.
+    that it leaves out: alone and together it is given the same batches, to the rounding of forward passes.
     """
 
     image_set: ImageSet

@@ -18,13 +18,13 @@ from engine.training.schedules import PacedCosine
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
+from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FLOAT, feature_bytes, feature_pass
 from probes.features.rows import are_equal
-from probes.features.stand_ins import noted
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import BLOCK, CachedBatches, EpochPlan, Table
 from probes.linear.settings import LinearSettings
-from probes.linear.sweep import Company, Sweep, TrainEpoch, divided, from_cache
+from probes.linear.sweep import ConcurrentSweeps, Sweep, TrainEpoch, divided, from_cache
 from probes.scores import accuracy, cost, prediction_arrays, with_class_means
 from probes.splits import check_labels, held_out, open_splits, without_held_out
 
@@ -51,17 +51,17 @@ class Probe:
     @classmethod
     def of(cls, task: LinearSettings, export: FrozenExport, space: Workspace) -> "Probe":
         """Extract what is not on disk. ValueError for classes that cannot be held out, or have no training image."""
-        suited, read = task.suited(export.spec)
+        supported, read = task.with_supported_readouts(export.spec)
         train, val = open_splits(space)
         held = held_out(train, task.holdout, space.seed) if task.select == "holdout" else np.empty(0, np.int64)
-        transform = transform_of(export, space, suited)
-        queries = extract(export, val, suited.kinds, space, transform)
+        transform = transform_of(export, space, supported)
+        queries = extract(export, val, supported.kinds, space, transform)
         # With augmentation, plain features are needed for the held-out images alone.
         images = train.subset(held, f"held-out-{task.holdout:g}-seed{space.seed}") if task.augment else train
-        gallery = extract(export, images, suited.kinds, space, transform) if len(images) else queries
+        gallery = extract(export, images, supported.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if task.augment else gallery.labels, queries.labels, train)
         return cls(
-            task=suited, read=read, export=export, space=space, train=train, val=val, held=held, gallery=gallery,
+            task=supported, read=read, export=export, space=space, train=train, val=val, held=held, gallery=gallery,
             queries=queries,
         )  # fmt: skip
 
@@ -215,10 +215,10 @@ class Probe:
         best = hits["top1"]
         arrays = prediction_arrays(best.predicted, best.confidence, queries.indices, len(self.val))
         outcome = Outcome(metrics=with_class_means(metrics, self.val), arrays=arrays, facts=facts, cost=spending)
-        return noted(outcome, self.read, self.export.spec)
+        return record_fallback(outcome, self.read, self.export.spec)
 
 
-def company_of(probes: Sequence[Probe]) -> Company:
+def concurrent_sweeps(probes: Sequence[Probe]) -> ConcurrentSweeps:
     """Their trainings, together: on one stream of augmented images, or one on cached features."""
     first = probes[0]
     world, train = first.space.world, first.train
@@ -232,7 +232,9 @@ def company_of(probes: Sequence[Probe]) -> Company:
         table = first.table(first.gallery, sweeps[0].heads.readouts)
         epochs = from_cache(CachedBatches(table=table, rows=first.rows, plan=first.plan))
     what = "linear heads" if len(probes) == 1 else f"{len(probes)} linear probes"
-    return Company(sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world)
+    return ConcurrentSweeps(
+        sweeps=sweeps, train_epoch=epochs, label=f"{what} on {train.url} {train.split}", world=world
+    )
 
 
 SECONDS = 3.0  # of a rehearsal, about

@@ -9,9 +9,9 @@ from engine import checks
 from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
 from imagesets.random_crops import CropRule
+from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import kinds_of
-from probes.features.stand_ins import readout_of
 from probes.linear.batches import EpochPlan
 from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Optimizer
 
@@ -95,9 +95,9 @@ class LinearSettings:
             grid, self.widths(width), classes, recipe, batch=batch, seed=space.seed, device=space.device, own=own
         )
 
-    def suited(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
-        """These settings with readouts that the network has (see probes/features/stand_ins.py); which one is each's."""
-        read = {readout: readout_of(readout, spec) for readout in self.readouts}
+    def with_supported_readouts(self, spec: FrozenSpec) -> tuple[Self, dict[str, str]]:
+        """These settings with readouts that the network supports, and protocol's readout -> the one that is read."""
+        read = {readout: supported_readout(readout, spec) for readout in self.readouts}
         return replace(self, readouts=tuple(dict.fromkeys(read.values()))), read
 
     @property

@@ -237,7 +237,7 @@ def from_cache(batches: CachedBatches) -> TrainEpoch:
 
 
 @dataclass(kw_only=True)
-class Company:
+class ConcurrentSweeps:
     """Sweeps of different folders, and what trains them for an epoch."""
 
     sweeps: Sequence[Sweep]
@@ -248,11 +248,11 @@ class Company:
 
     def __post_init__(self) -> None:
         self.saving = Timer(SAVE_EVERY)
-        self.kept = {sweep.folder for sweep in self.sweeps}  # of the sweeps that were not given out
+        self.kept = {sweep.folder for sweep in self.sweeps}  # of the sweeps that were not yielded yet
         self.saved: dict[Path, tuple[int, int]] = {}  # folder -> epoch and iteration of its newest state
 
     def run(self) -> Iterator[Sweep]:
-        """Train all to the end, from the newest state of each; give each out as soon as it is over, or failed.
+        """Train all to the end, from the newest state of each; yield each as soon as it is over, or failed.
 
         Stopped, after saving the states, where a signal asks to stop.
         Waits while another run does one of these trainings, and then finds its state.
@@ -296,7 +296,7 @@ class Company:
 
     def train(self) -> Iterator[Sweep]:
         """Train for the remaining epochs. A sweep whose state is ahead of the others waits for them."""
-        yield from self.given_out([sweep for sweep in self.sweeps if sweep.is_over])
+        yield from self.yield_finished([sweep for sweep in self.sweeps if sweep.is_over])
         while left := [sweep for sweep in self.sweeps if not sweep.is_over]:
             epoch = min(sweep.epoch for sweep in left)
             now = [sweep for sweep in left if sweep.epoch == epoch]
@@ -305,7 +305,7 @@ class Company:
             self.pause()
             over = [sweep for sweep in now if sweep.is_over]
             self.save(self.begun(over))
-            yield from self.given_out(over)
+            yield from self.yield_finished(over)
 
     def begun(self, sweeps: Sequence[Sweep]) -> list[Path]:
         """The folders that hold a state, which should not be older than the end of the training."""
@@ -318,7 +318,7 @@ class Company:
         for sweep, counted in zip(sweeps, zip(*parts, strict=True), strict=True):
             sweep.end_epoch(counted)
 
-    def given_out(self, over: Sequence[Sweep]) -> Iterator[Sweep]:
+    def yield_finished(self, over: Sequence[Sweep]) -> Iterator[Sweep]:
         for sweep in over:
             self.kept.discard(sweep.folder)
             yield sweep

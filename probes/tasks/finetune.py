@@ -27,7 +27,7 @@ from engine.training.schedules import share_of
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
-from probes.features.stand_ins import noted, suited
+from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.finetune.classifier import Classifier
 from probes.finetune.evaluate import Evaluator
 from probes.finetune.model_selection import ModelSelection
@@ -137,7 +137,7 @@ class Finetune(FinetuneSettings, Task):
         count = rehearsed_images(export.spec, self.image_size, min(self.batch, MICRO_BATCH["cpu"], len(train)))
         few = replace(self, batch=count, mixed_together=count, repeats=1, select="last")
         started = time.perf_counter()
-        ready = suited(few, export.spec).prepared(export, train, None, val.limited(2 * count), space)
+        ready = with_supported_pool(few, export.spec).prepared(export, train, None, val.limited(2 * count), space)
         start = time.perf_counter() - started
         batches = mixed_groups(ready.groups(range(UPDATES)), space)
         return {"start": start, **rehearsed_training(ready.training, batches, ready.selection)}
@@ -169,12 +169,12 @@ class Finetune(FinetuneSettings, Task):
         train, held, single = self.divided(train, space.seed)
         check_labels(train.labels, val.labels, train)
         self.check_fills(len(train))
-        task = suited(self, export.spec)
+        task = with_supported_pool(self, export.spec)
         outcome = task.train(export, train, held, val, space)
         if single:
             facts = dict(outcome.facts)
             outcome = replace(outcome, facts=facts | {"warnings": [*facts["warnings"], single]})
-        return noted(outcome, {self.pool: task.pool}, export.spec)
+        return record_fallback(outcome, {self.pool: task.pool}, export.spec)
 
     def train(
         self, export: ViTExport, train: ImageSet, held: ImageSet | None, val: ImageSet, space: Workspace

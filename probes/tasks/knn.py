@@ -27,9 +27,9 @@ from imagesets.selection import evenly
 from imagesets.sets import ImageSet
 from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
 from probes.features.rows import row_slices
-from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import check_labels, open_splits
@@ -233,10 +233,10 @@ class Knn(Task):
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def check_network(self, spec: FrozenSpec) -> None:
-        suited(self, spec).kind.check(spec, "knn")
+        with_supported_pool(self, spec).kind.check(spec, "knn")
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
@@ -262,8 +262,8 @@ class Knn(Task):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        task = suited(self, export.spec)
-        return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
+        task = with_supported_pool(self, export.spec)
+        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""

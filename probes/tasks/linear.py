@@ -19,7 +19,7 @@ from engine.tasks import Outcome, SelectOn, Task, Workspace
 from engine.work import Kind, Scale, Work
 from probes.features.extract import transform_of
 from probes.features.kinds import FeatureKind
-from probes.linear.probe import Probe, company_of, rehearsed_heads, work_of_heads
+from probes.linear.probe import Probe, concurrent_sweeps, rehearsed_heads, work_of_heads
 from probes.linear.settings import LinearSettings
 from probes.published import Published, as_reported, changed_protocol, protocols_of
 from probes.splits import open_splits
@@ -180,7 +180,10 @@ class Linear(LinearSettings, Task):
     COST: ClassVar[float] = 2.0  # after k-NN, whose pass over the images also serves the cached protocols
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {} if self.augment else {transform_of(export, space, self).name: self.suited(export.spec)[0].kinds}
+        if self.augment:
+            return {}
+        supported, _ = self.with_supported_readouts(export.spec)
+        return {transform_of(export, space, self).name: supported.kinds}
 
     def stream(self, export: FrozenExport, space: Workspace) -> str:
         return self.augmentation
@@ -189,7 +192,7 @@ class Linear(LinearSettings, Task):
         return replace(self, select=select)
 
     def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
-        readouts, (plan, held) = self.suited(spec)[0].readouts, self.divided_images(images["train"])
+        readouts, (plan, held) = self.with_supported_readouts(spec)[0].readouts, self.divided_images(images["train"])
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
         steps, passes = self.epochs * plan.count, trained + images["val"]
@@ -198,10 +201,11 @@ class Linear(LinearSettings, Task):
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
     def work(self, scale: Scale) -> Work:
-        return work_of_heads(self.suited(scale.spec)[0], scale)
+        return work_of_heads(self.with_supported_readouts(scale.spec)[0], scale)
 
     def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
-        return rehearsed_heads(self.suited(export.spec)[0], export.spec.width, open_splits(space)[0], space)
+        supported, _ = self.with_supported_readouts(export.spec)
+        return rehearsed_heads(supported, export.spec.width, open_splits(space)[0], space)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         ((_, found),) = self.together([self], export, space)
@@ -224,7 +228,7 @@ class Linear(LinearSettings, Task):
                 probes.setdefault(probe.folder, []).append((place, probe))
         if not probes:
             return
-        for sweep in company_of([asking[0][1] for asking in probes.values()]).run():
+        for sweep in concurrent_sweeps([asking[0][1] for asking in probes.values()]).run():
             for number, (place, probe) in enumerate(probes[sweep.folder]):
                 yield place, sweep.error or probe.outcome(sweep, spent=not number)
 
@@ -234,7 +238,7 @@ def wanted_by(tasks: Sequence[Linear], export: FrozenExport, space: Workspace) -
     found = dict(space.wanted)
     for task in tasks if len(tasks) > 1 else ():
         with suppress(ValueError):  # a task that does not suit the network fails on its own
-            name, kinds = transform_of(export, space, task).name, task.suited(export.spec)[0].kinds
+            name, kinds = transform_of(export, space, task).name, task.with_supported_readouts(export.spec)[0].kinds
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *kinds]))
     return found
 

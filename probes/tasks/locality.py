@@ -20,8 +20,8 @@ from engine.work import Scale, Work
 from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
+from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.features.stand_ins import noted, suited
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
@@ -86,8 +86,8 @@ class Locality(Task):
         return Work(parts=parts, memory=max(held, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
-        task = suited(self, export.spec)
-        return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
+        task = with_supported_pool(self, export.spec)
+        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""

@@ -23,8 +23,8 @@ from imagesets.sets import ImageSet
 from imagesets.transforms import EvalTransform
 from probes.average_precision import mean_average_precision
 from probes.features.extract import FeatureSet, Order, extract, forward_batch, transform_of
+from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.features.stand_ins import noted, suited
 from probes.lowshot.blocks import BLOCK_ROWS
 from probes.lowshot.division import fits_of_subsets
 from probes.lowshot.fitting import IN_MEMORY, SOLVERS, Convention, Fitted, Fitter, Solver
@@ -144,10 +144,10 @@ class LowShot(Task):
         return FeatureKind(self.pool, self.layer, self.norm)
 
     def check_network(self, spec: FrozenSpec) -> None:
-        suited(self, spec).kind.check(spec, "lowshot")
+        with_supported_pool(self, spec).kind.check(spec, "lowshot")
 
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
-        return {transform_of(export, space, self).name: (suited(self, export.spec).kind,)}
+        return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
 
     def check_images(self, space: Workspace) -> None:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
@@ -189,8 +189,8 @@ class LowShot(Task):
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:
         self.check_network(export.spec)
-        task = suited(self, export.spec)
-        return noted(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
+        task = with_supported_pool(self, export.spec)
+        return record_fallback(task.evaluate(export, space), {self.pool: task.pool}, export.spec)
 
     def evaluate(self, export: FrozenExport, space: Workspace) -> Outcome:
         """`run` on a feature that the network has."""

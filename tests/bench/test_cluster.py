@@ -16,17 +16,17 @@ from elsewhere import program
 from bench.cli.main import parse_arguments
 from bench.cluster.options import YEAR, cluster_of, minutes_of
 from bench.cluster.status import UNSAID, rows_of
-from bench.cluster.submission import words_of
+from bench.cluster.submission import argv_of
 from bench.cluster.task import (
-    Going,
+    AttemptState,
     Submission,
     TaskRecord,
-    going_of,
     lock_of,
     new_folder,
     now,
+    read_attempt,
     submissions,
-    write_going,
+    write_attempt,
     write_submission,
 )
 from bench.results.record import read_result
@@ -93,7 +93,7 @@ def test_options_that_do_not_fit_are_refused(words, message):
 
 def test_a_command_becomes_the_words_that_mean_the_same():
     words = ["--data", "a=digits:", "b=x:y", "--limit", "3", "--skip-bad", "--no-keep-memory", "--cluster", "slurm"]
-    found = words_of("run", parsed(*words), {"checkpoint": ["y"], "suite": "knn@dino"})
+    found = argv_of("run", parsed(*words), {"checkpoint": ["y"], "suite": "knn@dino"})
     again = parse_arguments(found)
     assert vars(again) == vars(parsed(*words)) | {"checkpoint": ["y"], "suite": "knn@dino", "cluster": None}
 
@@ -193,8 +193,8 @@ def test_states_are_what_jobs_and_scheduler_say(slurm, bench):
     log.parent.mkdir()
     log.write_text("some text\nbench: error: no memory\nmore text\n")
     (log.parent / "5_3_1_log.out").write_text("nothing\n")
-    begun = Going(stage="running", begun=now(), host="node7", log=str(log))
-    for number, going in {
+    begun = AttemptState(stage="running", begun=now(), host="node7", log=str(log))
+    for number, attempt in {
         0: replace(begun, stage="ended", code=0, ended=now()),
         1: begun,
         3: replace(begun, stage="ended", code=2, ended=now()),
@@ -202,7 +202,7 @@ def test_states_are_what_jobs_and_scheduler_say(slurm, bench):
         5: replace(begun, stage="stopped", code=75, ended=now()),
         6: begun,
     }.items():
-        write_going(folder, number, going)
+        write_attempt(folder, number, attempt)
     states = {1: "RUNNING|None", 2: "PENDING|Resources", 6: "OUT_OF_MEMORY|None"}
     (slurm / "said").write_text("".join(f"5_{number}|{state}\n" for number, state in states.items()))
     rows = rows_of(out)
@@ -220,7 +220,7 @@ def test_states_are_what_jobs_and_scheduler_say(slurm, bench):
 
 def test_local_jobs_live_as_long_as_their_locks(tmp_path):
     folder = record(tmp_path, "local", 3)
-    write_going(folder, 0, Going(stage="running", begun=now()))
+    write_attempt(folder, 0, AttemptState(stage="running", begun=now()))
     with open(lock_of(folder), "w") as queue, open(lock_of(folder, 0), "w") as first:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -257,7 +257,7 @@ def test_local_jobs_run_two_at_once_and_end_as_a_plain_run(bench, toys, toy_pack
     results = [read_result(path) for path in (out / "results").rglob("*.json")]
     assert {(each.status, each.processes) for each in results} == {("ok", 1), ("ok", 2)}
     assert [row.state for row in rows_of(out)] == ["finished", "finished"]
-    assert [going_of(row.folder, row.task.number).code for row in rows_of(out)] == [0, 0]
+    assert [read_attempt(row.folder, row.task.number).code for row in rows_of(out)] == [0, 0]
 
 
 def processes_with(variable: str, words: str) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cli.settings import Change, changed, read_changes
 from bench.run.suites import ChosenProtocol, changed_protocols
-from engine.printing import MAX_LISTED, meant
+from engine.printing import MAX_LISTED, did_you_mean
 from engine.tasks import ADDED, Protocol, Task, settings_of
 
 
@@ -133,9 +133,9 @@ def test_a_name_given_again_has_its_last_value():
 
 def test_many_choices_are_not_listed_in_a_message():
     words = [f"word{number}" for number in range(MAX_LISTED + 1)]
-    assert meant("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
-    assert meant("nothing", words, "`bench list`") == "; `bench list` lists them all"
-    assert meant("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
+    assert did_you_mean("word03", words, "`bench list`") == "; did you mean 'word3'? `bench list` lists them all"
+    assert did_you_mean("nothing", words, "`bench list`") == "; `bench list` lists them all"
+    assert did_you_mean("nothing", words[1:3], "`bench list`") == "; there are: word1, word2"
 
 
 @dataclass(frozen=True, kw_only=True)

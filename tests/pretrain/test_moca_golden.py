@@ -18,7 +18,7 @@ from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
 from torch import Tensor
 
-from checkpoints.undrawn import Undrawn
+from checkpoints.skip_init import skip_init
 from checkpoints.vit import ViT
 from engine.distributed import World
 from pretrain.loop.updates import Updates
@@ -402,7 +402,7 @@ def test_token_counts(key):
 def test_weights_of_the_published_model():
     """Names and sizes of ViT-B's parameters; the official ones besides are constants."""
     recipe = RECIPES["vit_b"]
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), skip_init():
         method = METHOD(recipe.spec, recipe.settings)
     ours = {name: (list(p.shape), p.requires_grad) for name, p in method.named_parameters()}
     theirs = {our_name(name): tuple(facts) for name, facts in MISC["vit_base_param_shapes_requires_grad"].items()}

@@ -17,7 +17,7 @@ from small_exports import make_export
 from whole_results import numbers_of, tensors_of
 
 from bench.cluster.status import TaskRow, rows_of
-from bench.cluster.task import Going, going_of, submissions
+from bench.cluster.task import AttemptState, read_attempt, submissions
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,9 @@ class Job:
         return self.row.task.job
 
     @property
-    def going(self) -> Going | None:
+    def attempt(self) -> AttemptState | None:
         folder, _ = submissions(self.out)[-1]
-        return going_of(folder, 0)
+        return read_attempt(folder, 0)
 
     def printed(self) -> str:
         path = self.row.log
@@ -93,7 +93,7 @@ class Job:
         """Until the training of an attempt has begun: it has said so."""
         self.wait_for(
             f"step of attempt {attempt}",
-            lambda: self.going and self.going.attempts == attempt and self.printed().count(word) >= attempt,
+            lambda: self.attempt and self.attempt.attempts == attempt and self.printed().count(word) >= attempt,
         )
 
     def wait_for_end(self) -> None:
@@ -145,7 +145,7 @@ def test_a_job_that_is_disturbed_in_every_way_ends_in_the_same_results(node, exp
         assert job.row.state == "running", name
         disturb()
     job.wait_for_end()
-    assert (job.row.state, job.going.attempts) == ("finished", 5), job.printed()
+    assert (job.row.state, job.attempt.attempts) == ("finished", 5), job.printed()
     assert numbers_of(tmp_path) == undisturbed
     assert "1 finished" in bench("status", "--out", tmp_path).stdout
 
@@ -178,5 +178,5 @@ def test_a_pretraining_is_queued_again_and_ends_in_the_same_export(node, tmp_pat
         job.wait_for_steps(attempt, "images/s")
         node.said(*command, job.name)
     job.wait_for_end()
-    assert (job.row.state, job.going.attempts) == ("finished", 3), job.printed()
+    assert (job.row.state, job.attempt.attempts) == ("finished", 3), job.printed()
     assert tensors_of(plain) == tensors_of(tmp_path / "job")

@@ -16,8 +16,8 @@ from engine import checks
 from imagesets.selection import evenly
 from imagesets.sets import open_set
 from imagesets.transforms import FILTERS, EvalTransform, planes
+from probes.features.fallbacks import with_supported_pool
 from probes.features.kinds import feature_rows
-from probes.features.stand_ins import suited
 from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import candidate_boxes
 from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
@@ -124,7 +124,7 @@ def mosaic_scenes(viewer: Viewer, shown: Shown) -> list[Scene]:
 
 def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
     """Which box is nearest to the query, and its cosine."""
-    kind = suited(PROBE, viewer.spec).kind
+    kind = with_supported_pool(PROBE, viewer.spec).kind
     pixels = np.stack([planes(image).numpy() for image in (scene.query, *scene.crops)])
     images = viewer.backbone.prepare(viewer.backbone.mean.new_tensor(pixels))
     query, *boxes = unit_rows(feature_rows(viewer.backbone, images, [kind])[kind])

@@ -13,7 +13,7 @@ from bench.pretraining.recipes import choose_recipe
 from checkpoints.spec import Preparation
 from engine import checks
 from engine.extensions import load_extension, source_files
-from engine.printing import meant
+from engine.printing import did_you_mean
 from pretrain.loop.trainer import build
 
 ACROSS = 8  # panels beside an image; further ones stand below
@@ -32,7 +32,7 @@ class Masks:
         checks.counts(self, "views")
         for name in self.methods:
             if name not in (known := list(source_files("methods"))):
-                raise ValueError(f"methods={name}: there is no such method{meant(name, known)}")
+                raise ValueError(f"methods={name}: there is no such method{did_you_mean(name, known)}")
 
     def pictures(self, shown: Shown) -> Iterator[Picture]:
         """One picture: rows are methods and images, columns what their networks see."""

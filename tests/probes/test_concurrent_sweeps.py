@@ -1,4 +1,4 @@
-"""Linear probes that train in company: what each gives alone, on any number of processes, killed and continued.
+"""Linear probes that train together: what each gives alone, on any number of processes, killed and continued.
 
 Weights are compared: trained in float32 over a score of epochs, they agree to 1e-4 of a head's largest weight.
 """

@@ -11,8 +11,8 @@ DRAWS = {Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaim
 SCALES = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}  # what makes a truncated normal of them
 
 
-class Undrawn(TorchFunctionMode):
-    """`with Undrawn():` leaves parameters as torch.empty makes them, and the random generators as they are.
+class skip_init(TorchFunctionMode):
+    """`with skip_init():` leaves parameters as torch.empty makes them, and the random generators as they are.
 
     Constants are still set, and buffers computed. On the device "meta", where there are no values, torch would work out
     the shape of each draw in Python: it takes up to four fifths of the time of building.

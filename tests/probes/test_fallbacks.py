@@ -14,8 +14,8 @@ from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
 from probes.features.extract import transform_of
+from probes.features.fallbacks import supported_readout
 from probes.features.kinds import FeatureKind
-from probes.features.stand_ins import readout_of
 from probes.tasks.knn import Knn
 from probes.tasks.linear import Linear
 from probes.tasks.lowshot import LowShot
@@ -67,14 +67,14 @@ def data(tmp_path_factory):
 )
 def test_readouts_of_a_network_of_two_blocks(facts, readout, read):
     spec = replace(export_of_size(16).spec, pool="avg", **facts)
-    assert readout_of(readout, spec) == read
+    assert supported_readout(readout, spec) == read
 
 
 def test_readouts_of_a_network_that_gives_one_vector(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_networks(tmp_path)
     spec = load_frozen("module:toynets:vector").spec
-    found = {readout: readout_of(readout, spec) for readout in ("avg", "cls4+avg", "avg4", "cls@1")}
+    found = {readout: supported_readout(readout, spec) for readout in ("avg", "cls4+avg", "avg4", "cls@1")}
     assert found == {"avg": "cls1", "cls4+avg": "cls1", "avg4": "cls1", "cls@1": "cls@1"}
 
 
@@ -129,7 +129,7 @@ def test_of_a_block_that_is_not_there_the_last_one_is_read(headless, data, tmp_p
     by_hand = replace(LINEAR, readouts=("avg@2",)).run(export, space)
     assert outcome.metrics == by_hand.metrics and outcome.facts["read_instead"] == {"avg@8": "avg@2"}
     assert by_hand.metrics == replace(LINEAR, readouts=("avg",)).run(export, space).metrics
-    assert readout_of("cls@1", headless.spec) == "avg@1" and readout_of("cls@1", export.spec) == "cls@1"
+    assert supported_readout("cls@1", headless.spec) == "avg@1" and supported_readout("cls@1", export.spec) == "cls@1"
 
 
 def test_readouts_that_come_to_the_same_are_trained_once(data, tmp_path):

@@ -1,9 +1,10 @@
-"""What a probe reads of a network that lacks what its protocol reads, so that the number stands beside the others'.
+"""Pooling fallbacks: what a probe reads of a network that lacks the features of its protocol.
 
-A network without a class token is read by its mean patches, after the same blocks, and one that gives a single vector
-of an image by that vector. Of more blocks than there are, or
-than give a class token (of class-attention models the last one alone), those that there are. The settings stay the
-protocol's own; the result records what was read under `read_instead`, with a warning.
+A network without a class token is read by the mean of its patches, after the same blocks; one that gives a single
+vector per image, by that vector. Where a protocol reads more blocks than the network has, or more than have a class
+token (in class-attention models only the last one has), the blocks that exist are read. The protocol's settings stay
+as they are; the result records the fallback under `read_instead`, with a warning, so that its number can stand beside
+the others'.
 """
 
 import re
@@ -15,18 +16,18 @@ from checkpoints.frozen import FrozenSpec
 from engine.tasks import Outcome
 from probes.features.readouts import Readout
 
-Suited = TypeVar("Suited")
+PooledTask = TypeVar("PooledTask")
 
 
-def suited(task: Suited, spec: FrozenSpec) -> Suited:
-    """A task with a setting `pool`, which becomes avg where the network has no class token, cls where no patches."""
+def with_supported_pool(task: PooledTask, spec: FrozenSpec) -> PooledTask:
+    """The task with a `pool` the network supports: avg if it has no class token, cls if it has no patch tokens."""
     if spec.has_class_token and spec.has_patches:
         return task
     return replace(task, pool="cls" if spec.has_class_token else "avg")  # type: ignore[type-var]
 
 
-def readout_of(text: str, spec: FrozenSpec) -> str:
-    """What a network has of a readout: of a single block without a class token, cls4+avg is avg."""
+def supported_readout(text: str, spec: FrozenSpec) -> str:
+    """The readout that a network supports in place of `text`: avg for cls4+avg, with one block and no class token."""
     asked = Readout.parse(text)
     if not spec.has_patches:
         asked = asked._replace(pool="cls", with_average=False)
@@ -37,8 +38,8 @@ def readout_of(text: str, spec: FrozenSpec) -> str:
     return str(there if spec.has_class_token else Readout("avg", there.blocks, False, there.block))
 
 
-def noted(outcome: Outcome, read: Mapping[str, str], spec: FrozenSpec) -> Outcome:
-    """The outcome with a record of what was read instead. read: pool or readout of the protocol -> what was read."""
+def record_fallback(outcome: Outcome, read: Mapping[str, str], spec: FrozenSpec) -> Outcome:
+    """The outcome with its fallbacks recorded. read: pool or readout of the protocol -> the one that was read."""
     others = {asked: found for asked, found in read.items() if found != asked}
     if not others:
         return outcome
