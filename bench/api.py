@@ -663,7 +663,7 @@ def visualize(
         from bench.cli.settings import setting_text
         from bench.pictures.drawing import chosen_kind, draw_pictures
         from bench.pictures.pictures import Format
-        from bench.pictures.shown import Shown, checkpoints_of
+        from bench.pictures.shown import PictureRequest, checkpoints_of
         from engine.optional import require
 
         require("matplotlib")
@@ -672,7 +672,7 @@ def visualize(
         chosen = chosen_kind(kind, [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()])
         several = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
         loaded = [each if isinstance(each, str | Path) else load(each) for each in several]
-        shown = Shown(
+        shown = PictureRequest(
             checkpoints=checkpoints_of([reference_to(each, Path(out)) for each in loaded], names or None),
             sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
             split=split,

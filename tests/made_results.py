@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from bench.board.files import Standing
+from bench.board.files import LeaderboardSnapshot
 from bench.results.board import board_of
 from bench.results.record import (
     CheckpointUsed,
@@ -94,7 +94,7 @@ def any_metric(draw: Random) -> MetricRecord:
     )
 
 
-def any_board(draw: Random) -> Standing:
+def any_board(draw: Random) -> LeaderboardSnapshot:
     """Some results of a few checkpoints under a few protocols, each with any metrics or none; any text is hostile."""
     names, columns = ([any_text(draw) for _ in range(draw.randint(1, 3))] for _ in range(2))
     results = []
@@ -116,17 +116,17 @@ def any_board(draw: Random) -> Standing:
                 settings={text: [text, 1, None]},
             )
         )
-    return standing_of(results, level=draw.random() < 0.5)
+    return snapshot_of(results, ties=draw.random() < 0.5)
 
 
-def standing_of(results: list[Result], level: bool = False) -> Standing:
-    """level: whether all checkpoints share the first place of every column."""
+def snapshot_of(results: list[Result], ties: bool = False) -> LeaderboardSnapshot:
+    """ties: whether all checkpoints share the first place of every column."""
     board = board_of(results, [f"{each.message}: unreadable" for each in results[:1]])
     everyone = frozenset(key_of(row.checkpoint) for row in board.rows)
     columns = [(group, metric) for group, metrics in board.groups.items() for metric in metrics]
-    shared = dict.fromkeys(columns, everyone) if level else {}
+    shared = dict.fromkeys(columns, everyone) if ties else {}
     measured = [Measured(path=ROOT / f"{at}.json", result=each) for at, each in enumerate(results)]
-    return Standing(board=board, shown=board, level=shared, measured=measured, results=ROOT)
+    return LeaderboardSnapshot(board=board, shown=board, ties=shared, measured=measured, results=ROOT)
 
 
 def harmless(text: str) -> str:

@@ -24,7 +24,7 @@ from bench.results.board import Board, Cell, board_of, group_of
 from bench.results.index import stamps
 from bench.results.record import MetricRecord, Result, decimals, number_text
 from bench.statistics.matching import Measured, read_measured
-from bench.statistics.significance import Key, kept_p_values, level_with_best
+from bench.statistics.significance import Key, p_value_cache, ties_with_best
 from checkpoints.training_cost import COST_UNITS
 from engine.files import write_atomic
 from engine.optional import require
@@ -59,9 +59,9 @@ ESCAPES = {
 LETTERS = {chr(code) for code in range(0xC0, 0x100)} - set("\xd0\xd7\xde\xf0\xf7\xfe")  # accented, in every encoding
 
 
-def to_latex(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as tables; `level`: who of a column shares the first place, for the columns where that was tested."""
-    return "\n".join([HEADER, *map(_latex_table, group_tables(board, level))])
+def to_latex(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
+    """The board as tables; `ties`: who of a column shares the first place, for the columns where that was tested."""
+    return "\n".join([HEADER, *map(_latex_table, group_tables(board, ties))])
 
 
 def in_latex(text: object) -> str:
@@ -255,12 +255,12 @@ column; `bench compare` has the numbers). Without per-image results the best alo
 """
 
 
-def to_markdown(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as Markdown; `level`: who of a column shares the first place, for the columns where that was tested."""
+def to_markdown(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
+    """The board as Markdown; `ties`: who of a column shares the first place, for the columns where that was tested."""
     lines = [*INTRODUCTION.split("\n"), *_markdown_table([map(in_markdown, row) for row in fact_rows(board)], "---")]
     if costs := cost_rows(board):
         lines += ["", "## Cost of pretraining", "", *_markdown_table([map(in_markdown, row) for row in costs], "---:")]
-    for table in group_tables(board, level):
+    for table in group_tables(board, ties):
         lines += ["", f"## {in_markdown(table.group)}", ""]
         lines += [f"> {in_markdown(caveat)}\n" for caveat in table.caveats]
         body = [(in_markdown(name), *map(_marked, entries)) for name, entries in table.rows]
@@ -304,12 +304,12 @@ images cannot tell from it (5 %, Holm over the column). Floor: raw pixels.</p>
 """
 
 
-def to_html(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> str:
-    """The board as one page; `level`: who of a column shares the first place, for the columns where that was tested."""
+def to_html(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> str:
+    """The board as one page; `ties`: who of a column shares the first place, for the columns where that was tested."""
     parts = [HEAD, *_section("Checkpoints", [map(in_html, row) for row in fact_rows(board)])]
     if costs := cost_rows(board):
         parts += _section("Cost of pretraining", [map(in_html, row) for row in costs])
-    for table in group_tables(board, level):
+    for table in group_tables(board, ties):
         rows = [(in_html(name), *map(_marked_up, entries)) for name, entries in table.rows]
         parts += _section(table.group, [("checkpoint", *map(in_html, table.metrics)), *rows], table.caveats)
     if notes := troubles(board):
@@ -378,50 +378,50 @@ def _number(cell: Cell | None, part: str) -> float | int | str:
     return {"": cell.mean, ":low": low, ":high": high, ":std": cell.std, ":n": cell.seeds}[part]
 
 
-def level_in(out: Path, board: Board, measured: Sequence[Measured]) -> dict[Key, frozenset[Key]]:
+def ties_in(out: Path, board: Board, measured: Sequence[Measured]) -> dict[Key, frozenset[Key]]:
     """Who shares the first place of each column, by tests of which those on unchanged results are kept in OUT/cache."""
-    tests = kept_p_values(out)
-    found = level_with_best(board, measured, tests)
+    tests = p_value_cache(out)
+    found = ties_with_best(board, measured, tests)
     tests.save({each.identity for each in measured})
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """All that a leaderboard's files are made of. results: the folder of the result files."""
+class LeaderboardSnapshot:
+    """A leaderboard, its ties and the results behind it: what all its files are written from."""
 
     board: Board  # what was measured
     shown: Board  # the same, with published rows where they are asked for
-    level: Mapping[Key, frozenset[Key]]
+    ties: Mapping[Key, frozenset[Key]]  # column -> checkpoints that share its first place
     measured: Sequence[Measured]
-    results: Path
+    results: Path  # folder of the result files
 
 
 # Name of a format -> its file, and what is written there. The bytes of these depend on this tool alone.
-TEXT_FORMATS: dict[str, tuple[str, Callable[[Standing], str]]] = {
+TEXT_FORMATS: dict[str, tuple[str, Callable[[LeaderboardSnapshot], str]]] = {
     "csv": ("leaderboard.csv", lambda found: leaderboard_csv(found.board)),
-    "markdown": ("leaderboard.md", lambda found: to_markdown(found.shown, found.level)),
-    "latex": ("leaderboard.tex", lambda found: to_latex(found.shown, found.level)),
-    "html": ("leaderboard.html", lambda found: to_html(found.shown, found.level)),
+    "markdown": ("leaderboard.md", lambda found: to_markdown(found.shown, found.ties)),
+    "latex": ("leaderboard.tex", lambda found: to_latex(found.shown, found.ties)),
+    "html": ("leaderboard.html", lambda found: to_html(found.shown, found.ties)),
 }
-FORMATS: dict[str, tuple[str, Callable[[Standing], str | bytes]]] = {
+FORMATS: dict[str, tuple[str, Callable[[LeaderboardSnapshot], str | bytes]]] = {
     **TEXT_FORMATS,
     "parquet": ("results.parquet", lambda found: to_parquet(found.measured, found.results)),
 }
 ALWAYS = ("csv", "markdown")
 
 
-def standing(out: Path, published: bool = False) -> Standing:
-    """What the results of a folder come to. published: with published numbers of the same protocols in `shown`."""
+def snapshot(out: Path, published: bool = False) -> LeaderboardSnapshot:
+    """Leaderboard of the results of a folder. published: with published numbers of the same protocols in `shown`."""
     measured, problems = read_measured(out)
     results = [each.result for each in measured]
     board = board_of(results, problems)
-    level = level_in(out, board, measured)
+    ties = ties_in(out, board, measured)
     shown = with_published(board, results) if published else board
-    return Standing(board=board, shown=shown, level=level, measured=measured, results=out / "results")
+    return LeaderboardSnapshot(board=board, shown=shown, ties=ties, measured=measured, results=out / "results")
 
 
-def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> Standing:
+def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> LeaderboardSnapshot:
     """Rebuild leaderboard.csv, leaderboard.md and the files of other `formats`; returns what they are made of.
 
     published: with published numbers of the same protocols in the files for people; leaderboard.csv and
@@ -433,7 +433,7 @@ def rewrite(out: Path, published: bool = False, formats: Iterable[str] = ()) -> 
     """
     while True:
         before = stamps(out)
-        found = standing(out, published)
+        found = snapshot(out, published)
         for key in dict.fromkeys((*ALWAYS, *formats)):
             name, content = FORMATS[key]
             write_atomic(out / name, content(found))

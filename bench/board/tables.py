@@ -29,12 +29,12 @@ class GroupTable:
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]  # a checkpoint's name, and an entry for each metric
 
 
-def group_tables(board: Board, level: Mapping[Key, frozenset[Key]] | None = None) -> list[GroupTable]:
-    """A table of each group. level: who of a column shares the first place, for the columns where that was tested."""
+def group_tables(board: Board, ties: Mapping[Key, frozenset[Key]] | None = None) -> list[GroupTable]:
+    """A table of each group. ties: who of a column shares the first place, for the columns where that was tested."""
     names, found = row_names(board), []
     for group, metrics in board.groups.items():
         first = {metric: best(board, group, metric) for metric in metrics}
-        shared = {metric: (level or {}).get((group, metric), frozenset()) for metric in metrics}
+        shared = {metric: (ties or {}).get((group, metric), frozenset()) for metric in metrics}
         rows = tuple(
             (
                 names[row.checkpoint],

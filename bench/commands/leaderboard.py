@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: it is reported, and the rest is the board."""
-    from bench.board.files import ALWAYS, FORMATS, rewrite, standing
+    from bench.board.files import ALWAYS, FORMATS, rewrite, snapshot
     from bench.board.tables import to_terminal
     from bench.results.record import check_folder
     from engine.printing import say
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         shown = rewrite(arguments.out, arguments.published, arguments.format).shown
     except OSError as error:  # another's folder, or a full disk: the tables can be read all the same
-        shown, kept_out = standing(arguments.out, arguments.published).shown, error
+        shown, kept_out = snapshot(arguments.out, arguments.published).shown, error
     say(*to_terminal(shown, width=shutil.get_terminal_size().columns).split("\n"))
     if arguments.published and not any(row.published for row in shown.rows):
         say("", "no published number is of these protocols, unchanged, on images of the published size", errors=True)

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cluster.submission import argv_of
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
-    from bench.run.forecast import as_json, entries, foreseen, report, script_lines
+    from bench.run.forecast import as_json, entries, forecasts_by_checkpoint, report, script_lines
     from engine.printing import say
 
     if arguments.json and arguments.script:
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         precision = "bfloat16" if arguments.precision in ("auto", "float32") else arguments.precision
         assumed = machine(arguments.assume, gpus, arguments.workers, precision)
     request = evaluation_request(arguments, device)
-    found, lines = foreseen(request, assumed, arguments.fresh)
+    found, lines = forecasts_by_checkpoint(request, assumed, arguments.fresh)
 
     def command(checkpoint: "LoadedCheckpoint", job: "Job") -> list[str]:
         replaced = {

@@ -46,13 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
     from bench.cli.checks import check_writable, chosen_device
     from bench.pictures.drawing import chosen_kind, draw_pictures
-    from bench.pictures.shown import Shown, checkpoints_of
+    from bench.pictures.shown import PictureRequest, checkpoints_of
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
     kind = chosen_kind(arguments.kind, arguments.set)
-    shown = Shown(
+    shown = PictureRequest(
         checkpoints=checkpoints_of(arguments.checkpoint, arguments.name),
         sources=tuple(arguments.images),
         split=arguments.split,

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cli.settings import changed, read_changes
 from bench.pictures.pictures import Format, encoded
-from bench.pictures.shown import Shown
+from bench.pictures.shown import PictureRequest
 from bench.report_page.visualized import PictureRecord
 from engine.files import write_atomic
 from engine.printing import did_you_mean
@@ -36,7 +36,7 @@ def chosen_kind(kind: str, texts: Sequence[str]) -> Any:
     return changed(settings_class(kind)(), {change.name: change for change in changes})
 
 
-def draw_pictures(kind: Any, shown: Shown, out: Path, forms: Sequence[Format]) -> Iterator[Path]:
+def draw_pictures(kind: Any, shown: PictureRequest, out: Path, forms: Sequence[Format]) -> Iterator[Path]:
     """Draw the pictures of a kind's settings into `out`, each in every format; the paths of the files, as written."""
     for picture in kind.pictures(shown):
         digests = {each.export.digest: each.name for each in shown.checkpoints}

@@ -73,8 +73,8 @@ class ShownCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What the user wants to see.
+class PictureRequest:
+    """Checkpoints and images of one `bench visualize`, and how they are drawn.
 
     size: length of the images' short side in pixels for the networks; None: as each network was trained. square: the
     middle of each image alone.
@@ -138,7 +138,7 @@ class Viewer:
     """A checkpoint on a device, for one image after the other."""
 
     checkpoint: ShownCheckpoint
-    shown: Shown
+    shown: PictureRequest
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -204,7 +204,7 @@ def read_image(path: str) -> Image.Image:
         raise ValueError(f"{path}: cannot be read as an image ({error.reason}); name another one") from error
 
 
-def viewers(shown: Shown) -> tuple[Viewer, ...]:
+def viewers(shown: PictureRequest) -> tuple[Viewer, ...]:
     """A viewer for each checkpoint. ValueError where there is none."""
     return tuple(Viewer(checkpoint, shown) for checkpoint in required(shown.checkpoints))
 

@@ -75,13 +75,13 @@ class ReportContents:
     newest: str  # date of the newest result
 
 
-def contents(board: Board, measured: Sequence[Measured], level: Mapping[Key, frozenset[Key]]) -> ReportContents:
-    """What a board and the results that it is made of look like. level: who shares the first place of a column."""
+def contents(board: Board, measured: Sequence[Measured], ties: Mapping[Key, frozenset[Key]]) -> ReportContents:
+    """What a board and the results that it is made of look like. ties: who shares the first place of a column."""
     good = [each.result for each in measured if each.result.status == "ok"]
     places: dict[tuple[str, Key], list[int]] = {}
     for at, result in enumerate(good):
         places.setdefault((group_of(result), key_of(result.checkpoint)), []).append(at)
-    tables = tuple(_table(board, group, good, places, level) for group in board.groups)
+    tables = tuple(_table(board, group, good, places, ties) for group in board.groups)
     return ReportContents(
         tables=tables,
         checkpoints=tuple(_facts(row, name) for row, name in zip(board.rows, _names(board), strict=True)),
@@ -138,12 +138,12 @@ def _table(
     group: str,
     results: Sequence[Result],
     places: Mapping[tuple[str, Key], list[int]],
-    level: Mapping[Key, frozenset[Key]],
+    ties: Mapping[Key, frozenset[Key]],
 ) -> ShownTable:
     metrics, names = board.groups[group], row_names(board)
     rows = [row for row in board.rows if any(key[0] == group for key in row.cells)]
     main, axis = metrics[0], axis_of([row.cells.get((group, metrics[0])) for row in rows])
-    ranked = ranks(rows, (group, main), level.get((group, main), frozenset()))
+    ranked = ranks(rows, (group, main), ties.get((group, main), frozenset()))
     shown = []
     for row in sorted(rows, key=lambda row: _order(row.cells.get((group, main)))):
         made_of = tuple(places.get((group, key_of(row.checkpoint)), ()))
@@ -152,7 +152,7 @@ def _table(
                 text=number(row.cells.get((group, metric)), with_interval=metric == main),
                 value=cell.mean if (cell := row.cells.get((group, metric))) else None,
                 place=placed(cell, axis) if cell and metric == main else None,
-                first=bool(cell) and not row.published and _is_first(board, row, (group, metric), level),
+                first=bool(cell) and not row.published and _is_first(board, row, (group, metric), ties),
                 results=made_of,
             )
             for metric in metrics
@@ -174,7 +174,7 @@ def _table(
         rows=tuple(shown),
         caveats=tuple(board.caveats[group]),
         images=_images_of(one),
-        tested=(group, main) in level,
+        tested=(group, main) in ties,
         on_val=any(metric.chosen_on_val for metric in one.metrics.values()),
     )
 
@@ -212,11 +212,11 @@ def placed(cell: Cell, axis: tuple[float, float] | None) -> tuple[float, float, 
     return first, second, third
 
 
-def _is_first(board: Board, row: Row, column: Key, level: Mapping[Key, frozenset[Key]]) -> bool:
-    return key_of(row.checkpoint) in level.get(column, ()) or row.cells[column].mean == best(board, *column)
+def _is_first(board: Board, row: Row, column: Key, ties: Mapping[Key, frozenset[Key]]) -> bool:
+    return key_of(row.checkpoint) in ties.get(column, ()) or row.cells[column].mean == best(board, *column)
 
 
-def ranks(rows: Sequence[Row], column: Key, level: frozenset[Key]) -> dict[CheckpointUsed, str]:
+def ranks(rows: Sequence[Row], column: Key, ties: frozenset[Key]) -> dict[CheckpointUsed, str]:
     """Rank of each checkpoint that competes in a column: those level with the best share the first, then by number.
 
     Floors compete too: a network that raw pixels beat should look so. Published numbers do not.
@@ -224,8 +224,8 @@ def ranks(rows: Sequence[Row], column: Key, level: frozenset[Key]) -> dict[Check
     cells = {row.checkpoint: row.cells[column] for row in rows if column in row.cells and not row.published}
     ordered = sorted(cells, key=lambda used: _order(cells[used]))
     orders = [_order(cells[used]) for used in ordered]
-    top = sum(key_of(used) in level for used in ordered)
-    found = {used: f"1-{top}" for used in ordered if key_of(used) in level} if top > 1 else {}
+    top = sum(key_of(used) in ties for used in ordered)
+    found = {used: f"1-{top}" for used in ordered if key_of(used) in ties} if top > 1 else {}
     for used, order in zip(ordered, orders, strict=True):
         if used not in found:
             found[used] = str(1 + max(bisect_left(orders, order), top if top > 1 else 0))

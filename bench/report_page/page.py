@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from bench.board.files import level_in
+from bench.board.files import ties_in
 from bench.published.rows import with_published
 from bench.report_page.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
 from bench.report_page.figures import cost_figure, in_unit, log_of, training_figure
@@ -29,8 +29,8 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     measured, problems = read_measured(out)
     results = [each.result for each in measured]
     board = board_of(results, problems)
-    level = level_in(out, board, measured)
-    found = contents(with_published(board, results) if published else board, measured, level)
+    ties = ties_in(out, board, measured)
+    found = contents(with_published(board, results) if published else board, measured, ties)
     drawn = report_pictures(out, found, results) if pictures else ReportPictures()
     return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures), drawn)
 

@@ -98,7 +98,7 @@ class SceneView:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SeenThings:
+class Detections:
     """Things in an image, the surest first. numbers (h, w) uint8: which covers a pixel, from 1 on, or 0 (None: not
     kept)."""
 
@@ -212,7 +212,7 @@ def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray, bare: int 
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
-def labelled_things(listing: Instances, index: int) -> SeenThings:
+def labelled_things(listing: Instances, index: int) -> Detections:
     """What the labels of an image hold."""
     numbers = {value: place for place, value in enumerate(listing.categories)}
     own, entry, boxes = listing.objects[index], listing.entries[index], []
@@ -221,21 +221,21 @@ def labelled_things(listing: Instances, index: int) -> SeenThings:
         boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
     outlines = [thing["segmentation"] for thing in own] if listing.outlined else []
     covered = numbered_things(outlines, entry["height"], entry["width"]) if listing.outlined else None
-    return SeenThings(boxes=boxes, numbers=covered)
+    return Detections(boxes=boxes, numbers=covered)
 
 
-def found_things(measured: Measured, row: int, index: int, count: int) -> SeenThings:
+def found_things(measured: Measured, row: int, index: int, count: int) -> Detections:
     """The `count` surest things that were found in an image, which is the shown image `row`."""
     arrays = measured.arrays
     classes, scores, boxes = (arrays[name][index] for name in ("classes", "scores", "boxes"))
     surest = [place for place in np.argsort(-scores, kind="stable")[:count].tolist() if classes[place] >= 0]
-    return SeenThings(
+    return Detections(
         boxes=[(tuple(boxes[place].tolist()), int(classes[place])) for place in surest],
         numbers=_kept_mask(measured, row) if "shown_masks" in measured.result.arrays else None,
     )
 
 
-def with_things(image: Image.Image, things: SeenThings, scale: tuple[float, float], colours: np.ndarray) -> Image.Image:
+def with_things(image: Image.Image, things: Detections, scale: tuple[float, float], colours: np.ndarray) -> Image.Image:
     """An image under the masks of things, and their boxes, in the colours of their classes. scale: pixels of it by
     pixels of the boxes, across and down."""
     image = image.copy()

@@ -126,7 +126,7 @@ class SeenImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QueryNeighbours:
     """A validation image, and its nearest training images by checkpoint, the nearest first."""
 
     picture: str
@@ -134,7 +134,7 @@ class Asked:
     found: Mapping[str, tuple[SeenImage, ...]]
 
 
-def neighbours_of(measured: Mapping[str, Measured], opened: Opened) -> tuple[Asked, ...]:
+def neighbours_of(measured: Mapping[str, Measured], opened: Opened) -> tuple[QueryNeighbours, ...]:
     """Neighbours by the named results of one table. Empty where none are kept, or the images are not on this
     machine."""
     kept = {name: each for name, each in measured.items() if set(ARRAYS) <= set(each.result.arrays)}
@@ -149,7 +149,7 @@ def neighbours_of(measured: Mapping[str, Measured], opened: Opened) -> tuple[Ask
     kept = {name: each for name, each in kept.items() if np.array_equal(each.arrays["neighbours_of"], asked)}
     picture = picture_maker(train)
     return tuple(
-        Asked(
+        QueryNeighbours(
             picture=small_picture(val, index),
             label=val.classes[val.labels[index]],
             found={name: _row(each, place, val.labels[index], train, picture) for name, each in kept.items()},
@@ -286,7 +286,7 @@ class TableView:
 
     images: ImageView | None = None
     mistakes: Mistakes | None = None
-    neighbours: tuple[Asked, ...] = ()
+    neighbours: tuple[QueryNeighbours, ...] = ()
     scenes: SceneView | None = None
     learning: str = ""  # SVG
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from bench.published.values import LOG, SETS, TABLES, PublishedValue, published_values, values_of
 from bench.reproduce.steps import (
-    WAYS,
+    STATUSES,
     Known,
     Setup,
-    Way,
+    Status,
+    availability,
     chosen,
     commands_of,
     missing_for,
     other_weights,
-    reach,
     run_name,
 )
 from bench.results.board import board_of, group_of
@@ -153,7 +153,7 @@ def summary(there: Known) -> Iterator[str]:
     for table, counts in counted.items():
         yield _columns(table, counts, width)
     yield from ("", *LEGEND)
-    within = [(value.table, reach(value, there)) for value in published_values()]
+    within = [(value.table, availability(value, there)) for value in published_values()]
     yield from reasons("not measured here", [(table, each.unmeasured) for table, each in within])
     yield from reasons("weights not trained here", [(table, each.untrained) for table, each in within])
 
@@ -164,13 +164,17 @@ def _columns(first: str, others: Sequence[str] | Sequence[int], width: int) -> s
 
 def count_of(table: str, there: Known) -> list[int]:
     """Values, those by each way of evaluation, those by each way of training."""
-    found = [reach(value, there) for value in values_of(table)]
-    return [len(found), *_by_way([each.evaluation for each in found]), *_by_way([each.training for each in found])]
+    found = [availability(value, there) for value in values_of(table)]
+    return [
+        len(found),
+        *_by_status([each.evaluation for each in found]),
+        *_by_status([each.training for each in found]),
+    ]
 
 
-def _by_way(ways: Sequence[Way]) -> list[int]:
-    counts = Counter(ways)
-    return [counts[way] for way in WAYS]
+def _by_status(statuses: Sequence[Status]) -> list[int]:
+    counts = Counter(statuses)
+    return [counts[status] for status in STATUSES]
 
 
 def reasons(title: str, lacking: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -25,8 +25,8 @@ from engine.extensions import load_extension, source_files, warn_of
 from engine.printing import did_you_mean, printable
 from pretrain.loop.exporting import EXPORT, finished_export, identity_in, is_run
 
-Way = Literal["named", "set", "none"]
-WAYS: tuple[Way, ...] = ("named", "set", "none")
+Status = Literal["named", "set", "none"]
+STATUSES: tuple[Status, ...] = ("named", "set", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,14 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
-    """evaluation: of weights that are there. training: of such weights. unmeasured, untrained: what is not here for
-    each, a phrase; "" for nothing."""
+class Availability:
+    """Whether a published value can be measured here, by a named protocol or recipe, by settings, or not at all.
 
-    evaluation: Way
-    training: Way
+    evaluation: of existing weights. training: of such weights. unmeasured, untrained: why not; "" where it can be.
+    """
+
+    evaluation: Status
+    training: Status
     unmeasured: str = ""
     untrained: str = ""
 
@@ -65,15 +67,15 @@ def known() -> Known:
     return Known(protocols=found.protocols, methods=methods, importers=importers)
 
 
-def reach(value: PublishedValue, there: Known) -> Reach:
-    """By what `value` can be measured with what is `there`."""
+def availability(value: PublishedValue, there: Known) -> Availability:
+    """Whether `value` can be measured with the protocols, methods and importers of `there`."""
     training, untrained = _training(value, there)
-    evaluation: Way
+    evaluation: Status
     if value.protocol == LOG:
         evaluation, unmeasured = ("none", untrained) if training == "none" else ("named", "")
     else:
         evaluation, unmeasured = _evaluation(value, there)
-    return Reach(evaluation=evaluation, training=training, unmeasured=unmeasured, untrained=untrained)
+    return Availability(evaluation=evaluation, training=training, unmeasured=unmeasured, untrained=untrained)
 
 
 def chosen(value: PublishedValue, there: Known) -> ChosenProtocol:
@@ -86,7 +88,7 @@ def chosen(value: PublishedValue, there: Known) -> ChosenProtocol:
     return changed_protocols([there.protocols[value.protocol]], texts)[0] if texts else there.protocols[value.protocol]
 
 
-def _evaluation(value: PublishedValue, there: Known) -> tuple[Way, str]:
+def _evaluation(value: PublishedValue, there: Known) -> tuple[Status, str]:
     try:
         chosen(value, there)
     except ValueError as error:
@@ -94,7 +96,7 @@ def _evaluation(value: PublishedValue, there: Known) -> tuple[Way, str]:
     return ("set" if value.settings else "named"), ""
 
 
-def _training(value: PublishedValue, there: Known) -> tuple[Way, str]:
+def _training(value: PublishedValue, there: Known) -> tuple[Status, str]:
     method, recipe, changes = trained_by(value)
     if not method:
         return "none", "no method here trains these weights"
@@ -181,7 +183,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def commands_of(value: PublishedValue, setup: Setup, there: Known) -> list[list[str]]:
     """The words of each command, in order; empty for what cannot be measured."""
-    if reach(value, there).evaluation == "none":
+    if availability(value, there).evaluation == "none":
         return []
     found, reference = weights_of(value, setup, there)
     if value.protocol == LOG:
@@ -196,7 +198,7 @@ def weights_of(value: PublishedValue, setup: Setup, there: Known) -> tuple[list[
     """The commands that make the weights, and what `bench run --checkpoint` then takes."""
     if (reference := setup.given(value)) and value.protocol != LOG:
         return _imported(value, reference, setup, there)
-    if reach(value, there).training != "none":
+    if availability(value, there).training != "none":
         return [_launched(_pretrain(value, setup), setup)], str(setup.export(value))
     return [], f"PATH-OF-{run_name(value)}"
 
@@ -267,7 +269,7 @@ def _other_than(value: PublishedValue, reference: str, there: Known) -> str:
 
 def missing_for(value: PublishedValue, setup: Setup, there: Known) -> list[str]:
     """What there is not yet to measure it with: `weights`, `data`, or what is not in this tool; empty for nothing."""
-    within = reach(value, there)
+    within = availability(value, there)
     if within.evaluation == "none":
         return list(dict.fromkeys(within.lacking))
     if value.protocol == LOG:

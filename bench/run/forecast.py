@@ -269,9 +269,9 @@ def show_dry_run(preparation: Preparation, width: int) -> int:
     """Print what a run would do. Returns 1 if a checkpoint or a task would fail."""
     plans, space = {}, preparation.request.space
     for checkpoint, jobs in preparation.jobs:
-        foretold = forecasts_without_measuring(jobs, preparation.exports.pop(checkpoint.key), space)
+        job_forecasts = forecasts_without_measuring(jobs, preparation.exports.pop(checkpoint.key), space)
         plans[checkpoint_title(checkpoint)] = [
-            planned(job, checkpoint.spec, forecast) for job, forecast in zip(jobs, foretold, strict=True)
+            planned(job, checkpoint.spec, forecast) for job, forecast in zip(jobs, job_forecasts, strict=True)
         ]
     shown = {entry.job.chosen.name for entries in plans.values() for entry in entries}
     selected = [chosen for chosen in preparation.protocols if chosen.name in shown or not plans]  # others are left out
@@ -330,14 +330,16 @@ Command = Callable[[LoadedCheckpoint, Job], list[str]]  # words of the `bench ru
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class CheckpointForecasts:
     """The jobs of one checkpoint, cheap ones first."""
 
     checkpoint: LoadedCheckpoint
     jobs: Sequence[Forecast]
 
 
-def foreseen(request: RunRequest, assumed: Machine | None, fresh: bool) -> tuple[list[Foreseen], list[str]]:
+def forecasts_by_checkpoint(
+    request: RunRequest, assumed: Machine | None, fresh: bool
+) -> tuple[list[CheckpointForecasts], list[str]]:
     """All jobs without a result, and lines about what their times rest on. ValueError for a wrong request.
 
     Images of an assumed machine may be named alone, as `imagenet`: their counts are known.
@@ -363,7 +365,7 @@ def foreseen(request: RunRequest, assumed: Machine | None, fresh: bool) -> tuple
             lines += [line for name, each in measured.items() for line in calibration_lines(name, each)]
             speeds |= measured
         each = forecasts(jobs, export, request.space, speeds, classes)
-        found.append(Foreseen(checkpoint=checkpoint, jobs=[one for one in each if one.job.state != "done"]))
+        found.append(CheckpointForecasts(checkpoint=checkpoint, jobs=[one for one in each if one.job.state != "done"]))
     return found, list(dict.fromkeys(lines))
 
 
@@ -393,7 +395,7 @@ def calibration_lines(name: str, found: Calibration) -> Iterator[str]:
     yield f"{name}: calibrated {found.date} in {found.took:g} s on {where}: {', '.join(rates)}"
 
 
-def report(found: Sequence[Foreseen], lines: Sequence[str], memory: float, gpus: int) -> Iterator[str]:
+def report(found: Sequence[CheckpointForecasts], lines: Sequence[str], memory: float, gpus: int) -> Iterator[str]:
     """A line for each job, and what they come to."""
     everything = [each for one in found for each in one.jobs]
     for one in found:
@@ -418,7 +420,7 @@ def at_once(memory_of_job: float, memory: float, gpus: int) -> str:
     return f"1 job, which uses all {cores()} cores; memory has room for {fitting}"
 
 
-def entries(found: Sequence[Foreseen], command: Command, gpus: int) -> list[dict[str, Any]]:
+def entries(found: Sequence[CheckpointForecasts], command: Command, gpus: int) -> list[dict[str, Any]]:
     """A JSON value for each job, cheapest first, for schedulers."""
     made = [
         {

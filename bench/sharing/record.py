@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from bench.board.files import TEXT_FORMATS, Standing
+from bench.board.files import TEXT_FORMATS, LeaderboardSnapshot
 from bench.cli.settings import setting_text
 from bench.results.board import board_of
 from bench.results.environment import installed
@@ -37,7 +37,7 @@ from bench.sharing.contradictions import contradictions
 from bench.sharing.groups import Publication
 from bench.sharing.redaction import without_folders
 from bench.statistics.matching import Measured
-from bench.statistics.significance import KeptTests, Key, key_of, level_with_best
+from bench.statistics.significance import Key, PairedTestCache, key_of, ties_with_best
 from checkpoints.export import COST, is_export
 from engine.files import folder_atomic, sha256_of_file, write_atomic
 from engine.printing import printable
@@ -218,7 +218,7 @@ def derived_files(folder: Path) -> dict[str, str]:
     """Path in the record -> text, of what follows from what was copied there."""
     publication = publication_of(folder)
     measured = [Measured(path=path, result=read_result(path)) for path in result_files(folder)]
-    found = {name: text_of(_standing(folder, measured)) for name, text_of in TEXT_FORMATS.values()}
+    found = {name: text_of(_snapshot(folder, measured)) for name, text_of in TEXT_FORMATS.values()}
     subjects = {}
     for key, results in _by_checkpoint(measured).items():
         place = results[-1].checkpoint.unique_name
@@ -277,11 +277,11 @@ def written_by(folder: Path) -> str:
     return "" if there == here else f"; version {there} wrote it, and this is {here}"
 
 
-def _standing(folder: Path, measured: list[Measured]) -> Standing:
+def _snapshot(folder: Path, measured: list[Measured]) -> LeaderboardSnapshot:
     # Nothing is kept in the folder, and nothing that was kept is believed.
     board = board_of(each.result for each in measured)
-    level = level_with_best(board, measured, KeptTests[float](Path(os.devnull), float))
-    return Standing(board=board, shown=board, level=level, measured=measured, results=folder / "results")
+    ties = ties_with_best(board, measured, PairedTestCache[float](Path(os.devnull), float))
+    return LeaderboardSnapshot(board=board, shown=board, ties=ties, measured=measured, results=folder / "results")
 
 
 def _by_checkpoint(measured: Iterable[Measured]) -> dict[Key, list[Any]]:

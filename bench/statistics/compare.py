@@ -19,7 +19,7 @@ from bench.results.record import Result, interval_decimals, number_text, suffix
 from bench.statistics.intervals import LEVEL
 from bench.statistics.matching import Match, Measured, difference, label_of, labelled, matched, read_measured
 from bench.statistics.paired import PairedTest, holm
-from bench.statistics.significance import KeptTests
+from bench.statistics.significance import PairedTestCache
 from engine.printing import did_you_mean, in_csv, text_of
 
 COLUMNS = (
@@ -217,7 +217,7 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
     chosen = {label: _selected(by_label[label], wanted) for label in labels}
     if not any(chosen.values()):
         _refuse(wanted, [each for label in labels for each in by_label[label]])
-    kept: KeptTests[PairedTest] = KeptTests(out / "cache" / "comparisons.json", PairedTest)
+    kept: PairedTestCache[PairedTest] = PairedTestCache(out / "cache" / "comparisons.json", PairedTest)
     found: list[Comparison] = []
     for first, second in combinations(labels, 2):
         matches, reasons = matched(chosen[first], chosen[second], (first, second))
@@ -233,7 +233,7 @@ def compare(out: Path, names: Sequence[str], wanted: Wanted) -> Comparisons:
 
 
 def compared(
-    match: Match, labels: tuple[str, str], metric: str | None, kept: KeptTests[PairedTest]
+    match: Match, labels: tuple[str, str], metric: str | None, kept: PairedTestCache[PairedTest]
 ) -> tuple[list[Comparison], list[str]]:
     """Uncorrected comparisons: of the first metric that both have and that can be tested, of `metric` or of ALL.
 

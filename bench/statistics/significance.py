@@ -25,8 +25,8 @@ VERSION = 1  # raise it when the same values would be tested otherwise
 Test = TypeVar("Test")
 
 
-class KeptTests(Generic[Test]):
-    """Tests of one kind, a float or a dataclass, in a file. tests: "identities|identities" -> metric -> test."""
+class PairedTestCache(Generic[Test]):
+    """File of paired tests of one kind, a float or a dataclass. tests: "identities|identities" -> metric -> test."""
 
     def __init__(self, path: Path, kind: Any) -> None:
         self.path, self.kind = path, kind
@@ -77,12 +77,14 @@ def _is_finite(test: Any) -> bool:
 Key = tuple[str, str]  # name and digest of a checkpoint, or group and metric of a column
 
 
-def kept_p_values(out: Path) -> KeptTests[float]:
+def p_value_cache(out: Path) -> PairedTestCache[float]:
     """The p values of the leaderboard of a folder."""
-    return KeptTests(out / "cache" / "p-values.json", float)
+    return PairedTestCache(out / "cache" / "p-values.json", float)
 
 
-def level_with_best(board: Board, measured: Iterable[Measured], kept: KeptTests[float]) -> dict[Key, frozenset[Key]]:
+def ties_with_best(
+    board: Board, measured: Iterable[Measured], kept: PairedTestCache[float]
+) -> dict[Key, frozenset[Key]]:
     """(group, metric) -> (name, digest) of the best checkpoint and of all that do not differ significantly from it.
 
     Tests that are `kept` are not made again. Memory holds the arrays of the leaders of one group and of one other
@@ -127,7 +129,7 @@ def _means(board: Board, columns: Iterable[Key]) -> list[_Column]:
 
 
 def _level_in_group(
-    columns: Sequence[_Column], measured: Mapping[Key, list[Measured]], kept: KeptTests[float]
+    columns: Sequence[_Column], measured: Mapping[Key, list[Measured]], kept: PairedTestCache[float]
 ) -> dict[Key, frozenset[Key]]:
     leaders = [column.leader for column in columns]
     p: dict[Key, dict[Key, float]] = {column.key: {} for column in columns}
@@ -155,7 +157,7 @@ def _match(measured: Mapping[Key, list[Measured]], leader: Key, other: Key) -> M
     return matches[0] if len(matches) == 1 else None
 
 
-def _p(match: Match, metric: str, kept: KeptTests[float]) -> float | None:
+def _p(match: Match, metric: str, kept: PairedTestCache[float]) -> float | None:
     try:
         return kept.get(match.identities, metric, lambda: p_value(match, metric))
     except ValueError:

@@ -18,7 +18,7 @@ from bench.results.record import CheckpointUsed, MetricRecord, Result, read_resu
 from bench.statistics import matching
 from bench.statistics.compare import Wanted, compare
 from bench.statistics.paired import PairedTest
-from bench.statistics.significance import KeptTests
+from bench.statistics.significance import PairedTestCache
 
 
 def right(count: int) -> np.ndarray:
@@ -224,18 +224,18 @@ def test_writers_at_the_same_time(tmp_path):
 
 
 def test_tests_of_results_that_are_gone_are_dropped(tmp_path):
-    ours, others = (KeptTests(tmp_path / "p.json", float) for _ in range(2))
+    ours, others = (PairedTestCache(tmp_path / "p.json", float) for _ in range(2))
     assert ours.get([["a"], ["b"]], "top1", lambda: 0.5) == 0.5
     assert others.get([["a"], ["c"]], "top1", lambda: 0.25) == 0.25
     assert others.get([["a"], ["gone"]], "top1", lambda: 0.75) == 0.75
     for each in (ours, others):
         each.save({"a", "b", "c"})
-    again = KeptTests(tmp_path / "p.json", float)
+    again = PairedTestCache(tmp_path / "p.json", float)
     assert again.tests == {"a|b": {"top1": 0.5}, "a|c": {"top1": 0.25}}
 
 
 def test_without_an_identity_nothing_is_kept(tmp_path):
-    tests = KeptTests(tmp_path / "p.json", float)
+    tests = PairedTestCache(tmp_path / "p.json", float)
     assert [tests.get([[""], ["b"]], "top1", lambda p=p: p) for p in (0.5, 0.25)] == [0.5, 0.25]
 
 
@@ -243,7 +243,7 @@ def test_numbers_that_json_lacks_are_not_kept(tmp_path):
     numbers = dict(first=1.0, second=1.0, difference=0.0, low=float("nan"), high=float("inf"))
     empty = dict(first_only=None, second_only=None, effect=None, odds_ratio=None)
     odd = PairedTest(images=9, **numbers, **empty, test="bootstrap over images", p=1.0, effect_name="Cohen's d_z")
-    tests = KeptTests(tmp_path / "tests.json", PairedTest)
+    tests = PairedTestCache(tmp_path / "tests.json", PairedTest)
     assert tests.get([["a"], ["b"]], "miou", lambda: odd) is odd and not tests.tests
 
 

@@ -21,11 +21,11 @@ from made_results import (
     made_metrics,
     made_result,
     save_result,
-    standing_of,
+    snapshot_of,
 )
 from markdown_it import MarkdownIt
 
-from bench.board.files import FORMATS, Standing, in_latex
+from bench.board.files import FORMATS, LeaderboardSnapshot, in_latex
 from bench.commands.leaderboard import NAMES
 from bench.results.record import ProtocolUsed
 from bench.statistics.significance import key_of
@@ -35,24 +35,24 @@ from engine.printing import printable
 BOARDS = 40  # generated ones, of which every file is checked
 
 
-def written(found: Standing, name: str) -> bytes:
+def written(found: LeaderboardSnapshot, name: str) -> bytes:
     content = FORMATS[name][1](found)
     return content if isinstance(content, bytes) else content.encode()
 
 
-def shape(found: Standing) -> list[tuple[int, int]]:
+def shape(found: LeaderboardSnapshot) -> list[tuple[int, int]]:
     """Rows and columns of the table of each group, without header and name."""
     rows = [sum(any(key[0] == group for key in row.cells) for row in found.board.rows) for group in found.board.groups]
     return [(count, len(metrics)) for count, metrics in zip(rows, found.board.groups.values(), strict=True)]
 
 
-def tables_before(found: Standing) -> list[tuple[int, int]]:
+def tables_before(found: LeaderboardSnapshot) -> list[tuple[int, int]]:
     """Those of facts and costs, which stand before the groups in some files."""
     spent = sum(row.checkpoint.training_cost != TrainingCost() for row in found.board.rows)
     return [(len(found.board.rows), 4), *([(spent, 7)] if spent else [])]
 
 
-def check_csv(found: Standing) -> None:
+def check_csv(found: LeaderboardSnapshot) -> None:
     text = harmless(written(found, "csv").decode())
     header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     assert len(rows) == len(found.board.rows) and {len(row) for row in rows} <= {len(header)}
@@ -62,7 +62,7 @@ def check_csv(found: Standing) -> None:
         assert Counter(str(cell.mean) for cell in checkpoint.cells.values()) <= Counter(row)
 
 
-def check_markdown(found: Standing) -> None:
+def check_markdown(found: LeaderboardSnapshot) -> None:
     text = harmless(written(found, "markdown").decode())
     if len(found.measured) > 100:  # too long for the parser
         cells = Counter(len(re.split(r"(?<!\\)\|", line)) - 3 for line in text.split("\n") if line.startswith("|"))
@@ -115,7 +115,7 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def check_html(found: Standing) -> None:
+def check_html(found: LeaderboardSnapshot) -> None:
     text = harmless(written(found, "html").decode())
     page = Page(text)
     assert page.attributes == {"lang", "charset", "name", "content", "http-equiv", *(["scope"] if page.tables else [])}
@@ -164,7 +164,7 @@ def spelled(text: object) -> str:
     return kept.replace('"', "''")
 
 
-def check_latex(found: Standing) -> None:
+def check_latex(found: LeaderboardSnapshot) -> None:
     text = written(found, "latex").decode()
     lines = text.split("\n")[3:]
     assert text.count("%") == text.count("\\%") + 4  # three lines of comments, which name a percentage
@@ -188,7 +188,7 @@ def check_latex(found: Standing) -> None:
     assert sizes == shape(found)
 
 
-def check_parquet(found: Standing) -> None:
+def check_parquet(found: LeaderboardSnapshot) -> None:
     table = pyarrow.parquet.read_table(io.BytesIO(written(found, "parquet")))
     results = [each.result for each in found.measured]
     expected = [(at, name) for at, each in enumerate(results) for name in each.metrics or [None]]
@@ -220,7 +220,7 @@ def test_every_format_has_a_check():
 
 
 @pytest.fixture(scope="module")
-def generated() -> list[Standing]:
+def generated() -> list[LeaderboardSnapshot]:
     return [any_board(Random(seed)) for seed in range(BOARDS)]
 
 
@@ -237,9 +237,9 @@ def test_no_result_breaks_a_file(name, generated):
 
 
 @pytest.fixture(scope="module")
-def many() -> Standing:
+def many() -> LeaderboardSnapshot:
     """500 checkpoints, 15 protocols of four metrics."""
-    return standing_of(
+    return snapshot_of(
         [
             made_result(
                 made_checkpoint(f"c{number}_{EVIL[number % len(EVIL)]}", number),
@@ -267,9 +267,9 @@ def test_latex_shows_deviations_and_ties_in_bold():
     a, b, c = (made_checkpoint(name, number) for number, name in enumerate("abc"))
     results = [made_result(a, made_metrics({"top1": value}), seed=seed) for seed, value in ((0, 90.0), (1, 92.0))]
     results += [made_result(b, made_metrics({"top1": 90.5})), made_result(c, made_metrics({"top1": -1.5}))]
-    found = standing_of(results)
-    level = {("digits/knn@dino", "top1"): frozenset(map(key_of, (a, b)))}
-    text = written(replace(found, level=level), "latex").decode()
+    found = snapshot_of(results)
+    ties = {("digits/knn@dino", "top1"): frozenset(map(key_of, (a, b)))}
+    text = written(replace(found, ties=ties), "latex").decode()
     assert (
         r"a & \textbf{91.00} $\pm$ 1.00 \\" in text and r"b & \textbf{90.50} \\" in text and r"c & $-$1.50 \\" in text
     )

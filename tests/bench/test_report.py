@@ -29,12 +29,12 @@ from imagesets.sets import open_set
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def report_of(results, level=None):
-    return contents(board_of(results), [Measured(path=Path("x"), result=each) for each in results], level or {})
+def report_of(results, ties=None):
+    return contents(board_of(results), [Measured(path=Path("x"), result=each) for each in results], ties or {})
 
 
-def page(results, level=None) -> str:
-    found = report_of(results, level)
+def page(results, ties=None) -> str:
+    found = report_of(results, ties)
     return page_of(found, figures_of(found), {})
 
 

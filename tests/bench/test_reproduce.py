@@ -10,7 +10,7 @@ from bench.cli.main import parse_arguments
 from bench.published.values import SETS, TABLES, published_values, values_of
 from bench.reproduce import steps as reaching
 from bench.reproduce.report import measurement
-from bench.reproduce.steps import Setup, commands_of, known, missing_for, reach, script
+from bench.reproduce.steps import Setup, availability, commands_of, known, missing_for, script
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport
@@ -39,9 +39,9 @@ def test_the_summary_counts_all_values(bench):
     rows = {line.split()[0]: [int(word) for word in line.split()[1:]] for line in out.splitlines()[2 : len(TABLES) + 3]}
     everything = rows.pop("all")
     assert list(rows) == list(TABLES) and everything == [sum(column) for column in zip(*rows.values(), strict=True)]
-    ways = [reach(value, known()) for value in published_values()]
+    ways = [availability(value, known()) for value in published_values()]
     assert everything[0] == len(ways)
-    for number, way in enumerate(reaching.WAYS):
+    for number, way in enumerate(reaching.STATUSES):
         assert everything[1 + number] == sum(each.evaluation == way for each in ways)
         assert everything[4 + number] == sum(each.training == way for each in ways)
     assert out.count("not measured here: ") == len({each.unmeasured for each in ways if each.evaluation == "none"})
@@ -50,14 +50,14 @@ def test_the_summary_counts_all_values(bench):
 def test_what_is_not_here_is_said(tmp_path):
     there = replace(known(), protocols={}, methods={})
     value = value_of("moca:table9", "moca-b", "top1_k20_bestT")
-    within = reach(value, there)
+    within = availability(value, there)
     assert (within.evaluation, within.training) == ("none", "none")
     assert (within.unmeasured, within.untrained) == ("there is no protocol knn@moca", "there is no method moca")
     assert commands_of(value, setup(tmp_path), there) == []
     assert missing_for(value, setup(tmp_path), there) == list(within.lacking)
-    changed = reach(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"), known())
+    changed = availability(replace(value, settings="k=20", pretraining="moca vit_b_v0.9 new_words=8"), known())
     assert (changed.evaluation, changed.training) == ("set", "set")
-    wrong = reach(replace(value, settings="kk=20", pretraining="moca vit_x"), known())
+    wrong = availability(replace(value, settings="kk=20", pretraining="moca vit_x"), known())
     assert "no setting 'kk'" in wrong.unmeasured and wrong.untrained == "moca has no recipe vit_x"
 
 
@@ -144,7 +144,7 @@ def test_the_commands_of_a_script_are_commands(table, tmp_path):
         arguments = parse_arguments(words[1:])
         assert words[0] == "bench" and str(arguments.out).startswith(str(out)), line
     values = values_of(table)
-    measurable = [value for value in values if reach(value, known()).evaluation != "none"]
+    measurable = [value for value in values if availability(value, known()).evaluation != "none"]
     assert sum(line.startswith("# not here") for line in lines) >= len(values) - len(measurable)
 
 

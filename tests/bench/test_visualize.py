@@ -18,7 +18,7 @@ from bench.pictures.kinds.locality import PROBE, LocalityPicture, best_box, mosa
 from bench.pictures.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.pictures.kinds.retrieval import Retrieval
 from bench.pictures.pictures import Box, Panel, PanelRow, Picture, encoded
-from bench.pictures.shown import Shown, Viewer, checkpoints_of, points_at
+from bench.pictures.shown import PictureRequest, Viewer, checkpoints_of, points_at
 from bench.report_page.visualized import KEY, record_in
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -64,11 +64,11 @@ def photos(tmp_path_factory) -> Path:
     return folder
 
 
-def shown(checkpoint: Path, photos: Path, **more) -> Shown:
-    return Shown(checkpoints=checkpoints_of([str(checkpoint)], None), sources=(str(photos),), **more)
+def shown(checkpoint: Path, photos: Path, **more) -> PictureRequest:
+    return PictureRequest(checkpoints=checkpoints_of([str(checkpoint)], None), sources=(str(photos),), **more)
 
 
-def viewer_of(found: Shown) -> Viewer:
+def viewer_of(found: PictureRequest) -> Viewer:
     return Viewer(found.checkpoints[0], found)
 
 
@@ -206,7 +206,7 @@ class TestRetrieval:
 
 class TestLocality:
     def test_boxes_are_those_of_the_probe(self, tiny, tmp_path):
-        found = Shown(checkpoints=checkpoints_of([str(tiny)], None), sources=("tiny:",), limit=5)
+        found = PictureRequest(checkpoints=checkpoints_of([str(tiny)], None), sources=("tiny:",), limit=5)
         viewer = viewer_of(found)
         outcome = PROBE.run(viewer.checkpoint.export, Workspace(cache=tmp_path, data="tiny:"))
         val = open_set("tiny:", "val")
@@ -231,7 +231,7 @@ class TestLocality:
 class TestInversion:
     def test_the_image_is_found_for_what_is_said_of_it(self, tiny):
         """Of a third of the patches, in steps enough to fit a smooth image."""
-        viewer = viewer_of(Shown(checkpoints=checkpoints_of([str(tiny)], None), sources=()))
+        viewer = viewer_of(PictureRequest(checkpoints=checkpoints_of([str(tiny)], None), sources=()))
         slope = torch.linspace(0.2, 0.8, 32)
         image = torch.stack([slope.expand(32, 32), slope.expand(32, 32).T, torch.full((32, 32), 0.5)])[None]
         vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
@@ -245,7 +245,7 @@ class TestInversion:
         assert (found - image).abs().mean() < (first - image).abs().mean()
 
     def test_the_target_is_of_visible_patches_alone(self, extrema):
-        viewer = viewer_of(Shown(checkpoints=checkpoints_of([str(extrema)], None), sources=()))
+        viewer = viewer_of(PictureRequest(checkpoints=checkpoints_of([str(extrema)], None), sources=()))
         images, keep = torch.randn(2, 1, 3, 32, 32), torch.tensor([[1, 7]])
         images[1, :, :, :8, 8:16], images[1, :, :, 8:16, 24:] = images[0, :, :, :8, 8:16], images[0, :, :, 8:16, 24:]
         first, second = (visible_tokens(viewer.backbone.vit, image, keep) for image in images)

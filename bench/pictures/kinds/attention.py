@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.pictures.pictures import Block, Panel, Picture, arranged
 from bench.pictures.shown import (
     QUARTERS,
-    Shown,
+    PictureRequest,
     ShownImage,
     Viewer,
     block_text,
@@ -42,7 +42,7 @@ class Attention:
         check_places(self.at)
         check_heads(self.heads)
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, or heads of each; columns are the queries under each checkpoint."""
         points = points_at(self.at)
         blocks = [

@@ -11,7 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import Shown, ShownImage, Viewer, block_text, check_heads, heads_text, of_heads, viewers
+from bench.pictures.shown import (
+    PictureRequest,
+    ShownImage,
+    Viewer,
+    block_text,
+    check_heads,
+    heads_text,
+    of_heads,
+    viewers,
+)
 from engine import checks
 
 
@@ -26,7 +35,7 @@ class ClassAttention:
         checks.annotations(self)
         check_heads(self.heads)
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, columns are heads under each checkpoint."""
         blocks = [
             (viewer.checkpoint.name, [self.block(viewer, image) for image in shown.images]) for viewer in viewers(shown)

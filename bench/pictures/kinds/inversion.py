@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bench.pictures.inputs import as_image
 from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import Shown, Viewer, viewers
+from bench.pictures.shown import PictureRequest, Viewer, viewers
 from checkpoints.vit import ViT
 from engine import checks
 from engine.progress import Progress
@@ -147,7 +147,7 @@ class Inversion:
         if not self.mask_ratios or not all(0 <= ratio < 1 for ratio in self.mask_ratios):
             raise ValueError(f"mask_ratios={self.mask_ratios}: give shares from 0 to below 1")
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: of each image what is seen and, below, what is found; columns are mask ratios."""
         found, fits = viewers(shown), len(self.mask_ratios) * len(shown.images) * len(shown.checkpoints)
         with Progress("inversion", fits * self.steps, "steps") as progress:
@@ -163,7 +163,7 @@ class Inversion:
             f"{self.steps} steps. The error is the root mean square over the hidden pixels, of 255 grey levels.",
         )
 
-    def block(self, viewer: Viewer, shown: Shown, number: int, progress: Progress) -> Block:
+    def block(self, viewer: Viewer, shown: PictureRequest, number: int, progress: Progress) -> Block:
         """Two rows: seen, and found."""
         image = viewer.tensor(shown.images[number].image)
         columns = [self.column(viewer, image, ratio, (shown.seed, number), progress) for ratio in self.mask_ratios]

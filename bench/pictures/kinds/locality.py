@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from bench.pictures.pictures import Box, Panel, PanelRow, Picture
-from bench.pictures.shown import Naming, Shown, Viewer, image_panel, middle, read_image, viewers
+from bench.pictures.shown import Naming, PictureRequest, Viewer, image_panel, middle, read_image, viewers
 from engine import checks
 from imagesets.selection import evenly
 from imagesets.sets import open_set
@@ -46,7 +46,7 @@ class LocalityPicture:
     def __post_init__(self) -> None:
         checks.annotations(self)
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are scenes; columns are the query, the scene, and the box that each checkpoint finds."""
         columns, scenes = [], []
         for viewer in viewers(shown):
@@ -66,11 +66,11 @@ class LocalityPicture:
             f"the query{known}.",
         )
 
-    def scenes(self, viewer: Viewer, shown: Shown) -> list[Scene]:
+    def scenes(self, viewer: Viewer, shown: PictureRequest) -> list[Scene]:
         """As this network sees them; boxes and images are the same for all."""
         return self.own(viewer, shown) if self.query else mosaic_scenes(viewer, shown)
 
-    def own(self, viewer: Viewer, shown: Shown) -> list[Scene]:
+    def own(self, viewer: Viewer, shown: PictureRequest) -> list[Scene]:
         """The images, with the boxes of the probe's sizes at random places."""
         query, shape = read_image(self.query), viewer.spec.size[::-1]
         found = []
@@ -92,7 +92,7 @@ class LocalityPicture:
         return found
 
 
-def mosaic_scenes(viewer: Viewer, shown: Shown) -> list[Scene]:
+def mosaic_scenes(viewer: Viewer, shown: PictureRequest) -> list[Scene]:
     """Some of the probe's mosaics, evenly spread, with one of the images that are looked for in each."""
     if len(shown.sources) != 1 or ":" not in shown.sources[0]:
         raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")

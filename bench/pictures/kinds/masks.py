@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.pictures.inputs import GivenView, as_image, given_views, method_views
 from bench.pictures.pictures import Panel, PanelRow, Picture
-from bench.pictures.shown import Shown
+from bench.pictures.shown import PictureRequest
 from bench.pretraining.recipes import choose_recipe
 from checkpoints.spec import Preparation
 from engine import checks
@@ -34,7 +34,7 @@ class Masks:
             if name not in (known := list(source_files("methods"))):
                 raise ValueError(f"methods={name}: there is no such method{did_you_mean(name, known)}")
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are methods and images, columns what their networks see."""
         rows = []
         for name in self.methods or sorted(source_files("methods")):

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import Shown, Viewer, block_text, viewers
+from bench.pictures.shown import PictureRequest, Viewer, block_text, viewers
 from engine import checks
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.
@@ -106,7 +106,7 @@ class Pca:
     def __post_init__(self) -> None:
         checks.annotations(self)
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, columns checkpoints."""
         yield arranged(
             "pca",
@@ -116,7 +116,7 @@ class Pca:
             "together; at the bottom, the share of the variance that each holds.",
         )
 
-    def blocks(self, viewer: Viewer, shown: Shown) -> list[Block]:
+    def blocks(self, viewer: Viewer, shown: PictureRequest) -> list[Block]:
         """A panel for each image."""
         maps = [viewer.patches(image.image, self.layer) for image in shown.images]
         found, shares = self.coloured(maps)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bench.pictures.inputs import as_image, method_views
 from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import Shown, ShownCheckpoint, middle, required
+from bench.pictures.shown import PictureRequest, ShownCheckpoint, middle, required
 from checkpoints.export import is_export
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method
@@ -65,7 +65,7 @@ class ShownRun:
 class Reconstruction:
     """The picture has no settings."""
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images; columns are what each network sees, and what it makes of it."""
         runs = [ShownRun(checkpoint) for checkpoint in required(shown.checkpoints)]
         blocks = [(run.name, [self.block(run, shown, place) for place in range(len(shown.images))]) for run in runs]
@@ -78,7 +78,7 @@ class Reconstruction:
             "of 255 grey levels. Where it says normalised ones, a patch is drawn with its true mean and deviation.",
         )
 
-    def block(self, run: ShownRun, shown: Shown, place: int) -> Block:
+    def block(self, run: ShownRun, shown: PictureRequest, place: int) -> Block:
         """One row: the masked image, and the rebuilt one."""
         preparation, grid = run.method.preparation, run.method.spec.grid
         found = rebuilt_image(run, shown.images[place].image, shown.seed, place)

@@ -10,7 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.pictures.pictures import Block, Box, Panel, Picture, Spot, arranged
-from bench.pictures.shown import Shown, ShownImage, Viewer, block_text, check_places, patches_at, points_at, viewers
+from bench.pictures.shown import (
+    PictureRequest,
+    ShownImage,
+    Viewer,
+    block_text,
+    check_places,
+    patches_at,
+    points_at,
+    viewers,
+)
 from engine import checks
 from probes.knn.neighbours import search, unit_rows
 
@@ -38,7 +47,7 @@ class Retrieval:
         checks.counts(self, "neighbours")
         checks.counts(self, "context", least=0)
 
-    def pictures(self, shown: Shown) -> Iterator[Picture]:
+    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are queries of each image, columns their neighbours under each checkpoint."""
         if len(shown.images) < 2:
             raise ValueError("--images: neighbours are looked for in other images: name two or more, or raise --limit")
@@ -52,7 +61,7 @@ class Retrieval:
             f"{block_text(self.layer)}; the box is the patch, around it is its surroundings.",
         )
 
-    def blocks(self, viewer: Viewer, shown: Shown) -> list[Block]:
+    def blocks(self, viewer: Viewer, shown: PictureRequest) -> list[Block]:
         """For each image: a row for each query, which comes first, then its neighbours."""
         maps = [viewer.patches(image.image, self.layer) for image in shown.images]
         return [self.block(shown.images, maps, number) for number in range(len(maps))]
