@@ -45,7 +45,7 @@ class DenseTask(Task):
     def check_images(self, space: Workspace) -> None:
         check_space(space, self.LAYOUT)
 
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         self.check_network(export.spec)
         loading_seconds()  # before anything else that loads the libraries
         plan = self.plan(export, *open_both(space, self.LAYOUT), space.seed)

@@ -48,7 +48,7 @@ class Detection(DetectionSettings, DenseTask):
                 f"patches of {spec.patch_size} px: the pyramid of strides 4, 8, 16, 32 needs 4, 8, 16 or 32 px"
             )
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         return {
             "longest side": self.long,
@@ -58,8 +58,8 @@ class Detection(DetectionSettings, DenseTask):
             "evaluations": -(-self.epochs // (self.judge_every or self.epochs)),
         }
 
-    def work(self, scale: Scale) -> Work:
-        evaluations = self.sizes(scale.spec, scale.images)["evaluations"]
+    def cost(self, scale: Scale) -> Work:
+        evaluations = self.summary(scale.spec, scale.images)["evaluations"]
         steps = self.epochs * -(-scale.images["train"] // self.batch)
         return work_of_training(
             scale,

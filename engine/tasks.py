@@ -189,26 +189,26 @@ class Task:
         """ValueError for images that it cannot evaluate on, such as fewer than a batch, with the one setting that mends
         it. A run leaves the job out before it starts, and says why. Labels are read, no pixels; in one process."""
 
-    def sizes(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
-        """What `run` will do in numbers, for `--dry-run`: name -> a number or text.
+    def summary(self, spec: Any, images: Mapping[str, int]) -> Mapping[str, Any]:
+        """Key numbers of a run, for `--dry-run`: name -> a number or text.
 
         spec: the export's. images: count of each split. Shares of these are approximate, as they are drawn
         class by class. ValueError where the settings do not fit.
         """
         return {}
 
-    def work(self, scale: Scale) -> Work:
-        """What `run` will do, counted, for `bench plan`. ValueError where the settings do not fit."""
+    def cost(self, scale: Scale) -> Work:
+        """Counted work, memory and disk of a run, for `bench plan`. ValueError where the settings do not fit."""
         return Work()
 
     def model_flops(self, spec: Any, classes: int) -> Mapping[Kind, float]:
         """Floating-point operations of one unit of the kinds of work that only the task's libraries can count."""
         return {}
 
-    def rehearse(self, export: Any, space: Workspace) -> Mapping[Kind, float]:
-        """Kind of work -> seconds of one unit, measured on a little of it, for `bench plan`; nothing is kept.
+    def benchmark(self, export: Any, space: Workspace) -> Mapping[Kind, float]:
+        """Kind of work -> seconds per unit, timed on a small sample for `bench plan`; nothing is saved.
 
-        For what only this task does. What all tasks do alike, such as the pass for frozen features, is measured once.
+        For work that is specific to this task. Work shared by all tasks, such as extraction, is timed once elsewhere.
         """
         return {}
 

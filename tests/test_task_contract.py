@@ -137,14 +137,14 @@ def test_numbers_are_finite_and_agree_with_their_arrays(solved):
             )
 
 
-def test_a_task_does_what_its_sizes_say(solved, export):
+def test_measured_counts_match_the_summary(solved, export):
     """Image sets of equal classes, where shares are exact: forward passes, or the training's steps and images."""
     (name, outcome), images = solved, {"train": 240, "val": 120}
-    sizes = PROTOCOLS[name].task.sizes(export.spec, images)
-    if type(PROTOCOLS[name].task).sizes is Task.sizes:
-        pytest.skip("it says no sizes")
+    sizes = PROTOCOLS[name].task.summary(export.spec, images)
+    if type(PROTOCOLS[name].task).summary is Task.summary:
+        pytest.skip("it has no summary")
     counts: dict[str, float] = {}
-    for part in PROTOCOLS[name].task.work(Scale(spec=export.spec, images=images, classes=len(COLOURS))).parts:
+    for part in PROTOCOLS[name].task.cost(Scale(spec=export.spec, images=images, classes=len(COLOURS))).parts:
         counts[part.kind] = counts.get(part.kind, 0) + part.count
     assert sizes["image size"] == export.spec.image_size
     if "forwards" in outcome.cost:
@@ -181,7 +181,7 @@ def test_a_network_of_the_users_own_is_evaluated_or_refused(name, network, colou
     if name.startswith(("finetune", "semi")):
         asked = (
             lambda: run(name, export, "none:", tmp_path),
-            lambda: protocol.task.sizes(export.spec, {}),
+            lambda: protocol.task.summary(export.spec, {}),
             lambda: protocol.task.check_network(export.spec),
         )
         for ask in asked:

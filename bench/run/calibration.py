@@ -119,7 +119,7 @@ class Machine:
         assert self.precision in self.peak and "float32" in self.peak
 
     def seconds(self, part: Part, protocol: str) -> float:
-        """Of a part, by whichever limits it: reading, where there are images, or computing."""
+        """Seconds that a part takes: the longer of reading its images and computing."""
         fixed = {name: getattr(self, name) for name in ("start", "closing", "libraries", "states")}
         if part.kind in fixed:
             return part.count * fixed[part.kind]
@@ -235,7 +235,7 @@ def scratch(space: Workspace) -> Iterator[Workspace]:
 def rehearsal(name: str, task: Task, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
     """What a task rehearses; nothing where it cannot, which is said."""
     try:
-        return dict(task.rehearse(export, space))
+        return dict(task.benchmark(export, space))
     except Exception as error:  # what keeps it from a rehearsal will keep it from running, and say more there
         say(
             f"{name} was not rehearsed: {str(error).splitlines()[0] if str(error) else type(error).__name__}",

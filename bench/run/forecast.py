@@ -190,7 +190,7 @@ def work_of(
         batch_size=space.batch_size,
         device=space.device,
     )
-    return job.chosen.task.work(scale)
+    return job.chosen.task.cost(scale)
 
 
 def classes_of_opened(space: Workspace) -> Classes:
@@ -262,7 +262,7 @@ def planned(job: Job, spec: FrozenSpec, forecast: Forecast | None = None) -> Pla
     """What a job would do with a network of this architecture."""
     if job.problem or job.state == "done":
         return Planned(job=job, images=job.images, problem=job.problem)
-    return Planned(job=job, images=job.images, sizes=job.chosen.task.sizes(spec, job.images), forecast=forecast)
+    return Planned(job=job, images=job.images, sizes=job.chosen.task.summary(spec, job.images), forecast=forecast)
 
 
 def show_dry_run(preparation: Preparation, width: int) -> int:
@@ -396,7 +396,7 @@ def calibration_lines(name: str, found: Calibration) -> Iterator[str]:
 
 
 def report(found: Sequence[CheckpointForecasts], lines: Sequence[str], memory: float, gpus: int) -> Iterator[str]:
-    """A line for each job, and what they come to."""
+    """A line for each job, then the totals."""
     everything = [each for one in found for each in one.jobs]
     for one in found:
         yield checkpoint_title(one.checkpoint)

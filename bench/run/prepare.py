@@ -338,7 +338,7 @@ def problem_of(job: Job, spec: FrozenSpec, space: Workspace) -> str:
     if job.state == "done":
         return ""
     try:
-        job.chosen.task.sizes(spec, job.images)
+        job.chosen.task.summary(spec, job.images)
         if space.opened.known(job.data.url, "train") is not None:  # else images of an assumed machine
             job.chosen.task.check_images(replace(job.place(space), world=World()))
     except Exception as error:  # mostly settings that do not fit; a plugin may raise anything

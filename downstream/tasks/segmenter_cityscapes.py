@@ -88,7 +88,7 @@ class Segmenter(Segmentation):
         """As large as training images are scaled to: all of Cityscapes are 2048 x 1024."""
         return self.scale
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         self.check_count(images["train"])
         count = self.images or images["train"]
@@ -102,8 +102,8 @@ class Segmenter(Segmentation):
             "evaluations of each": -(-self.epochs // self.judge_every),
         }
 
-    def work(self, scale: Scale) -> Work:
-        sizes = self.sizes(scale.spec, scale.images)
+    def cost(self, scale: Scale) -> Work:
+        sizes = self.summary(scale.spec, scale.images)
         return work_of_training(
             scale,
             trainings=sizes["trainings"],

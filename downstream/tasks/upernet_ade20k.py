@@ -95,7 +95,7 @@ class UperNet(Segmentation):
         if isinstance(spec, ViTSpec):
             check_tables(spec, self.tables)
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         return {
             "crop": self.side(spec),
@@ -105,8 +105,8 @@ class UperNet(Segmentation):
             "evaluations": -(-self.steps // (self.judge_every or self.steps)),
         }
 
-    def work(self, scale: Scale) -> Work:
-        sizes = self.sizes(scale.spec, scale.images)
+    def cost(self, scale: Scale) -> Work:
+        sizes = self.summary(scale.spec, scale.images)
         return work_of_training(
             scale,
             trainings=1,

@@ -111,7 +111,7 @@ class Finetune(FinetuneSettings, Task):
     def check_network(self, spec: FrozenSpec) -> None:
         check_tables(vit_spec(spec, "fine-tuning trains the blocks of a ViT"), self.tables)
 
-    def sizes(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: ViTSpec, images: Mapping[str, int]) -> dict[str, Any]:
         self.check_network(spec)
         count = round(images["train"] * self.fraction * (1 - self.holdout * (self.select == "holdout")))
         if self.fraction < 1:  # at least one of each class, which `check_images` counts
@@ -122,15 +122,15 @@ class Finetune(FinetuneSettings, Task):
         found |= {"steps": steps, "batch": self.batch, "forward and backward passes": steps * self.batch}
         return found | {"evaluations": -(-self.epochs // self.judge_every)}
 
-    def work(self, scale: Scale) -> Work:
-        sizes = self.sizes(scale.spec, scale.images)
+    def cost(self, scale: Scale) -> Work:
+        sizes = self.summary(scale.spec, scale.images)
         trained, updates = sizes["forward and backward passes"], sizes["steps"]
         held = round(scale.images["train"] * self.fraction * self.holdout) if self.select == "holdout" else 0
         judged = sizes["evaluations"] * (held or scale.images["val"]) + (scale.images["val"] if held else 0)
         at_once = min(scale.batch_size or largest_pass(scale.device), self.batch)
         return work_of_finetuning(scale, self.image_size, trained, updates, judged, at_once)
 
-    def rehearse(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: ViTExport, space: Workspace) -> dict[Kind, float]:
         """On batches of a few images, whose mixing costs the same."""
         self.check_network(export.spec)
         train, val = open_splits(space)

@@ -238,12 +238,12 @@ class Knn(Task):
     def features(self, export: FrozenExport, space: Workspace) -> dict[str, tuple[FeatureKind, ...]]:
         return {transform_of(export, space, self).name: (with_supported_pool(self, export.spec).kind,)}
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         gallery = round(self.fraction * images["train"])
         found = {"image size": spec.image_size, "forward passes": gallery + images["val"]}
         return found | {"gallery": gallery, "queries": images["val"]}
 
-    def work(self, scale: Scale) -> Work:
+    def cost(self, scale: Scale) -> Work:
         spec, queries = scale.spec, scale.images["val"]
         gallery = round(self.fraction * scale.images["train"])
         of = "train" if self.fraction == 1 else f"{self.fraction:g} of train"
@@ -257,7 +257,7 @@ class Knn(Task):
         searched = search_bytes(gallery, queries, spec.width, max(self.k))
         return Work(parts=parts, memory=max(searched, frozen_bytes(spec, scale.batch_size or BATCH["cuda"])), disk=held)
 
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         return {"libraries": first_search_seconds(self.backend, space.device)}
 
     def run(self, export: FrozenExport, space: Workspace) -> Outcome:

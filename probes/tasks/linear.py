@@ -191,7 +191,7 @@ class Linear(LinearSettings, Task):
     def selecting(self, select: SelectOn) -> "Linear":
         return replace(self, select=select)
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         readouts, (plan, held) = self.with_supported_readouts(spec)[0].readouts, self.divided_images(images["train"])
         trained = self.epochs * min(plan.rows, plan.count * plan.size) + held if self.augment else images["train"]
         heads = len(self.lrs) * len(readouts) * len(self.weight_decays)
@@ -200,10 +200,10 @@ class Linear(LinearSettings, Task):
         shared = {"shared stream": self.augmentation} if self.augment else {}
         return found | {"batch": plan.size, "forward passes": passes} | shared
 
-    def work(self, scale: Scale) -> Work:
+    def cost(self, scale: Scale) -> Work:
         return work_of_heads(self.with_supported_readouts(scale.spec)[0], scale)
 
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         supported, _ = self.with_supported_readouts(export.spec)
         return rehearsed_heads(supported, export.spec.width, open_splits(space)[0], space)
 

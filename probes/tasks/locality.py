@@ -70,13 +70,13 @@ class Locality(Task):
     def kind(self) -> FeatureKind:
         return FeatureKind(self.pool)
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         mosaics, queries = -(-images["val"] // self.tiles), min(images.values())
         found = {"image size": spec.image_size, "forward passes": mosaics * self.boxes + queries}
         return found | {"mosaics": mosaics, "boxes in each": self.boxes}
 
-    def work(self, scale: Scale) -> Work:
-        spec, sizes = scale.spec, self.sizes(scale.spec, scale.images)
+    def cost(self, scale: Scale) -> Work:
+        spec, sizes = scale.spec, self.summary(scale.spec, scale.images)
         crops = sizes["mosaics"] * self.boxes
         parts = (
             feature_pass(spec, crops, f"boxes of {self.tiles} tiles"),

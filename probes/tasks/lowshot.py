@@ -154,14 +154,14 @@ class LowShot(Task):
         if not train.has_several_labels:
             possible_shots(train, self.shots, bool(self.fractions))
 
-    def sizes(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
+    def summary(self, spec: FrozenSpec, images: Mapping[str, int]) -> dict[str, Any]:
         forwards = images["train"] + images["val"]
         passes = forwards if images["train"] <= SMALL else f"up to {forwards}"
         subsets = len(self.shots) * self.splits + len(self.fractions)
         fits = subsets * (len(self.lambdas) + bool(self.holdout))
         return {"image size": spec.image_size, "forward passes": passes, "subsets": subsets, "fits": fits}
 
-    def work(self, scale: Scale) -> Work:
+    def cost(self, scale: Scale) -> Work:
         counts, chunk = self.counts(scale.images["train"], scale.classes), forward_batch(scale.device)
         lambdas = len(self.lambdas) + bool(self.holdout)
         if scale.several_labels:  # a fit to two classes for each
@@ -173,7 +173,7 @@ class LowShot(Task):
         few = [min(shots * classes, images) for shots in self.shots for _ in range(self.splits)]
         return [*few, *(round(share * images) for share in self.fractions)]
 
-    def rehearse(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
+    def benchmark(self, export: FrozenExport, space: Workspace) -> dict[Kind, float]:
         train, _ = open_splits(space, several_labels=self.takes_several_labels)
         classes = 2 if train.has_several_labels else len(train.classes)
         counts = self.counts(len(train), classes)

@@ -52,7 +52,7 @@ def test_another_size_has_other_operations():
 
 
 def test_knn_counts_a_pass_and_all_pairs():
-    work = KNN.work(SCALE)
+    work = KNN.cost(SCALE)
     assert parts_of(work) == {"features": 1200, "comparisons": 1000 * 200, "libraries": 1}
     assert work.images == 1200 and work.disk == 4 * 24 * 1200
     assert work.flops == 1200 * forward_flops(SPEC) + 2 * 24 * 1000 * 200
@@ -60,11 +60,11 @@ def test_knn_counts_a_pass_and_all_pairs():
 
 def test_an_augmented_sweep_counts_every_epoch_and_head():
     task = linear.PROTOCOLS["linear_sgd@ibot_base"].task
-    parts = {part.kind: part for part in task.work(SCALE).parts}
+    parts = {part.kind: part for part in task.cost(SCALE).parts}
     assert parts["crops"].count == 100 * 900 and parts["head steps"].count == 100
     assert parts["head steps"].flops == 45 * 4 * 900 * 48 * 10  # rates, two products, images, class token and mean
     assert parts["head images"].count == 100 * 100 + 200
-    cached = parts_of(replace(task, augment=False).work(SCALE))
+    cached = parts_of(replace(task, augment=False).cost(SCALE))
     assert cached["features"] == 1200 and "crops" not in cached
 
 
@@ -74,7 +74,7 @@ def test_what_tasks_share_is_counted_once(exports, tmp_path):
     export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
     shares, left = Shares(), []
     for task in (KNN, replace(KNN, k=(5,)), replace(KNN, fraction=0.1), replace(KNN, interpolation="bilinear")):
-        work = task.work(SCALE)
+        work = task.cost(SCALE)
         left.append(parts_of(shares.left(work, shared_keys(task, work.parts, export, space)))["features"])
     assert left == [1200, 0, 100, 1200]
 
@@ -94,7 +94,7 @@ def test_augmented_sweeps_on_one_stream_share_it(exports, tmp_path):
     export, space = load(str(exports[0])), Workspace(cache=tmp_path, data="digits:")
     shares, left = Shares(), []
     for name in ("linear_sgd@ibot_base", "linear@dino", "linear@mocov3", "linear_lars@mae"):
-        work = linear.PROTOCOLS[name].task.work(SCALE)
+        work = linear.PROTOCOLS[name].task.cost(SCALE)
         left.append(parts_of(shares.left(work, shared_keys(linear.PROTOCOLS[name].task, work.parts, export, space))))
     assert [each["crops"] for each in left] == [90_000, 0, 0, 81_000]  # MAE has a crop of its own
 

@@ -22,7 +22,7 @@ MASKRCNN = replace(MASK["maskrcnn@smoke"].task, epochs=4, batch=2, channels=8, h
 
 
 def counts(task) -> dict[str, float]:
-    return {part.kind: part.count for part in task.work(SCALE).parts}
+    return {part.kind: part.count for part in task.cost(SCALE).parts}
 
 
 def test_steps_evaluations_and_states_are_counted():
@@ -72,12 +72,12 @@ def test_operations_of_detection_grow_with_the_image_and_the_heads():
 
 def test_a_rehearsal_times_every_kind_of_work_and_leaves_nothing(tmp_path):
     space = workspace(tmp_path, "tiny-ade20k:")
-    found = UPERNET.rehearse(export_of(), space)
+    found = UPERNET.benchmark(export_of(), space)
     assert found.keys() == {"libraries", "closing", "start", "training", "states", "evaluation"}
     assert all(seconds >= 0 for seconds in found.values()) and found["training"] > 0 < found["evaluation"]
 
 
 def test_a_step_that_takes_too_long_is_not_rehearsed(tmp_path, monkeypatch):
     monkeypatch.setattr("downstream.planning.HEAVY", 0)
-    found = UPERNET.rehearse(export_of(), workspace(tmp_path, "tiny-ade20k:"))
+    found = UPERNET.benchmark(export_of(), workspace(tmp_path, "tiny-ade20k:"))
     assert found.keys() == {"libraries", "closing"}

@@ -123,7 +123,7 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
     assert all(metric.resampled is not None for metric in outcome.metrics.values())
     model, config = trained[0]
     assert (config.start.steps, config.start.steps_per_epoch, config.schedule.schedule.milestones) == (4, 2, (1,))
-    sizes = TASKS[task].sizes(export.spec, {"train": 8, "val": 8})
+    sizes = TASKS[task].summary(export.spec, {"train": 8, "val": 8})
     assert (sizes["steps"], sizes["epochs"]) == ("up to 4", 2)
     assert sizes["evaluations"] == len(outcome.facts["evaluations"][0])
     trunk = {name: model.get_parameter(f"backbone.vit.trunk.{name}") for name in export.tensors}

@@ -52,7 +52,7 @@ def test_its_maps_are_what_it_gives(own):
 def test_frozen_dense_tasks_run(task, data, own, tmp_path):
     outcome = task.run(own, workspace(tmp_path, data))
     assert np.isfinite(outcome.numbers["mIoU"])
-    work = task.work(Scale(spec=own.spec, images={"train": 8, "val": 8}, classes=19))
+    work = task.cost(Scale(spec=own.spec, images={"train": 8, "val": 8}, classes=19))
     assert work.memory > 0 and task.model_flops(own.spec, 19)["evaluation"] > 0
 
 
@@ -70,8 +70,8 @@ def test_what_trains_the_network_needs_a_vit(name, own, tmp_path):
     images = {"train": 8, "val": 8}
     for ask in (
         lambda: task.run(own, workspace(tmp_path, "none:")),
-        lambda: task.sizes(own.spec, images),
-        lambda: task.work(Scale(spec=own.spec, images=images, classes=19)),
+        lambda: task.summary(own.spec, images),
+        lambda: task.cost(Scale(spec=own.spec, images=images, classes=19)),
         lambda: task.model_flops(own.spec, 19),
     ):
         with pytest.raises(ValueError, match=f"frozen network of your own, and .*{name}.* trained with"):

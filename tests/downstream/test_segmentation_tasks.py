@@ -90,7 +90,7 @@ def test_accumulation_keeps_the_batch(tmp_path, trained):
     assert (whole["batch_norm_over"], cut["batch_norm_over"]) == (4, 2)
     first, second = (config for _, config in trained)
     assert first.folder != second.folder and first.batch == second.batch == 4
-    sizes = UPERNET.sizes(SPECS["plain"], {"train": 8, "val": 8})
+    sizes = UPERNET.summary(SPECS["plain"], {"train": 8, "val": 8})
     assert sizes == {"crop": 32, "epochs": "2.0", "steps": first.start.steps, "batch": 4, "evaluations": 1}
 
 
@@ -139,7 +139,7 @@ def test_the_rate_is_searched_on_the_first_split_and_kept(tmp_path, trained):
     assert (spread.deviation_of, spread.higher_is_better, spread.resampled) == ("mIoU", None, None)
     assert [len(history) for history in outcome.facts["evaluations"]] == [2, 2]
     assert not any(parameter.requires_grad for parameter in trained[0][0].backbone.parameters())
-    sizes = LINEAR.sizes(SPECS["plain"], {"train": 8, "val": 8})
+    sizes = LINEAR.summary(SPECS["plain"], {"train": 8, "val": 8})
     assert (sizes["trainings"], sizes["training images"], sizes["evaluations of each"]) == (len(trained), 6, 2)
     assert {sizes["steps of each"]} == {config.start.steps for _, config in trained}
     assert outcome.facts["batch"]["batch_norm_over"] is None and outcome.facts["warnings"] == []

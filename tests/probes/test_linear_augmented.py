@@ -193,7 +193,7 @@ def test_a_separable_set_is_solved(export, tmp_path):
     assert outcome.numbers["top1"] == 100.0
     assert (outcome.facts["training_images"], outcome.facts["selection_images"]) == (54, 6)
     assert outcome.cost["augmented_forwards"] == 4 * 54
-    sizes = SMALL.sizes(export.spec, {"train": 60, "val": 24})
+    sizes = SMALL.summary(export.spec, {"train": 60, "val": 24})
     assert sizes["steps"] == SMALL.epochs * outcome.facts["steps_per_epoch"] and sizes["epochs"] == SMALL.epochs
     assert sizes["heads"] == len(outcome.facts["grid"]) and sizes["batch"] == outcome.facts["batch"]
     assert sizes["forward passes"] == outcome.cost["augmented_forwards"] + outcome.cost["forwards"]

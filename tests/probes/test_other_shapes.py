@@ -85,7 +85,7 @@ def test_features_are_those_of_the_cut_out_images(export, tmp_path):
 def test_every_frozen_probe_takes_them(task, export, tmp_path):
     outcome = task.run(export, workspace(tmp_path, "tiny:", limit=40))
     assert outcome.facts["val"]["transform"].endswith("crop16x40_exact")
-    assert task.sizes(export.spec, {"train": 40, "val": 40})["image size"] == SIZE
+    assert task.summary(export.spec, {"train": 40, "val": 40})["image size"] == SIZE
     assert all(np.isfinite(value) for value in outcome.numbers.values())
 
 

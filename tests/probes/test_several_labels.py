@@ -181,7 +181,7 @@ def test_the_lambda_is_the_best_on_held_out_images(export, tmp_path):
 def test_a_plan_counts_a_fit_for_each_class(export):
     scale = Scale(spec=export.spec, images={"train": 100, "val": 50}, classes=20)
     one, each = (
-        {part.kind: part for part in TASK.work(replace(scale, several_labels=many)).parts} for many in (False, True)
+        {part.kind: part for part in TASK.cost(replace(scale, several_labels=many)).parts} for many in (False, True)
     )
     assert one["fits"].count == 1 + len(TASK.lambdas) and each["fits"].count == 20 * one["fits"].count
     assert each["fit rows"].count == 20 * one["fit rows"].count
