@@ -16,7 +16,7 @@ from engine.work import count_flops
 
 @cache
 def forward_flops(spec: FrozenSpec, image_size: int | None = None) -> int:
-    """Of a forward pass of one image; image_size: its side in pixels, by default the network's own."""
+    """FLOPs of a forward pass of one image. image_size: its side in pixels, by default the network's own."""
     if not isinstance(spec, ViTSpec):
         return spec.flops if image_size is None else round(spec.flops * image_size**2 / prod(spec.size))
     return _on_meta(spec, image_size, lambda vit, images: vit(images))
@@ -24,7 +24,7 @@ def forward_flops(spec: FrozenSpec, image_size: int | None = None) -> int:
 
 @cache
 def training_flops(spec: ViTSpec, image_size: int | None = None) -> int:
-    """Of a forward and a backward pass of one image, in which all weights are trained."""
+    """FLOPs of a forward and a backward pass of one image, with all weights trained."""
 
     def both(vit: ViT, images: torch.Tensor) -> None:
         found = vit(images)[0]

@@ -119,7 +119,7 @@ def table_kind(table: Tensor, rows: int, fine_tuned: bool = False) -> PositionTa
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:
-    """Of two tables (1, L, D), without the mean over positions of each channel."""
+    """Correlation of two tables (1, L, D), without the mean over positions of each channel."""
     flat = [(table.double() - table.double().mean(dim=1)).flatten() for table in (first, second)]
     return float(torch.nn.functional.cosine_similarity(*flat, dim=0))
 

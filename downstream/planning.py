@@ -81,7 +81,7 @@ def untrained(spec: FrozenSpec, image_size: int | None = None) -> FrozenExport:
 
 
 def operations_on_meta(model: "nn.Module", work: Callable[["nn.Module"], object]) -> int:
-    """Of `work` on the model, which then has no memory any more."""
+    """FLOPs of `work` on the model, which is moved to the device "meta" and cannot be used afterwards."""
     with torch.device("meta"), torch.no_grad():
         return count_flops(lambda: work(model.to("meta").eval()))[1]
 
@@ -93,7 +93,7 @@ def windows(longer: int, shorter: int, crop: int, stride: int) -> int:
 
 
 def segmentation_operations(build: Callable[[], Any], crop: int, frozen: bool, looks: int) -> dict[Kind, float]:
-    """Of mmseg's model on a training crop, forward and back, and on the `looks` windows of a validation image."""
+    """FLOPs of mmseg's model on a training crop, forward and back, and on the `looks` windows of a validation image."""
     with quiet_libraries():
         model = build()
     image = torch.zeros(1, 3, crop, crop, device="meta")
@@ -109,7 +109,7 @@ def segmentation_operations(build: Callable[[], Any], crop: int, frozen: bool, l
 
 
 def detection_operations(build: Callable[[], Any], settings: DetectionSettings) -> dict[Kind, float]:
-    """Of mmdet's detector on images of 4 : 3, as most of COCO are, at the middle one of the training sizes."""
+    """FLOPs of mmdet's detector on images of 4 : 3, as most of COCO are, at the middle one of the training sizes."""
     with quiet_libraries():
         model = build()
     short = settings.long if settings.augment == "jitter" else sorted(settings.short)[len(settings.short) // 2]
@@ -150,7 +150,7 @@ def loading_seconds() -> float:
 
 
 def closing_seconds(score: Score, images: int) -> float:
-    """Of one resample of the validation images."""
+    """Seconds that one resample of the validation images takes."""
     started = time.perf_counter()
     resampled(score, images, BLOCK)
     return (time.perf_counter() - started) / min(BLOCK, resamples_of(images))

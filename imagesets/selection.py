@@ -65,7 +65,7 @@ def held_out_sample(labels: np.ndarray, classes: int, share: float, seed: int) -
 
 
 def rarest_classes(labels: np.ndarray) -> np.ndarray:
-    """Of images with several labels (N, K), the rarest class that each shows (N,); K where it shows none."""
+    """Rarest class (N,) of each image with several labels (N, K); K for an image that shows none."""
     shown = labels == 1
     counts = np.where(shown, shown.sum(axis=0), len(labels) + 1)
     return np.where(shown.any(axis=1), counts.argmin(axis=1), labels.shape[1])

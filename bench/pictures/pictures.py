@@ -85,7 +85,7 @@ class PanelRow:
 
     @property
     def height(self) -> float:
-        """Of the panels without their texts."""
+        """Height of the panels without their captions."""
         shapes = [panel.size[0] / panel.size[1] for panel in self.panels if panel]
         return CELL * min(max(shapes, default=1.0), TALLEST)
 

@@ -288,8 +288,10 @@ def leaders_of(table: ShownTable) -> list[str]:
 
 
 def best_checkpoints(report: ReportContents) -> tuple[list[str], int, int]:
-    """Who leads, or is level with the leader, in the most tables with two checkpoints or more; in how many, of how
-    many. Raw pixels are no checkpoint."""
+    """Checkpoints that lead, or tie with the leader, in the most tables; in how many, of how many.
+
+    Tables with a single checkpoint do not count, and raw pixels are no checkpoint.
+    """
     contested = [table for table in report.tables if len(competing(table)) > 1]
     floors = {row.name for table in contested for row in table.rows if row.kind == "floor"}
     wins = Counter(name for table in contested for name in leaders_of(table) if name not in floors)

@@ -73,11 +73,11 @@ class Calibration:
     memory_free: float = 0.0  # bytes
 
     def unit(self, kind: Kind, protocol: str) -> float | None:
-        """Of one unit, where it was measured."""
+        """Seconds per unit, or None if unmeasured."""
         return self.of_task.get(protocol, {}).get(kind, self.units.get(kind))
 
     def seconds(self, part: Part, protocol: str) -> float:
-        """Of a part; from its operations where its unit was not measured."""
+        """Seconds that a part takes; estimated from its FLOPs where its unit was not measured."""
         unit = self.unit(part.kind, protocol)
         if unit is None:
             rate = self.flops.get(LIKE.get(part.kind, ""), 0.0)

@@ -85,7 +85,7 @@ def to_text(comparisons: Comparisons) -> str:
 
 
 def main_comparisons(found: Sequence[Comparison]) -> list[Comparison]:
-    """Of each pair and protocol the first, which is of the main metric that can be tested."""
+    """The first comparison of each pair and protocol: that of the main metric that can be tested."""
     first: dict[tuple[str, str, str], Comparison] = {}
     for each in found:
         first.setdefault((each.first, each.second, each.group), each)

@@ -55,7 +55,7 @@ class Match:
 
     @property
     def identities(self) -> list[list[str]]:
-        """Those of the results of each side."""
+        """Identities of the results of each side."""
         return [[each.identity for each in side] for side in (self.first, self.second)]
 
 

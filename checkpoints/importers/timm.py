@@ -200,7 +200,7 @@ def _named(file: ForeignFile) -> str | None:
 
 
 def _spec_by_name(branch: BranchTensors, tensors: dict[str, torch.Tensor], name: str) -> ViTSpec:
-    """Of the named model, at the size that the position table is made for."""
+    """Spec of the named model, at the image size of its position table."""
     named = _spec_of_name(name)
     shown = shown_sizes(branch, tensors)
     for key, size in shown.items():

@@ -106,7 +106,7 @@ class Averages:
         return values
 
     def seconds_per_epoch(self, updates: int) -> float:
-        """Of an epoch of so many updates, by those of this one, which ends here."""
+        """Seconds of an epoch of `updates` updates, at the speed of the epoch that ends here."""
         mean, self.epoch = statistics.fmean(self.epoch), []
         return updates * mean
 

@@ -22,7 +22,7 @@ from pretrain.schedules import WarmupCosine
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SiameseSettings):
-    """Those of both siamese methods."""
+    """Settings of BYOL, beside those of both siamese methods."""
 
     teacher_momentum: float = 0.996  # tau at the start, for 1000 epochs (section 3.2)
 
@@ -49,7 +49,7 @@ class Byol(Siamese):
 
     @torch.no_grad()
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of predicting the targets' mean direction; their batch norms use running statistics for this."""
+        """Loss of predicting the targets' mean direction; their batch norms use running statistics for this."""
         with in_eval_mode(self.momentum):
             return {"loss": torch.stack([direction_baseline(targets) for targets in self.targets(views)]).sum()}
 

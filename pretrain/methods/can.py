@@ -69,7 +69,7 @@ class Settings:
             raise ValueError(f"noise_dims={self.noise_dims}: must be an even number, 4 or more")
 
     def autoencoder(self) -> mae.Settings:
-        """Of the part that is MAE's."""
+        """Settings of the MAE that CAN contains."""
         return mae.Settings(
             mask_ratio=self.mask_ratio,
             norm_pixels=self.norm_pixels,

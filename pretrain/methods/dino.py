@@ -38,7 +38,7 @@ class Dino(SelfDistillation):
         return Step(loss, {}, {"center": mean_output(outputs)})
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Of a student that finds all prototypes equally likely, and where student and teacher have collapsed to it."""
+        """Loss of a student that finds all prototypes equally likely; also that of a collapsed student and teacher."""
         return {"loss": log(self.settings.prototypes)}
 
 

@@ -171,7 +171,7 @@ class Msn(Method):
         return sinkhorn(shares) if self.settings.sinkhorn else shares
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
-        """Of anchors that find all prototypes equally likely, as me-max asks of their mean."""
+        """Loss of anchors that find all prototypes equally likely, as me-max asks of their mean."""
         return {"ce": log(self.settings.prototypes)}
 
     def groups(self) -> list[Group]:
@@ -183,7 +183,7 @@ class Msn(Method):
         move(self.target, self.anchor, self.momentum(progress))
 
     def momentum(self, progress: TrainProgress) -> float:
-        """Of the target encoder in this update."""
+        """EMA momentum of the target encoder in this update."""
         start = self.settings.teacher_momentum
         return start + (1.0 - start) * progress.step / (STRETCH * progress.steps)
 
