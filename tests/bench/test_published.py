@@ -21,7 +21,7 @@ from bench.published.values import (
     tolerance_of,
     values_of,
 )
-from bench.reproduce.steps import chosen, known, reach, trained_by
+from bench.reproduce.steps import availability, chosen, known, trained_by
 from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
@@ -69,14 +69,14 @@ def test_weights_of_one_name_are_the_same():
 @pytest.mark.parametrize("protocol", sorted({(each.protocol, each.settings) for each in MEASURED}))
 def test_protocols_and_settings_exist(protocol):
     value = next(each for each in MEASURED if (each.protocol, each.settings) == protocol)
-    assert reach(value, known()).evaluation == ("set" if value.settings else "named")
+    assert availability(value, known()).evaluation == ("set" if value.settings else "named")
     assert chosen(value, known()).layout == ("" if value.data == "imagenet" else value.data)
 
 
 @pytest.mark.parametrize("pretraining", sorted({value.pretraining for value in VALUES if value.pretraining}))
 def test_methods_recipes_and_changes_exist(pretraining):
     value = next(each for each in VALUES if each.pretraining == pretraining)
-    within = reach(value, known())
+    within = availability(value, known())
     assert within.training == ("set" if trained_by(value)[2] else "named"), within.lacking
 
 
