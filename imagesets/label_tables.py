@@ -23,10 +23,35 @@ from imagesets.walk import EXTENSIONS
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # Usual names of columns, in lower case, the likeliest first.
-FILES = ("file_name", "filename", "image", "img", "file", "path", "filepath", "file_path", "image_path", "image_name",
-         "image_id", "id", "name")  # fmt: skip
-LABELS = ("label", "labels", "fine_label", "cls", "class", "class_name", "category", "target", "breed", "species",
-          "tags", "diagnosis")  # fmt: skip
+FILES = (
+    "file_name",
+    "filename",
+    "image",
+    "img",
+    "file",
+    "path",
+    "filepath",
+    "file_path",
+    "image_path",
+    "image_name",
+    "image_id",
+    "id",
+    "name",
+)
+LABELS = (
+    "label",
+    "labels",
+    "fine_label",
+    "cls",
+    "class",
+    "class_name",
+    "category",
+    "target",
+    "breed",
+    "species",
+    "tags",
+    "diagnosis",
+)
 SEPARATORS = {"space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
 SEVERAL = "add it, or say '?separator=bar' where an image has several labels, or none, with | between"
 WHOLE = re.compile(r"-?\d+(?:\.0*)?")
@@ -283,8 +308,11 @@ def _places(where: str, homes: Sequence[str], paths: Sequence[str], names: Seque
             found.append(at_once[0])
             continue
         known, end = name.lower().endswith(EXTENSIONS), f"/{name}"
-        ends = [at for at in by_stem.get(_stem(os.path.basename(name)), ())
-                if f"/{paths[at] if known else _stem(paths[at])}".endswith(end)]  # fmt: skip
+        ends = [
+            at
+            for at in by_stem.get(_stem(os.path.basename(name)), ())
+            if f"/{paths[at] if known else _stem(paths[at])}".endswith(end)
+        ]
         if len(ends) > 1:
             ends = [at for at in ends if paths[at].startswith(tuple(f"{home}/" for home in homes))] or ends
         if len(ends) > 1:

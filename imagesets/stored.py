@@ -108,8 +108,15 @@ def stored_set(
     if labels.ndim == 2:
         order = np.array(sorted(range(len(bare)), key=list(bare).__getitem__))
         ordered = images.renamed(order, bare.take(order))
-        return ImageSet(url=url, split=split, classes=tuple(classes), labels=labels[order], images=ordered,
-            notes=tuple(notes), reports=reports)  # fmt: skip
+        return ImageSet(
+            url=url,
+            split=split,
+            classes=tuple(classes),
+            labels=labels[order],
+            images=ordered,
+            notes=tuple(notes),
+            reports=reports,
+        )
     low, high = labels.min(), labels.max()
     if not 0 <= low <= high < len(classes):
         raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")

@@ -76,12 +76,20 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     """What a user may say of a checkpoint that no tensor of its file shows."""
     add_statistics(parser)
     parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
-    parser.add_argument("--prefix", metavar="P",
-        help="what the names of the network's tensors begin with, in a file of other training code")  # fmt: skip
-    parser.add_argument("--heads", type=positive_integer, metavar="N",
-        help="attention heads, where no tensor tells them")  # fmt: skip
-    parser.add_argument("--image-size", type=image_size, metavar="N",
-        help="resize the position tables to N pixels, or to HxW, height and width")  # fmt: skip
+    parser.add_argument(
+        "--prefix",
+        metavar="P",
+        help="what the names of the network's tensors begin with, in a file of other training code",
+    )
+    parser.add_argument(
+        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=image_size,
+        metavar="N",
+        help="resize the position tables to N pixels, or to HxW, height and width",
+    )
     parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
 
 
@@ -103,6 +111,11 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 def add_publication(parser: argparse.ArgumentParser) -> None:
     """--hub-dataset and --source, of commands that make what is published."""
-    parser.add_argument("--hub-dataset", nargs="+", default=[], metavar="NAME=ORG/NAME",
-        help="an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10")  # fmt: skip
+    parser.add_argument(
+        "--hub-dataset",
+        nargs="+",
+        default=[],
+        metavar="NAME=ORG/NAME",
+        help="an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10",
+    )
     parser.add_argument("--source", default="", metavar="URL", help="where results, logs and commands are published")

@@ -114,8 +114,12 @@ def refuse_unknown(suite: str) -> None:
     folders = {task.path.parents[1] for task in tasks}
     texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
     stems = {name for text in texts for name in re.findall(f'"({NAME})"', text)}
-    suites = {name for text in texts for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
-              for name in re.findall(r'"([^"@]+)":', part)}  # fmt: skip
+    suites = {
+        name
+        for text in texts
+        for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
+        for name in re.findall(r'"([^"@]+)":', part)
+    }
     words = {*suites, *(task.key for task in tasks), *(stem.partition("@")[0] for stem in stems)}
     for word in filter(None, map(str.strip, suite.split(","))):
         if word not in words and not any(word == stem or word.startswith(f"{stem}_") for stem in stems):

@@ -44,8 +44,11 @@ def add_cluster(parser: argparse.ArgumentParser, jobs: bool) -> None:
     def add(name: str, **settings: object) -> None:
         group.add_argument(f"--{name}", dest=PREFIX + name, **settings)  # type: ignore[arg-type]
 
-    group.add_argument("--cluster", choices=("slurm", "local"),
-        help="slurm: submit the work as jobs, which go on by themselves; local: as jobs on this machine")  # fmt: skip
+    group.add_argument(
+        "--cluster",
+        choices=("slurm", "local"),
+        help="slurm: submit the work as jobs, which go on by themselves; local: as jobs on this machine",
+    )
     add("partition", metavar="P", help="of SLURM")
     add("gpus", type=positive_integer, metavar="G", help="GPUs of a job on each node, a process for each")
     add("processes", type=positive_integer, metavar="N", help="processes of a job on each node (one for each GPU)")

@@ -25,8 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="where to write (the export's folder)")
     parser.add_argument("--model-id", metavar="ORG/NAME", help="of the model on the Hub")
-    parser.add_argument("--licence", metavar="SPDX",
-        help="of the weights, where their source names none: apache-2.0, mit, ... (spdx.org/licenses)")  # fmt: skip
+    parser.add_argument(
+        "--licence",
+        metavar="SPDX",
+        help="of the weights, where their source names none: apache-2.0, mit, ... (spdx.org/licenses)",
+    )
     add_publication(parser)
     parser.add_argument("--force", action="store_true", help="replace a README.md that bench card did not write")
 

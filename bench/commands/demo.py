@@ -6,8 +6,13 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench demo`."""
-    parser.add_argument("--out", type=Path, default=Path("bench-results/demo"), metavar="DIR",
-        help="folder of exports, results, leaderboard and report (bench-results/demo)")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-results/demo"),
+        metavar="DIR",
+        help="folder of exports, results, leaderboard and report (bench-results/demo)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of initial weights, batches and tasks (0)")
 
 

@@ -7,10 +7,13 @@ from engine.printing import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench dev`."""
-    parser.add_argument("action", choices=("protocols", "timm"),
+    parser.add_argument(
+        "action",
+        choices=("protocols", "timm"),
         help="protocols: record new or changed ones in tests/golden/protocols.json, refusing other settings under the "
         "same version, and write docs/protocols.md from the code; timm: write docs/timm.md from the installed timm's "
-        "list of models")  # fmt: skip
+        "list of models",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,8 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench export`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder that `bench pretrain --out` names")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-        help="where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where export/ and export-BRANCH/ are written (RUN/unfinished, where RUN has not finished)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

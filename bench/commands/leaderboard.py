@@ -22,10 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench leaderboard`."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
-    parser.add_argument("--published", action="store_true",
-        help="show papers' numbers of the same protocols and images, marked, in all but csv and parquet")  # fmt: skip
-    parser.add_argument("--format", nargs="+", action="extend", default=[], choices=NAMES, metavar="F",
-        help=f"write other files too: {', '.join(NAMES)}")  # fmt: skip
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="show papers' numbers of the same protocols and images, marked, in all but csv and parquet",
+    )
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        action="extend",
+        default=[],
+        choices=NAMES,
+        metavar="F",
+        help=f"write other files too: {', '.join(NAMES)}",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

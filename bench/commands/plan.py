@@ -30,9 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--script", action="store_true", help="print a shell script, a command for each job, cheapest first"
     )
-    group.add_argument("--assume", metavar="MACHINE",
+    group.add_argument(
+        "--assume",
+        metavar="MACHINE",
         help="h100 or a100, times --gpus and --nodes, in place of this machine: nothing is measured, and --data may be "
-        "imagenet, ade20k, cityscapes or coco alone")  # fmt: skip
+        "imagenet, ade20k, cityscapes or coco alone",
+    )
     group.add_argument("--fresh", action="store_true", help="measure again what was kept")
 
 

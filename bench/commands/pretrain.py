@@ -29,31 +29,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("method", metavar="METHOD", help="such as mae")
     parser.add_argument("--recipe", metavar="R", help="one of the method's recipes, which bench list METHOD shows")
-    parser.add_argument("--images", required=True, metavar="URL",
-        help="images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...")  # fmt: skip
+    parser.add_argument(
+        "--images",
+        required=True,
+        metavar="URL",
+        help="images:PATH, any folder of images; the training images of folder:PATH, imagenet:ROOT, ...",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of this run alone")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
-        help="change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6",
+    )
     parser.add_argument("--resume", action="store_true", help="go on where this run was; start it where there is none")
     parser.add_argument("--dry-run", action="store_true", help="print the recipe and its sizes, and do nothing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
-        help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of matrix products (auto: bfloat16 on a GPU, float32 on a CPU)",
+    )
     add_compile(parser)
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader processes (by machine)")
-    parser.add_argument("--micro-batch", "--at-once", type=positive_integer, metavar="N",
-        help="at most N images of a process in a forward pass; the recipe's batch is made of several")  # fmt: skip
+    parser.add_argument(
+        "--micro-batch",
+        "--at-once",
+        type=positive_integer,
+        metavar="N",
+        help="at most N images of a process in a forward pass; the recipe's batch is made of several",
+    )
     parser.add_argument("--skip-bad", action="store_true", help="replace and count unreadable images")
     parser.add_argument("--save-minutes", type=above_zero, default=10.0, metavar="M", help="between two states (10)")
-    parser.add_argument("--export-every", type=whole_number, default=0, metavar="EPOCHS",
-        help="write the export that often, not at the end alone")  # fmt: skip
-    parser.add_argument("--knn-every", type=whole_number, default=0, metavar="EPOCHS",
-        help="log the encoder's k-NN accuracy that often")  # fmt: skip
+    parser.add_argument(
+        "--export-every",
+        type=whole_number,
+        default=0,
+        metavar="EPOCHS",
+        help="write the export that often, not at the end alone",
+    )
+    parser.add_argument(
+        "--knn-every", type=whole_number, default=0, metavar="EPOCHS", help="log the encoder's k-NN accuracy that often"
+    )
     parser.add_argument("--knn-data", metavar="URL", help="labelled images for that (--images)")
     parser.add_argument("--knn-k", type=positive_integer, metavar="K", help="neighbours that vote in it (20)")
-    parser.add_argument("--knn-fraction", type=share, metavar="F",
-        help="share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1")  # fmt: skip
+    parser.add_argument(
+        "--knn-fraction",
+        type=share,
+        metavar="F",
+        help="share of the training images in its gallery (1); ExtreMA's: --knn-k 200 --knn-fraction 0.1",
+    )
     parser.add_argument(
         "--knn-limit", type=positive_integer, metavar="N", help="at most N images of each split for that"
     )

@@ -28,11 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument("--to", type=Path, metavar="DIR", help="write the record there; an older record is replaced")
     either.add_argument("--check", type=Path, metavar="DIR", help="check a record")
     parser.add_argument("--model-id", nargs="+", default=[], metavar="NAME=ORG/NAME", help="a checkpoint's on the Hub")
-    parser.add_argument("--licence", nargs="+", default=[], metavar="NAME=SPDX",
-        help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0")  # fmt: skip
+    parser.add_argument(
+        "--licence",
+        nargs="+",
+        default=[],
+        metavar="NAME=SPDX",
+        help="of a checkpoint's weights, where their source names none, such as mae-s=apache-2.0",
+    )
     add_publication(parser)
-    parser.add_argument("--sign", type=Path, metavar="KEY",
-        help="sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed")  # fmt: skip
+    parser.add_argument(
+        "--sign",
+        type=Path,
+        metavar="KEY",
+        help="sign the record with a key of ssh, by ssh-keygen; --check says by which key it is signed",
+    )
     parser.add_argument("--organization", default="", metavar="ORG", help="who evaluated")
 
 

@@ -8,8 +8,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench report`."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that `bench run` wrote to")
     parser.add_argument("--to", type=Path, metavar="FILE", help="where to write the page (DIR/report.html)")
-    parser.add_argument("--published", action="store_true",
-        help="show papers' numbers of the same protocols and images, marked")  # fmt: skip
+    parser.add_argument(
+        "--published", action="store_true", help="show papers' numbers of the same protocols and images, marked"
+    )
     parser.add_argument("--no-pictures", action="store_true", help="without validation images and accuracy by class")
 
 

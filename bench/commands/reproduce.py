@@ -22,12 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="such as extrema:table7")
     parser.add_argument("--plan", metavar="TABLE", help="print a shell script that measures a table")
     parser.add_argument("--summary", action="store_true", help="count what is within reach, table by table")
-    add_several("--checkpoints", metavar="NAME=PATH",
-        help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes")  # fmt: skip
-    add_several("--data", metavar="NAME=URL",
-        help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR",
-        help="folder of results and trainings, read and named in the commands (results)")  # fmt: skip
+    add_several(
+        "--checkpoints",
+        metavar="NAME=PATH",
+        help="weights that you have, by the names that a table shows; what `bench run --checkpoint` takes",
+    )
+    add_several("--data", metavar="NAME=URL", help="imagenet, imagenet22k (to pretrain on), ade20k, cityscapes, coco")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of results and trainings, read and named in the commands (results)",
+    )
     parser.add_argument(
         "--processes", type=positive_integer, default=1, metavar="N", help="of torchrun in the commands (1)"
     )

@@ -34,22 +34,41 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     """The options of `bench run` and `bench plan`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_several = partial(parser.add_argument, nargs="+", action="extend")
-    add_several("--checkpoint", required=True, metavar="X",
-        help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs")  # fmt: skip
+    add_several(
+        "--checkpoint",
+        required=True,
+        metavar="X",
+        help=f"{REFERENCES}, or module:PACKAGE:FUNCTION, a network of your own, whose code runs",
+    )
     add_several("--name", default=[], metavar="NAME", help="label in results, one per checkpoint")
     add_statistics(parser)
-    parser.add_argument("--suite", required=True, metavar="SUITE",
+    parser.add_argument(
+        "--suite",
+        required=True,
+        metavar="SUITE",
         help="smoke, frozen, full, everything, paper:moca, or a comma-separated list of tasks (knn) and protocols "
-        "(knn@dino)")  # fmt: skip
-    add_several("--data", default=[], metavar="NAME=URL",
-        help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)")  # fmt: skip
+        "(knn@dino)",
+    )
+    add_several(
+        "--data",
+        default=[],
+        metavar="NAME=URL",
+        help="image sets, such as cifar10=folder:/data/cifar10 (of --suite smoke: digits and tiny scenes)",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results and leaderboard")
-    parser.add_argument("--select", choices=("holdout", "val"),
+    parser.add_argument(
+        "--select",
+        choices=("holdout", "val"),
         help="what chooses heads and epochs: held-out training images, or those of validation as in many papers, which "
         "gives too much and is marked (as each protocol says: NAME_paper val, other linear probes holdout, other "
-        "fine-tuning its last epoch)")  # fmt: skip
-    add_several("--set", default=[], metavar="TASK.FIELD=VALUE",
-        help="change a setting, such as knn.k=10,20; the results are marked as modified")  # fmt: skip
+        "fine-tuning its last epoch)",
+    )
+    add_several(
+        "--set",
+        default=[],
+        metavar="TASK.FIELD=VALUE",
+        help="change a setting, such as knn.k=10,20; the results are marked as modified",
+    )
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random in a task (0)")
     parser.add_argument(
         "--limit", type=positive_integer, metavar="N", help="at most N images of each split, for smoke runs"
@@ -57,10 +76,15 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad", action="store_true", help="count unreadable images instead of stopping")
     parser.add_argument("--rerun", action="store_true", help="run again what has a result already")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto",
-        help="of forward passes (auto: float32)")  # fmt: skip
-    parser.add_argument("--decode", choices=("exact", "fast"), default="exact",
-        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)")  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="of forward passes (auto: float32)"
+    )
+    parser.add_argument(
+        "--decode",
+        choices=("exact", "fast"),
+        default="exact",
+        help="exact: PIL, as in the papers; fast: torchvision on uint8 tensors (exact)",
+    )
     parser.add_argument("--batch-size", type=positive_integer, metavar="N", help="images in a forward pass (by device)")
     parser.add_argument("--workers", type=whole_number, metavar="N", help="loader workers (by machine)")
     add_compile(parser)

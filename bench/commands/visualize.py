@@ -22,24 +22,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "\n".join(f"  {path.stem.replace('_', '-'):{width}}  {one_line(path)}" for path in KINDS)
     parser.epilog, parser.formatter_class = f"kinds:\n{kinds}\n\n{EXAMPLES}", argparse.RawDescriptionHelpFormatter
     parser.add_argument("kind", metavar="KIND", help="what to draw; see below")
-    parser.add_argument("--checkpoint", nargs="+", action="extend", default=[], metavar="X",
-        help="what bench run takes: export folder, file, folder of a pretraining, timm:NAME, ...")  # fmt: skip
+    parser.add_argument(
+        "--checkpoint",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="X",
+        help="what bench run takes: export folder, file, folder of a pretraining, timm:NAME, ...",
+    )
     parser.add_argument("--name", nargs="+", action="extend", metavar="NAME", help="names of the checkpoints")
-    parser.add_argument("--images", nargs="+", action="extend", required=True, metavar="URL",
-        help="image files, folders of images, or URLs such as digits: and imagenet:ROOT")  # fmt: skip
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="URL",
+        help="image files, folders of images, or URLs such as digits: and imagenet:ROOT",
+    )
     parser.add_argument("--split", choices=("train", "val"), help="of URLs (val, where there is one)")
-    parser.add_argument("--limit", type=positive_integer, default=4, metavar="N",
-        help="images of each folder or URL, evenly spread (4)")  # fmt: skip
-    parser.add_argument("--size", type=positive_integer, metavar="PX",
-        help="short side of the images for the networks (as each was trained)")  # fmt: skip
+    parser.add_argument(
+        "--limit", type=positive_integer, default=4, metavar="N", help="images of each folder or URL, evenly spread (4)"
+    )
+    parser.add_argument(
+        "--size",
+        type=positive_integer,
+        metavar="PX",
+        help="short side of the images for the networks (as each was trained)",
+    )
     parser.add_argument("--square", action="store_true", help="the middle of each image, not all of it")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
-        help="settings of the kind, such as layer=3 heads=all")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of the kind, such as layer=3 heads=all",
+    )
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the pictures are written")
-    parser.add_argument("--format", nargs="+", action="extend", choices=("png", "svg"), metavar="F",
-        help="png, svg or both (png)")  # fmt: skip
+    parser.add_argument(
+        "--format", nargs="+", action="extend", choices=("png", "svg"), metavar="F", help="png, svg or both (png)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

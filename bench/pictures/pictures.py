@@ -91,8 +91,10 @@ class PanelRow:
 
     def lines(self, part: Literal["title", "caption"]) -> int:
         """Lines of text above or below the panels."""
-        return max((len(getattr(panel, part).split("\n")) for panel in self.panels if panel and getattr(panel, part)),
-                   default=0)  # fmt: skip
+        return max(
+            (len(getattr(panel, part).split("\n")) for panel in self.panels if panel and getattr(panel, part)),
+            default=0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -229,8 +231,17 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     for point in panel.points:
         colour = COLOURS[point.number % len(COLOURS)]
         ring = {"boxstyle": "circle,pad=0.2", "facecolor": colour, "edgecolor": "white", "linewidth": 0.8}
-        axes.text(point.x * width, point.y * height, str(point.number + 1), fontsize=FONT - 1, color="white",
-                  weight="bold", ha="center", va="center", bbox=ring)  # fmt: skip
+        axes.text(
+            point.x * width,
+            point.y * height,
+            str(point.number + 1),
+            fontsize=FONT - 1,
+            color="white",
+            weight="bold",
+            ha="center",
+            va="center",
+            bbox=ring,
+        )
 
 
 def _draw_box(axes: Any, box: Box, width: int, height: int) -> None:

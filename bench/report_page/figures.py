@@ -152,8 +152,16 @@ def _name_points(figure: "Figure", axes: "Axes", points: Mapping[str, tuple[floa
         free = [place for place in inside if not boxes[place].count_overlaps(taken)]
         rise, side = (free or inside or list(boxes))[0]
         taken.append(boxes[rise, side])
-        axes.annotate(text, points[name], xytext=(6 if side == "left" else -6, rise), textcoords="offset points",
-                      ha=side, fontsize=9, color=INK, parse_math=False)  # fmt: skip  # a name is no formula
+        axes.annotate(
+            text,
+            points[name],
+            xytext=(6 if side == "left" else -6, rise),
+            textcoords="offset points",
+            ha=side,
+            fontsize=9,
+            color=INK,
+            parse_math=False,
+        )  # a name is no formula
 
 
 def log_of(path: Path) -> list[dict[str, float]]:

@@ -61,9 +61,16 @@ class Probe:
         gallery = extract(export, images, supported.kinds, space, transform) if len(images) else queries
         check_labels(train.labels if task.augment else gallery.labels, queries.labels, train)
         return cls(
-            task=supported, read=read, export=export, space=space, train=train, val=val, held=held, gallery=gallery,
+            task=supported,
+            read=read,
+            export=export,
+            space=space,
+            train=train,
+            val=val,
+            held=held,
+            gallery=gallery,
             queries=queries,
-        )  # fmt: skip
+        )
 
     @property
     def key(self) -> dict[str, Any]:

@@ -291,9 +291,15 @@ class Knn(Task):
         tiles = sum(len(numbers) for _, numbers in tiles_of(len(bank), len(asked), world))
         with Progress("nearest neighbours", tiles, "tiles", quiet=not world.is_rank0) as progress:
             near = search(
-                bank, asked, max(ks), self.backend, space.device,
-                prepare=unit_rows, world=world, advance=progress.advance,
-            )  # fmt: skip
+                bank,
+                asked,
+                max(ks),
+                self.backend,
+                space.device,
+                prepare=unit_rows,
+                world=world,
+                advance=progress.advance,
+            )
 
         def voted() -> tuple[np.ndarray, dict[tuple[int, float], TopHits]]:
             labels = gallery.labels[near.indices], queries.labels[near.places]

@@ -182,8 +182,14 @@ class LowShot(Task):
         def minimise(features: torch.Tensor, labels: torch.Tensor) -> object:
             count = len(labels) if self.lambda_convention == "divided by n" else 1
             penalty = max(self.lambdas) / count
-            return fit(features.to(space.device), labels.to(space.device), classes, penalty, tolerance=gap,
-                max_iterations=self.max_iterations or most)  # fmt: skip
+            return fit(
+                features.to(space.device),
+                labels.to(space.device),
+                classes,
+                penalty,
+                tolerance=gap,
+                max_iterations=self.max_iterations or most,
+            )
 
         return rehearsed_fits(minimise, export.spec.width, classes, max(counts))
 

@@ -33,8 +33,10 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert "did you mean 'knn@dino'" in said.splitlines()[-1]
     assert names["own"].score(names["val"].features, names["val"].labels) > 0.5
     assert (names["result"].data.name, names["short"].settings["k"], names["sample"].features.shape) == (
-        "digits", [5], (100, 64)
-    )  # fmt: skip
+        "digits",
+        [5],
+        (100, 64),
+    )
     assert [each.checkpoint.name for each in names["results"]] == ["pixels", "mae", "initial"]
     assert names["again"].digest == names["encoder"].digest != ViTExport.load("runs/mae/start").digest
     records = {each["checkpoint"]: each for each in names["board"].records if each["metric"] == "top1_k20"}
@@ -149,8 +151,11 @@ def test_datasets_and_several_checkpoints(exports, tmp_path):
     own = api.load(small_network(), image_size=16, statistics="half")
     results = api.evaluate_suite([own, exports[0]], "knn@dino", {"a": pair, "b": "digits:"}, limit=30, out=tmp_path)
     assert [(each.checkpoint.name, each.data.name) for each in results] == [
-        ("Sequential", "a"), ("Sequential", "b"), ("first", "a"), ("first", "b")
-    ]  # fmt: skip
+        ("Sequential", "a"),
+        ("Sequential", "b"),
+        ("first", "a"),
+        ("first", "b"),
+    ]
     assert api.extract(own, pair, "train", out=tmp_path).features.shape == (40, 6)
     frame = results.to_pandas()
     assert len(frame) == sum(len(each.metrics) for each in results)

@@ -130,8 +130,10 @@ def test_protocols_that_share_features_or_a_stream_are_one_job(slurm, bench, exp
     assert code == 0, said
     ((_, submission),) = submissions(slurm / "out")
     assert sorted(sorted(parse_arguments(task.words).suite.split(",")) for task in submission.tasks) == [
-        ["finetune@smoke"], ["knn@dino", "lowshot@bench"], ["linear@dino", "linear_sgd@moca"]
-    ]  # fmt: skip
+        ["finetune@smoke"],
+        ["knn@dino", "lowshot@bench"],
+        ["linear@dino", "linear_sgd@moca"],
+    ]
 
 
 def test_what_is_submitted_or_done_is_not_submitted_again(slurm, bench, toys, exports):
@@ -206,9 +208,7 @@ def test_states_are_what_jobs_and_scheduler_say(slurm, bench):
     states = {1: "RUNNING|None", 2: "PENDING|Resources", 6: "OUT_OF_MEMORY|None"}
     (slurm / "said").write_text("".join(f"5_{number}|{state}\n" for number, state in states.items()))
     rows = rows_of(out)
-    assert [row.state for row in rows] == [
-        "finished", "running", "waiting", "failed", "failed", "stopped", "failed"
-    ]  # fmt: skip
+    assert [row.state for row in rows] == ["finished", "running", "waiting", "failed", "failed", "stopped", "failed"]
     assert [rows[number].reason for number in (2, 3)] == ["Resources", "no memory"]
     assert UNSAID in rows[4].reason and "more memory than --mem" in rows[6].reason
     code, said, _ = bench("status", "--out", out)

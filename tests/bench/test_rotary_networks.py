@@ -12,13 +12,21 @@ from checkpoints.vit import ViT
 SIZES = dict(image_size=32, patch_size=8, width=32, depth=3, heads=2, mlp_hidden=48, key_bias=False, norm_eps=1e-5)
 SPECS = {
     "dinov3": ViTSpec(
-        architecture="vit_base_patch16_dinov3", position="none", class_position=False, registers=2, layer_scale=True,
-        rotary="centred", rotary_base=100.0, rotary_pairs="halves", rotary_rounding="bfloat16", **SIZES,
+        architecture="vit_base_patch16_dinov3",
+        position="none",
+        class_position=False,
+        registers=2,
+        layer_scale=True,
+        rotary="centred",
+        rotary_base=100.0,
+        rotary_pairs="halves",
+        rotary_rounding="bfloat16",
+        **SIZES,
     ),
     "eva02": ViTSpec(
         architecture="eva02_base_patch14_224", rotary="axial", rotary_grid=4, mlp="gated", mlp_norm=True, **SIZES
     ),
-}  # fmt: skip
+}
 
 
 def test_they_are_evaluated_like_any_other(bench, tmp_path):
@@ -28,10 +36,23 @@ def test_they_are_evaluated_like_any_other(bench, tmp_path):
         torch.manual_seed(0)
         folders.append(ViTExport.from_vit(ViT(spec), Preparation()).save(tmp_path / name))
     code, out, err = bench(
-        "run", "--checkpoint", *folders, "--suite", "knn@dino,ade_linear@smoke",
-        "--data", "digits=digits:", "scenes=tiny-ade20k:", "--limit", 12, "--out", tmp_path / "out",
-        "--set", "upernet_ade20k.steps=2", "upernet_ade20k.warmup=1", "upernet_ade20k.batch=2",
-    )  # fmt: skip
+        "run",
+        "--checkpoint",
+        *folders,
+        "--suite",
+        "knn@dino,ade_linear@smoke",
+        "--data",
+        "digits=digits:",
+        "scenes=tiny-ade20k:",
+        "--limit",
+        12,
+        "--out",
+        tmp_path / "out",
+        "--set",
+        "upernet_ade20k.steps=2",
+        "upernet_ade20k.warmup=1",
+        "upernet_ade20k.batch=2",
+    )
     assert code == 0, out + err
     assert "4 done, 0 skipped, 0 failed" in out
     found = [json.loads(path.read_text()) for path in Path(tmp_path / "out").rglob("*.json")]

@@ -122,11 +122,15 @@ WRONG = [
     (lambda run: (run / "run.json").write_text("[1]"), "run.json does not describe a training (TypeError: "),
     (lambda run: (run / "run.json").write_text("{"), "run.json does not describe a training (JSONDecodeError: "),
     (lambda run: changed(run, lambda found: found.update(method="dyno")), "'dyno'; did you mean 'dino'? there are: "),
-    (lambda run: changed(run, lambda found: found["settings"]["settings"].update(warmth=1)),
-     "run.json has other settings than dino in this version"),
-    (lambda run: changed(run, lambda found: found["settings"]["spec"].update(depth=3)),
-     "its states do not fit dino as it is in this version"),
-]  # fmt: skip
+    (
+        lambda run: changed(run, lambda found: found["settings"]["settings"].update(warmth=1)),
+        "run.json has other settings than dino in this version",
+    ),
+    (
+        lambda run: changed(run, lambda found: found["settings"]["spec"].update(depth=3)),
+        "its states do not fit dino as it is in this version",
+    ),
+]
 
 
 @pytest.mark.parametrize(("harm", "told"), WRONG, ids=[told[:24] for _, told in WRONG])

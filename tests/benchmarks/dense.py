@@ -84,8 +84,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             train(asked.tasks[0], asked.precision[0], Path(folder), asked)
         return
-    print(f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}, "
-          f"{torch.get_num_threads()} threads, {asked.workers} loaders")  # fmt: skip
+    print(
+        f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}, "
+        f"{torch.get_num_threads()} threads, {asked.workers} loaders"
+    )
     print(f"{'task':10} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'loading':>8} {'peak MB':>8}", flush=True)
     for task in asked.tasks:
         for precision in asked.precision:
@@ -160,8 +162,10 @@ def train(name: str, precision: str, folder: Path, asked: argparse.Namespace) ->
         run_plan(task.plan(export, *scenes, 0), space)
     except Enough:
         step, bare, loading = rounds.medians()
-        print(f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",
-              flush=True)  # fmt: skip
+        print(
+            f"{name:10} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {loading:8.3f} {peak():8.0f}",
+            flush=True,
+        )
 
 
 def drawn(layout: str, folder: Path) -> Path:

@@ -216,9 +216,13 @@ def official_mae(spec: ViTSpec, batch: int, asked: argparse.Namespace) -> Callab
     from models_mae import MaskedAutoencoderViT
 
     model = MaskedAutoencoderViT(
-        img_size=spec.image_size, patch_size=spec.patch_size, embed_dim=spec.width, depth=spec.depth,
-        num_heads=spec.heads, norm_pix_loss=True,
-    ).to(asked.device)  # fmt: skip
+        img_size=spec.image_size,
+        patch_size=spec.patch_size,
+        embed_dim=spec.width,
+        depth=spec.depth,
+        num_heads=spec.heads,
+        norm_pix_loss=True,
+    ).to(asked.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
     images = torch.randn(batch, 3, spec.image_size, spec.image_size, device=asked.device)
 
@@ -241,9 +245,14 @@ def official_dino(spec: ViTSpec, batch: int, asked: argparse.Namespace) -> Calla
 
     def network(drop_path: float) -> torch.nn.Module:
         vit = VisionTransformer(
-            patch_size=spec.patch_size, embed_dim=spec.width, depth=spec.depth, num_heads=spec.heads, mlp_ratio=4,
-            qkv_bias=True, drop_path_rate=drop_path,
-        )  # fmt: skip
+            patch_size=spec.patch_size,
+            embed_dim=spec.width,
+            depth=spec.depth,
+            num_heads=spec.heads,
+            mlp_ratio=4,
+            qkv_bias=True,
+            drop_path_rate=drop_path,
+        )
         return utils.MultiCropWrapper(vit, DINOHead(spec.width, 65536)).to(asked.device)
 
     student, teacher = network(0.1), network(0.0)

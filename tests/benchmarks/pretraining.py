@@ -123,13 +123,30 @@ def main() -> None:
         measure(asked.rows[0], asked.precision[0], asked)
         return
     print(f"load average {os.getloadavg()[0]:.2f} (numbers under load are worthless), batch {asked.batch}")
-    print(f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
-          f"{'share':>6} {'MB/image':>9} {'formula':>7}")  # fmt: skip
+    print(
+        f"{'step':13} {'dtype':9} {'step s':>7} {'bare s':>7} {'ratio':>6} {'img/s':>6} {'TFLOP':>6} {'limit':>6} "
+        f"{'share':>6} {'MB/image':>9} {'formula':>7}"
+    )
     for row in asked.rows:
         for precision in asked.precision:
             more = ["--profile"] if asked.profile else []
-            subprocess.run([sys.executable, __file__, "--alone", "--rows", row, "--precision", precision, "--rounds",
-                            str(asked.rounds), "--batch", str(asked.batch), *more], check=True)  # fmt: skip
+            subprocess.run(
+                [
+                    sys.executable,
+                    __file__,
+                    "--alone",
+                    "--rows",
+                    row,
+                    "--precision",
+                    precision,
+                    "--rounds",
+                    str(asked.rounds),
+                    "--batch",
+                    str(asked.batch),
+                    *more,
+                ],
+                check=True,
+            )
 
 
 def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
@@ -161,9 +178,11 @@ def measure(row: str, precision: str, asked: argparse.Namespace) -> None:
     step, bare, limit = statistics.median(steps), statistics.median(bares), statistics.mean(limits)
     count, official = flops.get_total_flops(), official_flops(row)
     formula = f"{count / asked.batch / official:7.3f}" if official else f"{'-':>7}"
-    print(f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {asked.batch / step:6.2f} "
-          f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f} {formula}",
-          flush=True)  # fmt: skip
+    print(
+        f"{row:13} {precision:9} {step:7.3f} {bare:7.3f} {step / bare:6.3f} {asked.batch / step:6.2f} "
+        f"{count / 1e12:6.3f} {limit / 1e9:6.0f} {count / limit / step:6.2f} {memory:9.1f} {formula}",
+        flush=True,
+    )
 
 
 def views_of(method: Method, batch: int) -> dict[str, Tensor]:

@@ -117,10 +117,19 @@ def lowshot(rows: np.ndarray, labels: np.ndarray, queries: int) -> Counted:
     few = np.linspace(0, len(rows) - 1, len(rows) // 100).astype(np.int64)
     source = PreparedRows(features=rows, how="centre_and_normalise")
     fitter = Fitter(
-        train=source, labels=labels, val=PreparedRows(features=rows[:5000], how="centre_and_normalise"),
-        val_labels=labels[:5000], classes=CLASSES, lambdas=(0.1,), lambda_convention="divided by n", holdout=0.0,
-        solver="lbfgs", tolerance=None, max_iterations=None, seed=0,
-    )  # fmt: skip
+        train=source,
+        labels=labels,
+        val=PreparedRows(features=rows[:5000], how="centre_and_normalise"),
+        val_labels=labels[:5000],
+        classes=CLASSES,
+        lambdas=(0.1,),
+        lambda_convention="divided by n",
+        holdout=0.0,
+        solver="lbfgs",
+        tolerance=None,
+        max_iterations=None,
+        seed=0,
+    )
     found = fitter.fit("1percent", few, (0.1,), (), World())
     return 4.0 * len(few) * rows.shape[1] * CLASSES * found[0].record["iterations"], fit_bytes(
         len(few), rows.shape[1], CLASSES

@@ -171,8 +171,11 @@ def msn() -> Example:
         named = {tuple(name.split(".")[1:]): tensor.double() for name, tensor in export.extra.items()}
         ours = {f"{layers[int(number)]}.{kind}": tensor for (number, kind), tensor in named.items()}
         outputs = [msn_head(tokens[:, 0], ours, training) for training in (True, False)]
-        return [(outputs[0], record["step0/target_h"]), (outputs[1], msn_head(tokens[:, 0], theirs, training=False)),
-                (tokens, independent)]  # fmt: skip
+        return [
+            (outputs[0], record["step0/target_h"]),
+            (outputs[1], msn_head(tokens[:, 0], theirs, training=False)),
+            (tokens, independent),
+        ]
 
     return Example(importer="msn", options=ImportOptions(heads=config["heads"]), tree=tree, recorded=recorded)
 
@@ -317,8 +320,13 @@ def extrema() -> Example:
             else:
                 values = F.linear(values, weight, bias)
         teacher = under(tensors("extrema/cases.safetensors"), f"{case}/teacher/")
-        ours = {f"ca{last}": raw[:, 0], "instance_prenorm": raw[:, 0], "instance": tokens[:, 0],
-                "distributed": tokens[:, 1:], "projection": values}  # fmt: skip
+        ours = {
+            f"ca{last}": raw[:, 0],
+            "instance_prenorm": raw[:, 0],
+            "instance": tokens[:, 0],
+            "distributed": tokens[:, 1:],
+            "projection": values,
+        }
         return [(ours[name], teacher[name]) for name in ours if name in teacher]
 
     options = ImportOptions(heads=facts("extrema/meta.json")[model]["heads"])

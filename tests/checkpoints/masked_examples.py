@@ -44,8 +44,10 @@ def cae() -> Example:
 def cae_finetuned() -> Example:
     """What the official code fine-tunes: its norm behind the mean of the patches, a relative table in every block."""
     record = tensors("cae/cae_encoder.safetensors")
-    trunk = {name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: tensor
-             for name, tensor in under(record, "ckpt.encoder.").items()}  # fmt: skip
+    trunk = {
+        name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: tensor
+        for name, tensor in under(record, "ckpt.encoder.").items()
+    }
     for number in range(depth_of(trunk)):
         trunk[f"blocks.{number}.attn.relative_position_bias_table"] = record[f"finetune_rel.table{number}"]
         trunk[f"blocks.{number}.attn.relative_position_index"] = record["finetune_rel.index"]

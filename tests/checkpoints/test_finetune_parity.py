@@ -27,8 +27,11 @@ from probes.tasks.finetune import PROTOCOLS as FINETUNE
 TOLERANCE = 1e-6
 PAIR = ("weight", "bias")
 # SlowFast's names of the classifier and the norm in front of it -> ours.
-OURS = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in (("norm", "fc_norm"), ("head.projection", "head"))
-        for kind in PAIR}  # fmt: skip
+OURS = {
+    f"{theirs}.{kind}": f"{ours}.{kind}"
+    for theirs, ours in (("norm", "fc_norm"), ("head.projection", "head"))
+    for kind in PAIR
+}
 AVERAGE = FinetuneSettings(pool="avg", drop_path=0.0)
 PROJECTED = FinetuneSettings(pool="cls", projector=True, drop_path=0.0)
 

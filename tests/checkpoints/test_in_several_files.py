@@ -208,8 +208,13 @@ def test_wrappers_change_nothing(chain, tmp_path, digest):
 
 def deepspeed(tensors: dict[str, Tensor]) -> dict:
     """mp_rank_00_model_states.pt, as DeepSpeedEngine._save_checkpoint writes it."""
-    return {"module": {"teacher." + name: tensor for name, tensor in tensors.items()}, "optimizer": None,
-            "ds_version": "0.15.0", "ds_config": {"zero_optimization": {"stage": 2}}, "buffer_names": []}  # fmt: skip
+    return {
+        "module": {"teacher." + name: tensor for name, tensor in tensors.items()},
+        "optimizer": None,
+        "ds_version": "0.15.0",
+        "ds_config": {"zero_optimization": {"stage": 2}},
+        "buffer_names": [],
+    }
 
 
 def test_deepspeeds_states(tmp_path, digest):

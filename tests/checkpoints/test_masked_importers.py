@@ -75,8 +75,10 @@ def test_beits_family_without_layer_scale(key):
 
 def test_the_statistics_of_batch_norms_in_ibots_head_are_kept():
     """With norm_in_head=bn (models/head.py:65-105); without them a fine-tuning would take the norm for a layer norm."""
-    tree = {re.sub(r"(head\.mlp)\.(2|4)\.", lambda at: f"{at[1]}.{int(at[2]) * 3 // 2}.", name): tensor
-            for name, tensor in EXAMPLES["ibot"]().tree.items()}  # fmt: skip
+    tree = {
+        re.sub(r"(head\.mlp)\.(2|4)\.", lambda at: f"{at[1]}.{int(at[2]) * 3 // 2}.", name): tensor
+        for name, tensor in EXAMPLES["ibot"]().tree.items()
+    }
     kinds = ("weight", "bias", "running_mean", "running_var")
     norms = {
         f"mlp.{number}.{kind}": torch.rand(len(tree["teacher.head.mlp.0.bias"])) for number in (1, 4) for kind in kinds
@@ -151,8 +153,13 @@ def test_a_slowfast_file_with_its_optimiser(tmp_path):
     example = EXAMPLES["maskfeat"]()
     state = {name.removeprefix("model_state."): tensor for name, tensor in example.tree.items()}
     optimizer = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 0.1}]}
-    saved = {"epoch": 299, "model_state": state, "optimizer_state": optimizer, "cfg": "TASK: ssl\n",
-             "scaler_state": {"scale": 1024.0, "_growth_tracker": torch.tensor(2)}}  # fmt: skip
+    saved = {
+        "epoch": 299,
+        "model_state": state,
+        "optimizer_state": optimizer,
+        "cfg": "TASK: ssl\n",
+        "scaler_state": {"scale": 1024.0, "_growth_tracker": torch.tensor(2)},
+    }
     torch.save(saved, tmp_path / "ssl_checkpoint_epoch_00300.pyth")
     export = load(tmp_path / "ssl_checkpoint_epoch_00300.pyth", example.options)
     assert same_network(export, imported("maskfeat")) and export.facts["epochs"] == 300

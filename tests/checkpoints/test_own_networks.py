@@ -153,9 +153,11 @@ def test_what_needs_a_vit_does_not_take_it(nets):
 
 def test_threads_take_turns(nets):
     """A network that keeps something of a pass for the next line of the same pass."""
-    nets("\n\ndef keeping():\n    return Keeping()\n\n\nclass Keeping(Patches):\n    def forward(self, images):\n"
-         "        import time\n        self.kept = images\n        time.sleep(0.002)\n"
-         "        return super().forward(self.kept)\n")  # fmt: skip
+    nets(
+        "\n\ndef keeping():\n    return Keeping()\n\n\nclass Keeping(Patches):\n    def forward(self, images):\n"
+        "        import time\n        self.kept = images\n        time.sleep(0.002)\n"
+        "        return super().forward(self.kept)\n"
+    )
     network, found = opened("keeping").build(), {}
     images = {number: torch.full((1, 3, 16, 24), float(number)) for number in range(8)}
 

@@ -35,8 +35,13 @@ def test_it_is_recognised_and_computes_what_its_paper_says(name):
 def test_published_widths_have_their_heads():
     """facebookresearch/webssl, dinov2/vision_transformer.py and mae/mae.py."""
     assert {width: HEADS[width] for width in (1024, 1536, 2688, 3072, 3584, 4096)} == {
-        1024: 16, 1536: 24, 2688: 21, 3072: 24, 3584: 28, 4096: 32
-    }  # fmt: skip
+        1024: 16,
+        1536: 24,
+        2688: 21,
+        3072: 24,
+        3584: 28,
+        4096: 32,
+    }
 
 
 def test_aimv2_has_clips_statistics_and_heads_of_128_channels():

@@ -27,14 +27,22 @@ SPECS = {
     ),
     "norms after": replace(AXIAL, mlp="gated_packed", norm_after=True),
     "centred": replace(
-        AXIAL, rotary="centred", rotary_base=100.0, rotary_grid=0, rotary_pairs="halves", position="none",
-        class_position=False, registers=2, rotary_rounding="bfloat16", layer_scale=True,
+        AXIAL,
+        rotary="centred",
+        rotary_base=100.0,
+        rotary_grid=0,
+        rotary_pairs="halves",
+        position="none",
+        class_position=False,
+        registers=2,
+        rotary_rounding="bfloat16",
+        layer_scale=True,
     ),
     "mixed": replace(AXIAL, rotary="mixed", rotary_base=10.0, rotary_grid=0, rotary_first="column", key_bias=True),
     "fewer heads of keys": replace(
         AXIAL, architecture="vit_base_patch16_sapiens2", depth=12, width=96, heads=12, key_bias=True, split_qkv=True
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("key", SPECS)

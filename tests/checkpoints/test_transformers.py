@@ -33,8 +33,13 @@ MODELS = {
     "SiglipVision": dict(MLP),
     "Aimv2Vision": dict(MLP, is_native=False),
 }
-PREPARATION = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "resample": 2, "do_center_crop": True,
-               "size": {"shortest_edge": 40}}  # fmt: skip
+PREPARATION = {
+    "image_mean": [0.1, 0.2, 0.3],
+    "image_std": [0.4, 0.5, 0.6],
+    "resample": 2,
+    "do_center_crop": True,
+    "size": {"shortest_edge": 40},
+}
 
 
 def drawn(key: str) -> torch.nn.Module:

@@ -27,8 +27,13 @@ def counts(task) -> dict[str, float]:
 
 def test_steps_evaluations_and_states_are_counted():
     assert counts(UPERNET) == {
-        "libraries": 1, "start": 1, "training": 160, "states": 20, "evaluation": 8, "closing": 20_000
-    }  # fmt: skip
+        "libraries": 1,
+        "start": 1,
+        "training": 160,
+        "states": 20,
+        "evaluation": 8,
+        "closing": 20_000,
+    }
     found = counts(SEGMENTER)  # two rates on the first of two splits
     assert (found["start"], found["training"], found["states"]) == (3, 3 * 4 * 6, 3 * 8)
     assert found["evaluation"] == 3 * 2 * 8

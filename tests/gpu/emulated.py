@@ -25,15 +25,37 @@ CPU = torch.device("cpu")
 # Where the tests of this folder run: "cuda", "emulated" or "cpu".
 KIND = os.environ.get("BENCH_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "emulated")
 ATEN = torch.ops.aten
-FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace",
-             "logspace", "eye", "tensor", "as_tensor", "scalar_tensor", "tril_indices", "triu_indices",
-             "empty_strided")  # fmt: skip
+FACTORIES = (
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "arange",
+    "linspace",
+    "logspace",
+    "eye",
+    "tensor",
+    "as_tensor",
+    "scalar_tensor",
+    "tril_indices",
+    "triu_indices",
+    "empty_strided",
+)
 LIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 JOINED = {ATEN.cat.default, ATEN.stack.default}  # which want all on one device, numbers too
 COPIES = {ATEN.copy_.default, ATEN._to_copy.default}  # between devices
-BY_INDEX = {ATEN.index.Tensor, ATEN.index_put.default, ATEN.index_put_.default, ATEN._index_put_impl_.default,
-            ATEN._unsafe_index.Tensor}  # fmt: skip
+BY_INDEX = {
+    ATEN.index.Tensor,
+    ATEN.index_put.default,
+    ATEN.index_put_.default,
+    ATEN._index_put_impl_.default,
+    ATEN._unsafe_index.Tensor,
+}
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:

@@ -303,8 +303,10 @@ def post(root: Path, _) -> Splits:
     for split, name in (("train", "usps.bz2"), ("val", "usps.t.bz2")):
         labels, pixels = list(range(10)), np.zeros((10, 16, 16), np.uint8)
         pixels[:, 3, 4] = 255
-        rows = [f"{label + 1} " + " ".join(f"{n + 1}:{value / 127.5 - 1:g}" for n, value in enumerate(image.ravel()))
-                for label, image in zip(labels, pixels, strict=True)]  # fmt: skip
+        rows = [
+            f"{label + 1} " + " ".join(f"{n + 1}:{value / 127.5 - 1:g}" for n, value in enumerate(image.ravel()))
+            for label, image in zip(labels, pixels, strict=True)
+        ]
         (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
         found[split] = numbered(map(str, range(10)), labels, pixels)
     return found

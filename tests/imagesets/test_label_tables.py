@@ -13,8 +13,12 @@ from imagesets.check import check_image_set
 from imagesets.sets import open_set, parse_url
 
 CLASSES = ("ant", "bee", "cat")
-NAMES = [f"{split}/{name}/{split}-{name}-{n}.jpg" for split, count in (("train", 5), ("val", 2)) for name in CLASSES
-         for n in range(count)]  # fmt: skip
+NAMES = [
+    f"{split}/{name}/{split}-{name}-{n}.jpg"
+    for split, count in (("train", 5), ("val", 2))
+    for name in CLASSES
+    for n in range(count)
+]
 
 
 @pytest.fixture
@@ -125,8 +129,10 @@ def test_numbers_are_classes_in_the_order_of_numbers_and_fractions_are_none(fold
 def test_several_labels_an_image(folder, tmp_path, header):
     shown = {file: {name, "cat"} for file, name in labelled()}
     one = len(header) == 2
-    rows = [(file, "|".join(sorted(names))) if one else (file, *(int(name in names) for name in CLASSES))
-            for file, names in shown.items()]  # fmt: skip
+    rows = [
+        (file, "|".join(sorted(names))) if one else (file, *(int(name in names) for name in CLASSES))
+        for file, names in shown.items()
+    ]
     root = flat(folder, tmp_path / "x", {"train": "train", "val": "val"}, "labels.csv", rows, header)
     for split, count in (("train", 15), ("val", 6)):
         found = open_set(f"folder:{root}" + "?separator=bar" * one, split)
@@ -158,8 +164,10 @@ def test_rows_without_images_and_images_without_rows(folder, tmp_path):
 def test_paths_that_begin_elsewhere_and_tables_that_are_none(folder, tmp_path):
     root = tmp_path / "x"
     rows = [(f"{root}/{'train' if 'train' in file else 'val'}/{file}", name) for file, name in labelled()]
-    rows = [(path.replace(f"{root}/", "").replace("/", "\\"), name) if n % 2 else (path, name)
-            for n, (path, name) in enumerate(rows)]  # fmt: skip
+    rows = [
+        (path.replace(f"{root}/", "").replace("/", "\\"), name) if n % 2 else (path, name)
+        for n, (path, name) in enumerate(rows)
+    ]
     same(f"folder:{flat(folder, root, {'train': 'train', 'val': 'val'}, 'labels.csv', rows)}", folder)
     url = f"folder:{root}?labels=labels.csv"
     for text, said in (

@@ -34,10 +34,19 @@ def knn(rows: np.ndarray, labels: np.ndarray) -> None:
 def fitter(rows: np.ndarray, labels: np.ndarray) -> Fitter:
     source = PreparedRows(features=rows, how="centre_and_normalise")
     return Fitter(
-        train=source, labels=labels, val=PreparedRows(features=rows[:500], how="normalise"), val_labels=labels[:500],
-        classes=CLASSES, lambdas=(0.1,), lambda_convention="as is", holdout=0.0, solver="lbfgs", tolerance=None,
-        max_iterations=None, seed=0,
-    )  # fmt: skip
+        train=source,
+        labels=labels,
+        val=PreparedRows(features=rows[:500], how="normalise"),
+        val_labels=labels[:500],
+        classes=CLASSES,
+        lambdas=(0.1,),
+        lambda_convention="as is",
+        holdout=0.0,
+        solver="lbfgs",
+        tolerance=None,
+        max_iterations=None,
+        seed=0,
+    )
 
 
 def lowshot(rows: np.ndarray, labels: np.ndarray) -> None:

@@ -25,8 +25,9 @@ def uneven(split: str, reports: str = "mean per class") -> ImageSet:
     digits = open_set("digits:", split)
     rows = [np.flatnonzero(digits.labels == label)[:count] for label, count in ((3, 45), (5, 30), (8, 10))]
     labels = np.repeat(np.arange(3), [len(each) for each in rows])
-    return replace(digits, labels=labels, classes=("3", "5", "8"), images=digits.images.take(np.concatenate(rows)),
-        reports=reports)  # fmt: skip
+    return replace(
+        digits, labels=labels, classes=("3", "5", "8"), images=digits.images.take(np.concatenate(rows)), reports=reports
+    )
 
 
 def test_the_mean_over_classes_is_sklearns_balanced_accuracy():

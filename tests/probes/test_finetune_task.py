@@ -117,9 +117,18 @@ def test_images_are_augmented_as_timm_does():
     ours, image = training_transform(QUICK, 16, (0.5,) * 3, (0.5,) * 3), open_set("tiny:", "train").image(0)
     policy, chance = QUICK.policy, QUICK.erase
     theirs = create_transform(
-        16, is_training=True, scale=(QUICK.crop_scale, 1.0), hflip=QUICK.flip, color_jitter=None,
-        auto_augment=policy, interpolation="bicubic", re_prob=chance, re_mode="pixel", mean=(0.5,) * 3, std=(0.5,) * 3,
-    )  # fmt: skip
+        16,
+        is_training=True,
+        scale=(QUICK.crop_scale, 1.0),
+        hflip=QUICK.flip,
+        color_jitter=None,
+        auto_augment=policy,
+        interpolation="bicubic",
+        re_prob=chance,
+        re_mode="pixel",
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
     for number in range(20):
         found = []
         for transform in (ours, theirs):

@@ -55,11 +55,16 @@ class ClassAttention:
             chosen = of_heads(maps[:, -grid[0] * grid[1] :].unflatten(-1, grid), self.heads)
         return [
             [
-                Panel(values=one.numpy(), size=image.size, low=0.0, title=title,
-                      caption=f"maximum {float(one.max()):.2g}, patches {float(one.sum()):.0%}")
+                Panel(
+                    values=one.numpy(),
+                    size=image.size,
+                    low=0.0,
+                    title=title,
+                    caption=f"maximum {float(one.max()):.2g}, patches {float(one.sum()):.0%}",
+                )
                 for title, one in chosen.items()
             ]
-        ]  # fmt: skip
+        ]
 
     @torch.inference_mode()
     def maps(self, viewer: Viewer, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:

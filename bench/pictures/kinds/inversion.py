@@ -181,8 +181,16 @@ class Inversion:
         with viewer.named():
             if hidden.any() and viewer.spec.relative_position != "none":
                 raise ValueError("relative positions need all patches of an image; add --set mask_ratios=0")
-            said, _ = inverted(viewer.backbone.vit, image, keep, partial(for_network, viewer), self.steps, self.lr,
-                               seeds[0], progress.advance)  # fmt: skip
+            said, _ = inverted(
+                viewer.backbone.vit,
+                image,
+                keep,
+                partial(for_network, viewer),
+                self.steps,
+                self.lr,
+                seeds[0],
+                progress.advance,
+            )
         seen = as_image(image[0], preparation, hidden.reshape(grid))
         drawn = said[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         error = hidden_error(as_image(image[0], preparation), drawn, hidden.reshape(grid))
