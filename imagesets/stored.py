@@ -107,34 +107,25 @@ def stored_set(
     bare = (images.called or images.names) if isinstance(images, FileImages) else images.names
     if labels.ndim == 2:
         order = np.array(sorted(range(len(bare)), key=list(bare).__getitem__))
-        ordered = images.renamed(order, bare.take(order))
-        return ImageSet(
-            url=url,
-            split=split,
-            classes=tuple(classes),
-            labels=labels[order],
-            images=ordered,
-            notes=tuple(notes),
-            reports=reports,
-        )
-    low, high = labels.min(), labels.max()
-    if not 0 <= low <= high < len(classes):
-        raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
-    empty = [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]
-    if empty and not complete and split == "val":
-        notes = [*notes, f"{len(empty)} of {len(classes)} classes have no image in val, {empty[0]!r} first"]
-    elif empty:
-        raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
-    order, names, double = _in_folders(classes, labels, bare)
-    if double:
-        raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
-    ordered = images.renamed(order, names)
+        names = bare.take(order)
+    else:
+        low, high = labels.min(), labels.max()
+        if not 0 <= low <= high < len(classes):
+            raise ValueError(f"{url}: labels from {low} to {high}, and {len(classes)} classes; correct one of them")
+        empty = [classes[label] for label in np.setdiff1d(np.arange(len(classes)), labels)]
+        if empty and not complete and split == "val":
+            notes = [*notes, f"{len(empty)} of {len(classes)} classes have no image in val, {empty[0]!r} first"]
+        elif empty:
+            raise ValueError(f"{url}: no image of class {short_list(empty)} in {split}; fill or remove it")
+        order, names, double = _in_folders(classes, labels, bare)
+        if double:
+            raise ValueError(f"{url}: two images of {split} are called {double!r}; give them names of their own")
     return ImageSet(
         url=url,
         split=split,
         classes=tuple(classes),
         labels=labels[order],
-        images=ordered,
+        images=images.renamed(order, names),
         notes=tuple(notes),
         reports=reports,
     )
