@@ -561,7 +561,7 @@ def report(
     ValueError for a folder without results.
     """
     with commands():
-        from bench.report_page.page import report_page
+        from bench.reporting.page import report_page
         from bench.results.record import check_folder
         from engine.files import write_atomic
 
@@ -661,9 +661,9 @@ def visualize(
     with commands():
         from bench.cli.checks import chosen_device
         from bench.cli.settings import setting_text
-        from bench.pictures.drawing import chosen_kind, draw_pictures
-        from bench.pictures.pictures import Format
-        from bench.pictures.shown import PictureRequest, checkpoints_of
+        from bench.reporting.drawing import chosen_kind, draw_pictures
+        from bench.reporting.panels import Format
+        from bench.reporting.viewers import PictureRequest, checkpoints_of
         from engine.optional import require
 
         require("matplotlib")

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code of the evaluation, or 75 where a signal stopped a training; an earlier demo's network is used."""
-    from bench.pretraining.demo import evaluate_demo, pretrain
+    from bench.demo import evaluate_demo, pretrain
     from engine.training.interruptions import STOPPED
 
     folders = pretrain(arguments.out / "pretraining", arguments.seed)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 also when some result file is damaged: the page names it."""
-    from bench.report_page.page import report_page
+    from bench.reporting.page import report_page
     from bench.results.record import check_folder
     from engine.files import write_atomic
     from engine.optional import require

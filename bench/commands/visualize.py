@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.cli.arguments import positive_integer, whole_number
 from engine.extensions import one_line
 
-KINDS = sorted((Path(__file__).parents[1] / "pictures" / "kinds").glob("[!_]*.py"))
+KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
 EXAMPLES = """examples:
   bench visualize attention --checkpoint runs/mae timm:vit_small_patch16_224.dino --images photos --out figures
   bench visualize pca --checkpoint A B --images cat.jpg dog.jpg --size 448 --set patches=foreground --out figures
@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
     from bench.cli.checks import check_writable, chosen_device
-    from bench.pictures.drawing import chosen_kind, draw_pictures
-    from bench.pictures.shown import PictureRequest, checkpoints_of
+    from bench.reporting.drawing import chosen_kind, draw_pictures
+    from bench.reporting.viewers import PictureRequest, checkpoints_of
     from engine.optional import require
     from engine.printing import say
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -330,12 +331,9 @@ except ImportError as error:
     assert done.stdout.startswith(f"'{tmp_path / 'engine.py'}' hides the package 'engine' of bench"), done.stderr
 
 
-def test_functions_keep_their_names_beside_packages(tmp_path):
-    from bench.board.files import rewrite
-    from bench.report_page.page import report_page
-
-    assert callable(rewrite) and callable(report_page)
-    assert (api.leaderboard.__module__, api.report.__module__) == ("bench.api", "bench.api")
+def test_no_module_hides_a_function():
+    for name in api.__all__:
+        assert find_spec(f"bench.{name}") is None, f"importing bench/{name} would put it in the place of bench.{name}()"
 
 
 def test_options_have_the_words_and_defaults_of_the_command_line():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import demo
 from bench.commands import demo as command
-from bench.pretraining import demo
-from bench.pretraining.demo import NETWORKS, pretrained
+from bench.demo import NETWORKS, pretrained
 from imagesets.sets import open_set
 from pretrain.loop.trainer import Trainer
 

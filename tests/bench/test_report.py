@@ -16,10 +16,10 @@ import pytest
 from made_results import EVIL, made_checkpoint, save_result
 from shown_results import result
 
-from bench.report_page.contents import contents, grounds, headline, provenance, verdict
-from bench.report_page.figures import log_of, training_figure
-from bench.report_page.page import figures_of, packed, page_of, report_page
-from bench.report_page.views import image_view
+from bench.reporting.contents import contents, grounds, headline, provenance, verdict
+from bench.reporting.figures import log_of, training_figure
+from bench.reporting.page import figures_of, packed, page_of, report_page
+from bench.reporting.views import image_view
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured

@@ -8,8 +8,8 @@ import torch
 from made_results import made_checkpoint, save_result
 from shown_results import result
 
-from bench.report_page.page import report_page
-from bench.report_page.scenes import FAR_APART, class_colours, labelled_things, scene_view
+from bench.reporting.page import report_page
+from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, scene_view
 from bench.results.record import DataUsed
 from bench.statistics.matching import Measured
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes

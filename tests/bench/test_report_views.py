@@ -9,11 +9,12 @@ from made_results import made_checkpoint, save_result
 from PIL import Image
 from shown_results import result
 
-from bench.pictures.pictures import Panel, PanelRow, Picture, encoded
-from bench.report_page import visualized
-from bench.report_page.figures import calibration_figure, lines_figure
-from bench.report_page.page import report_page
-from bench.report_page.views import (
+from bench.reporting import saved_pictures
+from bench.reporting.figures import calibration_figure, lines_figure
+from bench.reporting.page import report_page
+from bench.reporting.panels import Panel, PanelRow, Picture, encoded
+from bench.reporting.saved_pictures import PictureRecord
+from bench.reporting.views import (
     calibration_error,
     confusion,
     learning_curve,
@@ -22,7 +23,6 @@ from bench.report_page.views import (
     reliability,
     view_of,
 )
-from bench.report_page.visualized import PictureRecord
 from bench.results.record import DataUsed
 from bench.statistics.matching import read_measured
 from imagesets.sets import open_set
@@ -94,7 +94,9 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
 
 def test_no_command_names_a_network_that_a_program_held():
     facts = {"source": "module:memory:Sequential-1a2b3c4d (structure 5e6f)"}
-    assert not visualized._can_be_named(facts) and visualized._can_be_named({"source": "module:mynets:resnet18"})
+    assert not saved_pictures._can_be_named(facts) and saved_pictures._can_be_named(
+        {"source": "module:mynets:resnet18"}
+    )
 
 
 def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
@@ -112,7 +114,7 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     text = report_page(board)
     assert "c1 (here &lt;mine&gt;)" in text and "A &lt;note&gt;." in text and text.count("data:image/png;base64,") == 1
     assert ">copy/pca.png</span>" in text and not re.search("others/|cache/pca|torn|photo|bench visualize pca", text)
-    monkeypatch.setattr(visualized, "PAGE", 1000)
+    monkeypatch.setattr(saved_pictures, "PAGE", 1000)
     assert "there is no room on this page: copy/pca.png" in report_page(board)
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.pictures.drawing import KINDS, chosen_kind
-from bench.pictures.kinds.attention import Attention
-from bench.pictures.kinds.class_attention import ClassAttention
-from bench.pictures.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
-from bench.pictures.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
-from bench.pictures.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
-from bench.pictures.kinds.retrieval import Retrieval
-from bench.pictures.pictures import Box, Panel, PanelRow, Picture, encoded
-from bench.pictures.shown import PictureRequest, Viewer, checkpoints_of, points_at
-from bench.report_page.visualized import KEY, record_in
+from bench.reporting.drawing import KINDS, chosen_kind
+from bench.reporting.kinds.attention import Attention
+from bench.reporting.kinds.class_attention import ClassAttention
+from bench.reporting.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
+from bench.reporting.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
+from bench.reporting.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
+from bench.reporting.kinds.retrieval import Retrieval
+from bench.reporting.panels import Box, Panel, PanelRow, Picture, encoded
+from bench.reporting.saved_pictures import KEY, record_in
+from bench.reporting.viewers import PictureRequest, Viewer, checkpoints_of, points_at
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec

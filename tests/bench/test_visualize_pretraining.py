@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from small_trainings import digits, trainer
 
-from bench.pictures.inputs import as_image, given_views, method_views, visible_patches
-from bench.pictures.kinds.masks import Masks, panel_rows, view_panel
-from bench.pictures.kinds.reconstruction import ShownRun, pixel_error, rebuilt_image
-from bench.pictures.shown import checkpoints_of
+from bench.reporting.kinds.masks import Masks, panel_rows, view_panel
+from bench.reporting.kinds.reconstruction import ShownRun, pixel_error, rebuilt_image
+from bench.reporting.network_inputs import as_image, given_views, method_views, visible_patches
+from bench.reporting.viewers import checkpoints_of
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 from pretrain.method import Method

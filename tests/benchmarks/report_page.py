@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.report_page.contents import contents
-from bench.report_page.page import page_of
+from bench.reporting.contents import contents
+from bench.reporting.page import page_of
 from bench.results.board import board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result
 from bench.statistics.matching import Measured

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from bench.pictures.inputs import as_image, method_views
-from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import PictureRequest, ShownCheckpoint, middle, required
+from bench.reporting.network_inputs import as_image, method_views
+from bench.reporting.panels import Block, Panel, Picture, arranged
+from bench.reporting.viewers import PictureRequest, ShownCheckpoint, middle, required
 from checkpoints.export import is_export
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method

@@ -6,10 +6,10 @@ Read off each method's own views and forward pass, with its initial weights.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bench.pictures.inputs import GivenView, as_image, given_views, method_views
-from bench.pictures.pictures import Panel, PanelRow, Picture
-from bench.pictures.shown import PictureRequest
 from bench.pretraining.recipes import choose_recipe
+from bench.reporting.network_inputs import GivenView, as_image, given_views, method_views
+from bench.reporting.panels import Panel, PanelRow, Picture
+from bench.reporting.viewers import PictureRequest
 from checkpoints.spec import Preparation
 from engine import checks
 from engine.extensions import load_extension, source_files

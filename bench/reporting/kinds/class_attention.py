@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import (
+from bench.reporting.panels import Block, Panel, Picture, arranged
+from bench.reporting.viewers import (
     PictureRequest,
     ShownImage,
     Viewer,

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import PictureRequest, Viewer, block_text, viewers
+from bench.reporting.panels import Block, Panel, Picture, arranged
+from bench.reporting.viewers import PictureRequest, Viewer, block_text, viewers
 from engine import checks
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.

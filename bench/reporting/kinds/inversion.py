@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.pictures.inputs import as_image
-from bench.pictures.pictures import Block, Panel, Picture, arranged
-from bench.pictures.shown import PictureRequest, Viewer, viewers
+from bench.reporting.network_inputs import as_image
+from bench.reporting.panels import Block, Panel, Picture, arranged
+from bench.reporting.viewers import PictureRequest, Viewer, viewers
 from checkpoints.vit import ViT
 from engine import checks
 from engine.progress import Progress

@@ -11,7 +11,7 @@ import torch
 
 from bench.pretraining.recipes import choose_recipe
 from bench.pretraining.run import prepared
-from bench.report_page.page import report_page
+from bench.reporting.page import report_page
 from bench.run.prepare import RunRequest
 from bench.run.runner import run_suite
 from bench.statistics.compare import Wanted, compare, conclusion

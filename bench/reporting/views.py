@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.report_page.contents import ReportContents, ShownTable
-from bench.report_page.figures import calibration_figure, in_unit, lines_figure
-from bench.report_page.scenes import Opened, SceneView, on_this_machine, scene_view, small_picture
+from bench.reporting.contents import ReportContents, ShownTable
+from bench.reporting.figures import calibration_figure, in_unit, lines_figure
+from bench.reporting.scenes import Opened, SceneView, on_this_machine, scene_view, small_picture
 from bench.results.board import group_of
 from bench.results.record import Result
 from bench.statistics.matching import Measured, array_of

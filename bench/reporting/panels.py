@@ -13,8 +13,8 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from bench.report_page.figures import COLOURS, DASHES
-from bench.report_page.visualized import KEY, PictureRecord
+from bench.reporting.figures import COLOURS, DASHES
+from bench.reporting.saved_pictures import KEY, PictureRecord
 from engine.printing import printable
 
 Format = Literal["png", "svg"]

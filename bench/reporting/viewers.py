@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.pictures.pictures import Panel, PanelMarks, Spot
+from bench.reporting.panels import Panel, PanelMarks, Spot
 from bench.run.checkpoints import checked_name, default_name, opened
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport

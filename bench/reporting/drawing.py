@@ -1,4 +1,4 @@
-"""From a kind of picture and what to show to files. Every file of bench/pictures/kinds/ is a kind."""
+"""From a kind of picture and what to show to files. Every file of bench/reporting/kinds/ is a kind."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from bench.cli.settings import changed, read_changes
-from bench.pictures.pictures import Format, encoded
-from bench.pictures.shown import PictureRequest
-from bench.report_page.visualized import PictureRecord
+from bench.reporting.panels import Format, encoded
+from bench.reporting.saved_pictures import PictureRecord
+from bench.reporting.viewers import PictureRequest
 from engine.files import write_atomic
 from engine.printing import did_you_mean
 
@@ -20,7 +20,7 @@ def kind_module(kind: str) -> ModuleType:
     """The file of a kind. ValueError gives the choices."""
     if kind not in KINDS:
         raise ValueError(f"no kind of picture is called {kind!r}{did_you_mean(kind, list(KINDS))}")
-    return importlib.import_module(f"bench.pictures.kinds.{KINDS[kind].stem}")
+    return importlib.import_module(f"bench.reporting.kinds.{KINDS[kind].stem}")
 
 
 def settings_class(kind: str) -> type:

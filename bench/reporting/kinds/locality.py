@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from bench.pictures.pictures import Box, Panel, PanelRow, Picture
-from bench.pictures.shown import Naming, PictureRequest, Viewer, image_panel, middle, read_image, viewers
+from bench.reporting.panels import Box, Panel, PanelRow, Picture
+from bench.reporting.viewers import Naming, PictureRequest, Viewer, image_panel, middle, read_image, viewers
 from engine import checks
 from imagesets.selection import evenly
 from imagesets.sets import open_set

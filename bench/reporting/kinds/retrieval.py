@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.pictures.pictures import Block, Box, Panel, Picture, Spot, arranged
-from bench.pictures.shown import (
+from bench.reporting.panels import Block, Box, Panel, Picture, Spot, arranged
+from bench.reporting.viewers import (
     PictureRequest,
     ShownImage,
     Viewer,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from bench.report_page.contents import ReportContents
+from bench.reporting.contents import ReportContents
 from bench.results.record import Result
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image

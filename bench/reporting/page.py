@@ -7,10 +7,10 @@ from pathlib import Path
 
 from bench.board.files import ties_in
 from bench.published.rows import with_published
-from bench.report_page.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
-from bench.report_page.figures import cost_figure, in_unit, log_of, training_figure
-from bench.report_page.views import TableView, views_of
-from bench.report_page.visualized import ReportPictures, report_pictures
+from bench.reporting.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
+from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
+from bench.reporting.saved_pictures import ReportPictures, report_pictures
+from bench.reporting.views import TableView, views_of
 from bench.results.board import board_of
 from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS
