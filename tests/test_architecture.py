@@ -5,7 +5,16 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LEVEL = {"engine": 0, "imagesets": 1, "checkpoints": 1, "probes": 2, "downstream": 2, "pretrain": 2, "bench": 3}
+LEVEL = {
+    "engine": 0,
+    "imagesets": 1,
+    "checkpoints": 1,
+    "probes": 2,
+    "downstream": 2,
+    "pretrain": 2,
+    "bench": 3,
+    "tools": 4,
+}
 FILES = sorted(path for package in LEVEL for path in (ROOT / package).rglob("*.py"))
 HEAVY = {"mmseg", "mmdet", "mmengine", "mmcv", "faiss", "cyanure", "matplotlib", "torch", "timm", "sklearn", "scipy"}
 

@@ -10,7 +10,6 @@ from own_networks import write_networks
 from PIL import Image
 
 from bench.cli.settings import Change, changed, meanings, setting_text
-from bench.development.protocols import PAGE, ROOT, own_tasks, protocol_page, protocol_versions, read_record
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load, load_frozen
 from checkpoints.spec import Preparation, ViTSpec
@@ -18,6 +17,7 @@ from checkpoints.vit import ViT
 from engine.extensions import load_extension, source_files
 from engine.tasks import Outcome, Task, Workspace, settings_of
 from engine.work import Scale
+from tools.protocols import PAGE, ROOT, own_tasks, protocol_page, protocol_versions, read_record
 
 TASKS = {key: load_extension(kind, key) for kind in ("probes", "downstream") for key in source_files(kind)}
 PROTOCOLS = {name: protocol for module in TASKS.values() for name, protocol in module.PROTOCOLS.items()}
@@ -90,12 +90,12 @@ def test_the_file_defines_what_a_task_file_must(key):
 
 
 def test_a_changed_protocol_has_a_new_version():
-    """When this fails, raise the version of what you changed and run `bench dev protocols`."""
+    """When this fails, raise the version of what you changed and run `python -m tools.protocols`."""
     assert protocol_versions(own_tasks()) == read_record(ROOT)
 
 
 def test_the_page_of_protocols_is_that_of_the_code():
-    """When this fails, run `bench dev protocols`."""
+    """When this fails, run `python -m tools.protocols`."""
     assert (ROOT / PAGE).read_text() == protocol_page(own_tasks())
 
 

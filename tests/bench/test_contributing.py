@@ -22,7 +22,7 @@ BLOCKS = {Path(name): code for name, code in re.findall(r"```python\n# (\S+\.py)
 FILES = {path: code for path, code in BLOCKS.items() if path.parts[0] != "tests"}
 CONTRACTS = re.findall(r"^pytest (\S+) -k (\w+)$", TEXT, re.MULTILINE)
 ROOT = Path(__file__).parents[2]
-PARTS = ("bench", "engine", "imagesets", "checkpoints", "probes", "downstream", "pretrain", "tests", "docs")
+PARTS = ("bench", "engine", "imagesets", "checkpoints", "probes", "downstream", "pretrain", "tools", "tests", "docs")
 # The dense task once more, for the layout.
 DENSE = FILES[Path("downstream/tasks/patch_means_ade20k.py")]
 PAIRS = {
@@ -72,7 +72,7 @@ def test_as_files_of_the_folders_they_pass_the_contracts_that_the_pages_name(tmp
     paths, names = (sorted(set(column)) for column in zip(*CONTRACTS, strict=True))
     assert {"centroid", "rankme", "patch_means", "denoise", "mylab"} == set(names)
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *paths, "-k", " or ".join(names), "-rA"]
-    for words in (["-c", "from bench.__main__ import main; main()", "dev", "protocols"], tests):
+    for words in (["-m", "tools.protocols"], tests):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert all(re.search(rf"PASSED \S*{name}", done.stdout) for name in names)

@@ -13,10 +13,10 @@ import torch
 from random_networks import randomise
 from timm.models import save_for_hf
 
-from bench.development.timm_page import description_of, outcome, outline
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.timm_models import pretrained_names
+from tools.timm_page import description_of, outcome, outline
 
 NAMES = pretrained_names()
 PAGE = (Path(__file__).parents[2] / "docs/timm.md").read_text()
@@ -101,7 +101,7 @@ def test_a_selection_of_names(architecture, tmp_path):
 
 
 def test_the_page_holds_every_name():
-    """When this fails, run `bench dev timm`."""
+    """When this fails, run `python -m tools.timm_page`."""
     assert {name: [tag.strip("`") for tag in tags.split(", ")] for name, (tags, _) in ROWS.items()} == NAMES
 
 

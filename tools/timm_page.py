@@ -1,4 +1,4 @@
-"""docs/timm.md, written from timm's list of pretrained models: which ViTs are imported, and why others are not."""
+"""`python -m tools.timm_page` writes docs/timm.md: which ViTs of timm are imported, and why others are not."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,7 +11,10 @@ from torch import nn
 from checkpoints.skip_init import skip_init
 from checkpoints.spec import ViTSpec
 from checkpoints.timm_models import pretrained_names, spec_of
+from engine.files import write_atomic
+from engine.printing import say
 
+ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/timm.md")
 INTRODUCTION = """# timm's Vision Transformers
 
@@ -26,7 +29,7 @@ They are {names} names of {architectures} architectures; {imported} names are im
 hierarchical (Swin, MViT, Hiera), of other blocks (CaiT, XCiT, VOLO, CrossViT), or parts of language models that take
 any number of patches (Qwen, Gemma, DeepSeek); `bench import` says so of each.
 
-`bench dev timm` writes this page from timm {version}: do not edit it by hand.
+`python -m tools.timm_page` writes this page from timm {version}: do not edit it by hand.
 """
 
 
@@ -82,3 +85,8 @@ def _table(title: str, column: str, rows: dict[str, tuple[list[str], str]]) -> I
     for name, (tags, text) in rows.items():
         yield f"| `{name}` | {', '.join(f'`{tag}`' for tag in tags)} | {text} |"
     yield ""
+
+
+if __name__ == "__main__":
+    write_atomic(ROOT / PAGE, timm_page())
+    say(f"written: {PAGE}")

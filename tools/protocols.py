@@ -1,4 +1,4 @@
-"""The record of every protocol's version and settings, and what changed since it was written.
+"""`python -m tools.protocols` records the versions and settings of all protocols, and says what changed.
 
 `tests/golden/protocols.json` maps a protocol to [version, digest of its settings]. tests/test_task_contract.py compares
 it with the code, so that no setting changes unnoticed.
@@ -17,9 +17,10 @@ from typing import Any
 from bench.run.suites import KINDS
 from engine.extensions import FOLDERS, load_extension, source_files
 from engine.files import digest, write_atomic
+from engine.printing import say
 from engine.tasks import Protocol, Task, settings_of
 
-ROOT = Path(__file__).parents[2]  # of the checkout
+ROOT = Path(__file__).parents[1]  # of the checkout
 RECORD = Path("tests/golden/protocols.json")
 
 Versions = Mapping[str, tuple[int, str]]  # protocol -> version, digest of its settings
@@ -42,11 +43,9 @@ def protocol_versions(tasks: Mapping[str, ModuleType]) -> Versions:
 
 
 def read_record(root: Path) -> Versions:
-    """The record of a checkout. ValueError where there is none."""
-    path = root / RECORD
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; run this in a checkout that pip install -e installed")
-    return {name: (version, value) for name, (version, value) in json.loads(path.read_text()).items()}
+    """The record of a checkout."""
+    record = json.loads((root / RECORD).read_text())
+    return {name: (version, value) for name, (version, value) in record.items()}
 
 
 def update_record(root: Path, now: Versions) -> list[str]:
@@ -90,7 +89,7 @@ A protocol is a task with the settings of one source, such as `knn@dino`. Its ve
 digest of its settings is recorded and held by a test. `bench run --suite NAME` takes a suite, a task or a protocol, or
 several with commas between them.
 
-`bench dev protocols` writes this page from the code: do not edit it by hand.
+`python -m tools.protocols` writes this page from the code: do not edit it by hand.
 """
 
 
@@ -149,3 +148,15 @@ def _value(value: Any) -> str:
     if len(value) > MAX_SHOWN:
         return f"{value[0]},...,{value[-1]} ({len(value)} values)"
     return ",".join(map(str, value)) or "()"
+
+
+def main() -> None:
+    """Record the protocols of the code, write the page, and say what changed."""
+    tasks = own_tasks()
+    lines = update_record(ROOT, protocol_versions(tasks))
+    write_atomic(ROOT / PAGE, protocol_page(tasks))
+    say(*(lines or ["no protocol changed"]), f"written: {RECORD}, {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

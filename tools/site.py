@@ -159,7 +159,7 @@ def literal(text: str) -> str:
     return "".join(part if part.startswith("`") else part.translate(str.maketrans(signs)) for part in parts)
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 NOTEBOOK = "docs/notebook.ipynb"
 # Files of the repository whose pages in the site are called otherwise.
 CALLED = {
