@@ -32,6 +32,11 @@ def class_token(vit: ViT, images: Tensor, keep: Tensor | None = None) -> Tensor:
     return vit.normalise(tokens[:, :1])[:, 0]
 
 
+def class_tokens(vit: ViT, crops: Tensor) -> Tensor:
+    """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
+    return class_token(vit, crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
+
+
 def mlp(
     dims: Sequence[int],
     *,

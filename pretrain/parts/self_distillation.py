@@ -15,7 +15,7 @@ from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
 from engine import checks
 from pretrain.method import Encoder, Method, TrainProgress
-from pretrain.parts.heads import Norm, PrototypeHead, class_token, projector_tensors
+from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
 from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.parts.weights import truncated_vit
@@ -121,7 +121,7 @@ class Branch(nn.Module):
 
     def class_tokens(self, crops: Tensor) -> Tensor:
         """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
-        return class_token(self.vit, crops.flatten(0, 1)).view(*crops.shape[:2], -1)
+        return class_tokens(self.vit, crops)
 
     def forward(self, crops: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Crops by size -> their logits (B, V, K): the encoder runs once a size, the head once on all of them, so

@@ -1,0 +1,240 @@
+"""LeJEPA (Balestriero and LeCun 2025): views of an image agree, and their projections are a standard Gaussian.
+
+No teacher, no stop-gradient, no schedule but the rate's. SIGReg compares the projections with the Gaussian in random
+directions, by the statistic of Epps and Pulley (1983). Written from the paper; defaults are its scripts' (README.md of
+rbalestr-lab/lejepa eddffdd), `imagenette` is MINIMAL.md of the same, `imagenette_vit_s16` the first author's library
+(galilai-group/stable-pretraining d15ec96, methods/lejepa.py), whose loss differs in three settings.
+B images of this process, G global and N local crops, V = G + N views, K projected width, S directions, T points.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from engine.distributed import current_world
+from engine.precision import to_float32
+from pretrain.method import Encoder, Group, Method, Step, TrainProgress
+from pretrain.parts.heads import class_tokens, mlp, projector_tensors
+from pretrain.parts.self_distillation import check_crop_size, check_encoder
+from pretrain.parts.views import Colours, MultiCrop, crop, view
+from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
+from pretrain.schedules import WarmupCosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The loss has one trade-off, `sigreg_weight`: it goes with the batch, as the statistic grows with the images."""
+
+    sigreg_weight: float = 0.05  # lambda
+    convex: bool = True  # the prediction loss has the weight 1 - lambda (the paper), or 1 (stable-pretraining)
+    sigreg_over: Literal["view", "all"] = "view"  # one statistic for each view, or one for all views together
+    centre: Literal["global", "all"] = "global"  # the views whose mean all views predict
+    directions: int = 1024  # S, drawn anew for every update
+    points: int = 17  # T, of the quadrature, on [0, t_max]
+    t_max: float = 3.0  # upper end of the quadrature
+    embedding: int = 512  # width of the linear layer between encoder and projector
+    projector_hidden: tuple[int, ...] = (2048, 2048)  # widths of the projector's hidden layers
+    projector_width: int = 512  # K
+    global_crops: int = 2  # G, of each image
+    global_scale: tuple[float, float] = (0.3, 1.0)  # least and largest share of the image's area in a global crop
+    local_crops: int = 6  # of each image; 0: none
+    local_scale: tuple[float, float] = (0.05, 0.3)  # the same of a local crop
+    local_size: int = 96  # side of a local crop in pixels
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
+    blur: float = 0.5  # chance for each view
+    solarise: float = 0.2  # chance for each view
+    drop_path: float = 0.1  # of the encoder
+
+    def __post_init__(self) -> None:
+        checks.annotations(self)
+        checks.in_unit_interval(self, "sigreg_weight", "blur", "solarise")
+        checks.counts(self, "directions", "embedding", "projector_hidden", "projector_width", "global_crops")
+        checks.counts(self, "points", least=2)
+        checks.counts(self, "local_crops", least=0)
+        checks.positive(self, "t_max")
+        checks.scales(self, "global_scale", "local_scale")
+        checks.non_negative(self, "jitter")
+        checks.below_one(self, "drop_path")
+        if self.global_crops + self.local_crops < 2:
+            raise ValueError(f"global_crops={self.global_crops}, local_crops={self.local_crops}: give 2 views or more")
+
+
+class LeJepa(Method):
+    """Views: "global" (B, G, 3, S, S) and, where there are local crops, "local" (B, N, 3, s, s)."""
+
+    batch_statistics = True  # batch norms, and SIGReg
+    min_batch, min_batch_setting = 2, "its batch norms: the method"
+    remedy = ", or sigreg_weight higher if the features collapse"
+
+    def __init__(self, spec: ViTSpec, settings: Settings) -> None:
+        super().__init__(spec, settings)
+        check_encoder(spec)
+        if settings.local_crops:
+            check_crop_size(spec, "local_size", settings.local_size)
+        self.vit = ViT(spec, settings.drop_path)
+        widths = [settings.embedding, *settings.projector_hidden, settings.projector_width]
+        embed = nn.Linear(spec.width, settings.embedding)
+        self.projector = nn.Sequential(embed, mlp(widths, norm="bn", activation="relu"))
+        self.directions = random_directions(settings.projector_width, settings.directions, seed=0)
+
+    def views(self) -> MultiCrop:
+        s = self.settings
+        colours = Colours(jitter=s.jitter, blur=s.blur, solarise=s.solarise).transforms()
+        large = view([*crop(self.spec.side, s.global_scale), *colours], self.preparation)
+        small = view([*crop(s.local_size, s.local_scale), *colours], self.preparation)
+        return MultiCrop((large,) * s.global_crops, (small,) * s.local_crops)
+
+    def before_forward(self, progress: TrainProgress) -> None:
+        """New directions for every update, the same in all processes and micro-batches."""
+        if progress.is_first_micro_batch:
+            size = (self.settings.projector_width, self.settings.directions)
+            self.directions = random_directions(*size, seed=progress.step)
+
+    def forward(self, views: Mapping[str, Tensor]) -> Step:
+        s, projections = self.settings, self.project(views)  # (V, B, K), the global crops first
+        centre = projections[: s.global_crops if s.centre == "global" else None].mean(dim=0)
+        prediction = (centre - projections).square().mean()
+        statistics = self.epps_pulley(projections if s.sigreg_over == "view" else projections.flatten(0, 1))
+        sigreg = statistics.mean()
+        loss = (1 - s.sigreg_weight if s.convex else 1) * prediction + s.sigreg_weight * sigreg
+        return Step(loss, {"prediction": prediction.detach(), "sigreg": sigreg.detach()})
+
+    def project(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Crops of all sizes -> (V, B, K); the projector's batch norms see all of them together."""
+        crops = [views[name] for name in ("global", "local") if name in views]
+        tokens = torch.cat([class_tokens(self.vit, group) for group in crops], dim=1).transpose(0, 1)
+        return to_float32(self.projector(tokens.flatten(0, 1))).unflatten(0, tokens.shape[:2])
+
+    def epps_pulley(self, projections: Tensor) -> Tensor:
+        """(..., B, K) -> (..., S)."""
+        with torch.autocast(projections.device.type, enabled=False):
+            lines = projections @ self.directions.to(projections)
+            return epps_pulley(lines, self.settings.t_max, self.settings.points)
+
+    def groups(self) -> list[Group]:
+        """All parameters are decayed, biases and norms too, in both codes."""
+        return [Group(parameters=dict(self.named_parameters()))]
+
+    def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Loss of an encoder whose projections are all zero: of constants, the one that SIGReg minds least."""
+        s, crops = self.settings, sum(group.shape[1] for group in views.values())
+        samples = len(views["global"]) * (crops if s.sigreg_over == "all" else 1)
+        zeros = torch.zeros(samples, 1, device=views["global"].device)
+        return {"loss": s.sigreg_weight * epps_pulley(zeros, s.t_max, s.points).squeeze()}
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"encoder": Encoder(vit=self.vit, extra=projector_tensors(self.projector))}
+
+
+def random_directions(width: int, count: int, seed: int) -> Tensor:
+    """Unit vectors (K, S), one a column; drawn on the CPU, so that they are the same on any device."""
+    directions = torch.randn(width, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return directions / directions.norm(dim=0)
+
+
+def epps_pulley(lines: Tensor, t_max: float, points: int) -> Tensor:
+    """Samples (..., B, S) of each direction -> its statistic (..., S), over the samples of all processes:
+
+    N times the integral over t from -t_max to t_max of exp(-t^2/2) |mean_n exp(i t x_n) - exp(-t^2/2)|^2 of N samples,
+    by the trapezoidal rule. It is even in t, so that half of the points are computed and count twice.
+    """
+    t = torch.linspace(0, t_max, points, dtype=lines.dtype, device=lines.device)
+    gaussian = (-t.square() / 2).exp()  # characteristic function of the standard Gaussian, and the window
+    weights = torch.full_like(t, 2 * t_max / (points - 1))
+    weights[[0, -1]] /= 2
+    angles, world = lines.unsqueeze(-1) * t, current_world()  # (..., B, S, T)
+    means = torch.stack([angles.cos().mean(dim=-3), angles.sin().mean(dim=-3)])
+    if world.size > 1:
+        means = all_reduce(means / world.size)
+    errors = (means[0] - gaussian).square() + means[1].square()
+    return lines.shape[-2] * world.size * (errors @ (weights * gaussian))
+
+
+METHOD = LeJepa
+
+_TABLES = dict(position_resize="bicubic_antialias")  # timm's dynamic_img_size
+_VIT_L = Recipe(
+    source="LeJEPA README.md and scripts (ViT-L/14, ImageNet-1k); ours: warm-up of 10 epochs, as stable-pretraining's",
+    spec=replace(VIT_L, architecture="vit_large_patch14_224", patch_size=14, **_TABLES),
+    settings=Settings(local_size=98),
+    epochs=100,
+    batch=512,
+    lr=5e-4,
+    lr_batch=0,
+    schedule=WarmupCosine(warmup=10, floor=5e-7, start=0.01),
+    weight_decay=0.05,
+)
+_SMALLER = f"{_VIT_L.source}; ours: patches of 16, local crops of 96 px"
+# On small images blur and solarisation leave little to see: ours.
+_SMALL = dict(
+    directions=256,
+    embedding=64,
+    projector_hidden=(128, 128),
+    projector_width=16,
+    global_scale=(0.2, 1.0),
+    local_crops=0,
+    local_size=16,
+    blur=0.0,
+    solarise=0.0,
+    drop_path=0.0,
+)
+RECIPES = {
+    "vit_s": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_S, **_TABLES), settings=Settings()),
+    "vit_b": replace(_VIT_L, source=_SMALLER, spec=replace(VIT_B, **_TABLES), settings=Settings()),
+    "vit_l": _VIT_L,
+    "imagenette": replace(
+        _VIT_L,
+        source="LeJEPA MINIMAL.md (ViT-S/8 at 128 px); its blur is torchvision's",
+        spec=replace(VIT_S, architecture="vit_small_patch8_224", image_size=128, patch_size=8, **_TABLES),
+        settings=Settings(
+            sigreg_weight=0.02,
+            directions=256,
+            projector_width=16,
+            global_crops=4,
+            global_scale=(0.08, 1.0),
+            local_crops=0,
+            jitter=(0.8, 0.8, 0.8, 0.2),
+        ),
+        epochs=800,
+        batch=256,
+        lr=2e-3,
+        schedule=WarmupCosine(warmup=1, floor=1e-3, start=0.01),
+    ),
+    "imagenette_vit_s16": replace(
+        _VIT_L,
+        source="stable-pretraining benchmarks/imagenet10/lejepa-vit-small.py; its blur is torchvision's",
+        spec=replace(VIT_S, **_TABLES),
+        settings=Settings(sigreg_weight=0.02, convex=False, sigreg_over="all"),
+        epochs=600,
+        batch=128,
+        lr=4e-4,
+        schedule=WarmupCosine(warmup=10, floor=4e-7, start=0.01),
+    ),
+    "32px": replace(
+        _VIT_L,
+        source="ours: the ViT-L recipe on 8 x 8 patches of CIFAR-10, four crops, for two cores",
+        spec=replace(VIT_32PX, **_TABLES),
+        settings=Settings(**_SMALL, global_crops=4),
+        epochs=6,
+        batch=128,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=0.3, floor=1e-6, start=0.01),
+    ),
+    "smoke": replace(
+        _VIT_L,
+        source="ours: seconds on digits",
+        spec=replace(VIT_SMOKE, **_TABLES),
+        settings=Settings(**_SMALL | dict(directions=64, embedding=32, projector_hidden=(32, 32), local_size=8)),
+        epochs=2,
+        batch=64,
+        lr=1e-3,
+        schedule=WarmupCosine(warmup=0.5, start=0.01),
+    ),
+}

@@ -1,0 +1,113 @@
+"""LeJEPA beside its recordings: the statistic by its closed form, processes, directions, mistakes in the loss."""
+
+from dataclasses import replace
+from math import pi, sqrt
+
+import pytest
+import torch
+from elsewhere import together
+from small_trainings import forward_pass
+from torch import Tensor
+from toys import progress
+
+from engine.distributed import World
+from pretrain.methods.lejepa import METHOD, RECIPES, LeJepa, epps_pulley, random_directions
+
+SPEC, SETTINGS = RECIPES["smoke"].spec, RECIPES["smoke"].settings
+GAUSSIAN = torch.randn(256, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def lejepa(**changes) -> LeJepa:
+    torch.manual_seed(0)
+    return METHOD(SPEC, replace(SETTINGS, **changes)).double()
+
+
+def crops(count: int = 6) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    large = torch.randn(count, 2, 3, 16, 16, generator=generator, dtype=torch.float64)
+    return {"global": large, "local": torch.randn(count, 3, 3, 8, 8, generator=generator, dtype=torch.float64)}
+
+
+def closed_form(samples: Tensor) -> Tensor:
+    """N times the integral over all t of exp(-t^2/2) |mean exp(i t x) - exp(-t^2/2)|^2 (Epps and Pulley 1983)."""
+    pairs = (-(samples[:, None] - samples).square() / 2).exp().mean()
+    singles = (-samples.square() / 4).exp().mean()
+    return len(samples) * sqrt(2 * pi) * (pairs - sqrt(2) * singles + 1 / sqrt(3))
+
+
+def test_statistic_by_its_closed_form():
+    """As far as the points reach and are dense, they are the integral."""
+    for samples in (GAUSSIAN[:, 0], GAUSSIAN[:20, 1] * 2 + 1, torch.zeros(7, dtype=torch.float64)):
+        ours = epps_pulley(samples[:, None], t_max=9.0, points=200)
+        torch.testing.assert_close(ours.squeeze(), closed_form(samples), rtol=1e-9, atol=1e-9)
+
+
+def test_statistic_is_least_for_a_standard_gaussian():
+    directions = random_directions(8, 64, seed=0)
+    shapes = {"gaussian": GAUSSIAN, "wide": 2 * GAUSSIAN, "shifted": GAUSSIAN + 1, "collapsed": 0 * GAUSSIAN}
+    values = {name: epps_pulley(x @ directions.double(), 3.0, 17).mean().item() for name, x in shapes.items()}
+    assert min(values, key=values.get) == "gaussian" and values["collapsed"] == max(values.values())
+
+
+def gradient_of_a_share(world: World) -> tuple[Tensor, Tensor]:
+    """Of this process's half of the samples; parameters' gradients are means over the processes."""
+    samples = GAUSSIAN[:8].clone().requires_grad_()
+    share = samples[4 * world.rank : 4 * world.rank + 4] if world.size > 1 else samples
+    value = epps_pulley(share @ random_directions(8, 16, seed=0).double(), 3.0, 17).mean()
+    return value.detach(), torch.autograd.grad(value / world.size, samples)[0]
+
+
+def test_two_processes_have_the_statistic_of_all_samples():
+    (first, one), (second, two) = together(gradient_of_a_share)
+    value, gradient = gradient_of_a_share(World())
+    torch.testing.assert_close(torch.stack([first, second]), torch.stack([value, value]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(one + two, gradient, rtol=1e-12, atol=1e-15)
+
+
+def test_directions_change_with_every_update_and_not_within_it():
+    method, drawn = lejepa(), []
+    for step, part in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        method.before_forward(replace(progress(), step=step, micro_batch=part, micro_batches=2))
+        drawn.append(method.directions)
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[3]) and not torch.equal(drawn[1], drawn[2])
+    torch.testing.assert_close(drawn[0].norm(dim=0), torch.ones(SETTINGS.directions))
+
+
+def test_the_two_official_losses_differ_in_three_settings():
+    """By the formulas of both, on the same projections."""
+    views, method = crops(), lejepa(local_crops=3, global_crops=2)
+    z, s = method.project(views), method.settings
+    statistics = torch.stack([method.epps_pulley(one).mean() for one in z])
+    spread = {name: (z[:last].mean(dim=0) - z).square().mean() for name, last in (("global", 2), ("all", None))}
+    official = {
+        ("view", "all", True): (1 - s.sigreg_weight) * spread["all"] + s.sigreg_weight * statistics.mean(),
+        ("all", "global", False): spread["global"] + s.sigreg_weight * method.epps_pulley(z.flatten(0, 1)).mean(),
+    }
+    for (sigreg_over, centre, convex), loss in official.items():
+        method.settings = replace(s, sigreg_over=sigreg_over, centre=centre, convex=convex)
+        torch.testing.assert_close(method(views).loss, loss)
+
+
+def test_a_collapsed_encoder_has_the_baseline_loss():
+    views = {name: view.new_zeros(view.shape) for name, view in crops().items()}
+    method = lejepa(local_crops=3)
+    method.projector[1][-1].weight.data.zero_(), method.projector[1][-1].bias.data.zero_()
+    loss = forward_pass(method, views, progress()).loss
+    torch.testing.assert_close(loss.float(), method.baseline_loss(views)["loss"])
+
+
+MISTAKES = [
+    ({"sigreg_weight": 1.5}, "sigreg_weight=1.5"),
+    ({"sigreg_over": "views"}, "sigreg_over='views'"),
+    ({"points": 1}, "points=1"),
+    ({"t_max": 0.0}, "t_max=0.0"),
+    ({"directions": 0}, "directions=0"),
+    ({"global_crops": 1, "local_crops": 0}, "global_crops=1"),
+    ({"local_crops": 1, "local_size": 10}, "local_size=10"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_mistakes_are_one_line(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
+        lejepa(**changes)
