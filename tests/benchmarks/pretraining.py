@@ -67,6 +67,7 @@ ROWS = {
     "data2vec": ("data2vec", {}),
     "maskfeat": ("maskfeat", {}),
     "can": ("can", {}),
+    "lejepa": ("lejepa", {}),
 }
 FITTED_ON = 64  # images: 12544 patches, as k-means needs one for each of 8192 codes
 DALLE = dict(width=256, codes=8192, blocks=2)  # openai/DALL-E dall_e/encoder.py:13-25
