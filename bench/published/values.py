@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from bench.cli.settings import setting_text
-from bench.results.record import DataUsed, ProtocolUsed
+from bench.results.record import Result
 from engine.printing import did_you_mean
 
 FILE = Path(__file__).parent / "published.csv"
@@ -155,18 +154,6 @@ ROUNDING = 0.05  # of a number with one decimal
 DEVIATIONS = 2  # so many standard deviations of repeated runs hold 95 % of them
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredNumbers:
-    """What was measured, and of what. digests: of the export, and of the file that it was imported from."""
-
-    digests: Sequence[str]
-    protocol: ProtocolUsed
-    data: DataUsed
-    numbers: Mapping[str, float]  # metric -> value
-    limit: int | None = None
-    branch: str = ""  # of the file that it was imported from; "" for its importer's first
-
-
 def tolerance_of(value: PublishedValue) -> tuple[float, str]:
     """How far a repetition may be from a published value, in its unit, and where that is from."""
     if value.tolerance is None:
@@ -175,32 +162,35 @@ def tolerance_of(value: PublishedValue) -> tuple[float, str]:
     return stated, f"twice the source's deviation of {value.tolerance:g}, and rounding"
 
 
-def against_published(found: MeasuredNumbers, values: Iterable[PublishedValue] | None = None) -> Iterator[str]:
-    """A line for every published value of these very weights, protocol and images."""
+def against_published(
+    result: Result, digests: Sequence[str], branch: str = "", values: Iterable[PublishedValue] | None = None
+) -> Iterator[str]:
+    """A line for every published value of these very weights, protocol and images.
+
+    digests: of the export, and of the file that it was imported from. branch: of that file; "" for its importer's
+    first. values: None for all of published.csv.
+    """
     for value in published_values() if values is None else values:
-        if not _is_same(found, value):
+        is_same_network = value.digest and value.network == branch
+        if not (is_same_network and any(digest.startswith(value.digest) for digest in digests)):
             continue
-        difference = found.numbers[value.metric] - value.value
-        most, reason = tolerance_of(value)
-        verdict, where = ("as published", "within") if abs(difference) <= most else ("NOT AS PUBLISHED", "beyond")
+        if not _is_same_measurement(result, value):
+            continue
+        difference = result.metrics[value.metric].value - value.value
+        tolerance, reason = tolerance_of(value)
+        verdict, where = ("as published", "within") if abs(difference) <= tolerance else ("NOT AS PUBLISHED", "beyond")
         yield (
             f"{verdict}: {value.metric} is {value.value:g} in {value.table}, difference {difference:+.2f}, "
-            f"{where} the tolerance of {most:g} ({reason})"
+            f"{where} the tolerance of {tolerance:g} ({reason})"
         )
 
 
-def _is_same(found: MeasuredNumbers, value: PublishedValue) -> bool:
+def _is_same_measurement(result: Result, value: PublishedValue) -> bool:
+    changes = sorted(f"{name}={setting_text(setting)}" for name, setting in result.protocol.changes.items())
     return (
-        bool(value.digest)
-        and any(digest.startswith(value.digest) for digest in found.digests)
-        and value.protocol == found.protocol.name
-        and sorted(value.settings.split()) == _texts(found.protocol.changes)
-        and value.metric in found.numbers
-        and found.branch == value.network
-        and found.limit is None
-        and dict(found.data.images) == dict(SETS[value.data].images)
+        value.protocol == result.protocol.name
+        and sorted(value.settings.split()) == changes
+        and value.metric in result.metrics
+        and result.limit is None
+        and dict(result.data.images) == dict(SETS[value.data].images)
     )
-
-
-def _texts(changes: Mapping[str, Any]) -> list[str]:
-    return sorted(f"{name}={setting_text(value)}" for name, value in changes.items())

@@ -7,7 +7,7 @@ that read one stream of augmented images run together, and each ends with an out
 
 import json
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +21,7 @@ import numpy as np
 from bench.board import files as leaderboard
 from bench.board.tables import to_terminal
 from bench.cli.messages import in_one_line, traceback_of
-from bench.published.values import MeasuredNumbers, against_published
+from bench.published.values import against_published
 from bench.results.board import group_of
 from bench.results.environment import hardware, versions
 from bench.results.record import (
@@ -54,15 +54,6 @@ from engine.tasks import Metric, Outcome, Workspace
 from engine.training.interruptions import Stopped
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """An outcome as a result file holds it."""
-
-    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)  # by name
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # all arrays of the `.npz` file, by name
-    interval_method: str = ""  # all methods that the intervals are from
-
-
 def checked(outcome: Outcome) -> Outcome:
     """The outcome itself. ValueError where it cannot be a result; it names what is wrong and the metric or array."""
     if not outcome.metrics:
@@ -73,7 +64,7 @@ def checked(outcome: Outcome) -> Outcome:
     _refuse("deviations of no metric of the task", outcome, lambda metric: metric.deviation_of in known)
     why = 'of "%" shares from 0 to 1, of any other unit in that unit'
     _refuse(f"metrics that are not the mean of their values per image ({why})", outcome, _is_mean)
-    if odd := [name for name, values in _arrays(outcome).items() if values.dtype == object]:
+    if odd := [name for name, values in arrays_of(outcome).items() if values.dtype == object]:
         raise ValueError(f"arrays that hold objects, not numbers: {', '.join(odd)}")
     try:
         json.dumps(dict(outcome.facts), allow_nan=False)
@@ -87,66 +78,53 @@ def _refuse(what: str, outcome: Outcome, is_right: Callable[[Metric], bool]) -> 
         raise ValueError(f"{what}: {', '.join(wrong)}")
 
 
-def recorded(outcome: Outcome, images: int) -> Recorded:
-    """A checked outcome on `images` validation images, as its result file holds it."""
-    metrics, methods = {}, set()
+def _is_mean(metric: Metric) -> bool:
+    values = metric.per_image
+    return values is None or intervals.averages_to(np.asarray(values), metric.value, metric.unit)
+
+
+def arrays_of(outcome: Outcome) -> dict[str, np.ndarray]:
+    """All arrays of the `.npz` file by name. ValueError where two have the same name."""
+    arrays = dict(outcome.arrays)
     for name, metric in outcome.metrics.items():
-        interval, method = _interval(metric, images)
-        methods |= {method} if interval else set()
-        metrics[name] = MetricRecord(
+        array, values = _array_of(name, metric)
+        if array in arrays:
+            raise ValueError(f"two arrays named {array}: that of the metric {name} and another one")
+        if array and values is not None:
+            arrays[array] = values
+    return {name: np.asarray(values) for name, values in arrays.items()}
+
+
+def _array_of(name: str, metric: Metric) -> tuple[str | None, np.ndarray | None]:
+    """Name and values of the array that belongs to a metric; None where it has none."""
+    if metric.resampled is not None:
+        return f"{name}_resampled", metric.resampled
+    return (None if metric.per_image is None else name), metric.per_image
+
+
+def metric_records(outcome: Outcome, images: int) -> tuple[dict[str, MetricRecord], str]:
+    """The metrics as a result file holds them, with intervals over `images` validation images, and their method."""
+    records, methods = {}, set()
+    for name, metric in outcome.metrics.items():
+        interval, method = None, ""
+        if metric.per_image is not None:
+            interval, method = intervals.of_mean(np.asarray(metric.per_image), metric.unit)
+        elif metric.resampled is not None and images > 1:
+            interval = intervals.bootstrap_interval(np.asarray(metric.resampled), images)
+            method = intervals.BOOTSTRAP_METHOD
+        if interval:
+            methods.add(method)
+        records[name] = MetricRecord(
             value=float(metric.value),
             unit=metric.unit,
             higher_is_better=metric.higher_is_better,
             interval=interval,
             chosen_on_val=metric.chosen_on_val,
             deviation_of=metric.deviation_of,
-            array=_array_name(name, metric),
+            array=_array_of(name, metric)[0],
             array_over="images" if metric.resampled is None else "resamples",
         )
-    return Recorded(metrics=metrics, arrays=_arrays(outcome), interval_method="; ".join(sorted(methods)))
-
-
-def _interval(metric: Metric, images: int) -> tuple[tuple[float, float] | None, str]:
-    # The interval and its method; None without an array, and for a single image.
-    if metric.per_image is not None:
-        values = np.asarray(metric.per_image)
-        return intervals.of_mean(values, metric.unit)
-    if metric.resampled is None or images < 2:
-        return None, ""
-    return intervals.bootstrap_interval(np.asarray(metric.resampled), images), intervals.BOOTSTRAP_METHOD
-
-
-def _is_mean(metric: Metric) -> bool:
-    values = metric.per_image
-    return values is None or intervals.averages_to(np.asarray(values), metric.value, metric.unit)
-
-
-def _array_name(name: str, metric: Metric) -> str | None:
-    if metric.per_image is not None:
-        return name
-    return f"{name}_resampled" if metric.resampled is not None else None
-
-
-def _arrays(outcome: Outcome) -> dict[str, np.ndarray]:
-    """All arrays by name. ValueError where two have the same name."""
-    found = dict(outcome.arrays)
-    for name, metric in outcome.metrics.items():
-        array = _array_name(name, metric)
-        if array in found:
-            raise ValueError(f"two arrays named {array}: that of the metric {name} and another one")
-        values = metric.per_image if metric.resampled is None else metric.resampled
-        if array and values is not None:
-            found[array] = values
-    return {name: np.asarray(values) for name, values in found.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """How one job ended: with an outcome, or with an error."""
-
-    seconds: float
-    outcome: Outcome = field(default_factory=lambda: Outcome(metrics={}))  # empty after an error
-    error: Exception | None = None
+    return records, "; ".join(sorted(methods))
 
 
 def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace) -> list[list[Job]]:
@@ -162,75 +140,62 @@ def in_groups(jobs: Sequence[Job], export: FrozenExport | None, space: Workspace
     return list(groups.values())
 
 
-def attempts(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> Iterator[tuple[Job, Attempt]]:
-    """Run jobs of one stream together, or a single one: each as soon as it ends.
+def run_together(
+    jobs: Sequence[Job], export: FrozenExport, space: Workspace
+) -> Iterator[tuple[Job, Outcome | Exception, float]]:
+    """Run the jobs of one stream, or a single one. Yields each job as it ends, its outcome or error, and its seconds.
 
-    Time is divided equally among the jobs that were not over, so that the sum over results is what a run took.
+    Time is divided equally among the jobs that are still running, so that the sum over results is what a run took.
     """
-    left, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
-    task = jobs[0].chosen.task
-    ended = task.together([job.chosen.task for job in jobs], export, space)
-    while left:
-        started = time.perf_counter()
-        over, found = _next_ended(ended, list(left))
-        share = (time.perf_counter() - started) / len(left)
-        seconds = {place: seconds[place] + share for place in left}
-        for place in over:
-            yield left.pop(place), _attempt(found, seconds[place])
+    running, seconds = dict(enumerate(jobs)), dict.fromkeys(range(len(jobs)), 0.0)
+    outcomes = jobs[0].chosen.task.together([job.chosen.task for job in jobs], export, space)
+    while running:
+        started, place = time.perf_counter(), None
+        ended: Outcome | Exception
+        try:
+            place, ended = next(outcomes)
+            if not isinstance(ended, Exception):
+                checked(ended)
+        except Stopped:  # not a failure: the same command resumes it
+            raise
+        except Exception as error:  # any other error of a task is recorded: that of one job, or of all still running
+            ended = error
+        share = (time.perf_counter() - started) / len(running)
+        seconds = {index: seconds[index] + share for index in running}
+        for index in list(running) if place is None else [place]:
+            yield running.pop(index), ended, seconds[index]
 
 
-def _next_ended(
-    ended: Iterator[tuple[int, Outcome | Exception]], left: Sequence[int]
-) -> tuple[Sequence[int], Outcome | Exception]:
-    """The places of jobs that are over, and how they ended; left: of those that are not over yet."""
-    try:
-        place, found = next(ended)
-    except Stopped:  # not a failure: the same command resumes it
-        raise
-    except Exception as error:  # whatever else a task raises becomes a failed result of all
-        return left, error
-    return [place], found
-
-
-def _attempt(found: Outcome | Exception, seconds: float) -> Attempt:
-    if isinstance(found, Exception):
-        return Attempt(seconds=seconds, error=found)
-    try:
-        return Attempt(seconds=seconds, outcome=checked(found))
-    except Exception as error:
-        return Attempt(seconds=seconds, error=error)
-
-
-def agreed(attempt: Attempt, job: Job, world: World) -> Attempt:
-    """The attempt as all processes record it: failed if it failed in any.
+def agreed(job: Job, ended: Outcome | Exception, world: World) -> Outcome | Exception:
+    """How the job ended in all processes: with an error if it failed in any.
 
     A process that left its task early may have met the others inside one of the task's collectives. Processes that are
     at different places could never agree again, so the run ends here with RuntimeError.
     """
-    mine = (str(job.path), "ended", in_one_line(attempt.error) if attempt.error else None)
-    found = world.gather_objects(mine)
-    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in found):
-        raise RuntimeError(f"{job.title}: the processes are out of step") from attempt.error
-    messages = [message for *_, message in found if message]
-    if attempt.error is None and messages:
-        return Attempt(seconds=attempt.seconds, error=RuntimeError(f"in another process: {messages[0]}"))
-    return attempt
+    error = ended if isinstance(ended, Exception) else None
+    mine = (str(job.path), "ended", in_one_line(error) if error else None)
+    everywhere = world.gather_objects(mine)
+    if any(not isinstance(other, tuple) or other[:2] != mine[:2] for other in everywhere):
+        raise RuntimeError(f"{job.title}: the processes are out of step") from error
+    messages = [message for *_, message in everywhere if message]
+    return RuntimeError(f"in another process: {messages[0]}") if messages and error is None else ended
 
 
-MAIN_METRICS = 3  # metrics that a line of output shows
-
-
-def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, attempt: Attempt) -> Path:
-    """Write the result file, or that of a failure; returns its path."""
-    outcome = attempt.outcome
-    found = recorded(outcome, images_seen(job.data, job.limit))
-    result = Result(
-        status="failed" if attempt.error else "ok",
-        message=in_one_line(attempt.error) if attempt.error else "",
+def result_of(
+    job: Job, checkpoint: LoadedCheckpoint, space: Workspace, ended: Outcome | Exception, seconds: float
+) -> Result:
+    """What the result file of a job says."""
+    error = ended if isinstance(ended, Exception) else None
+    outcome = Outcome(metrics={}) if isinstance(ended, Exception) else ended
+    metrics, interval_method = metric_records(outcome, images_seen(job.data, job.limit))
+    forwards, extraction_seconds = outcome.cost.get("forwards", 0), outcome.cost.get("extraction_seconds", 0)
+    return Result(
+        status="failed" if error else "ok",
+        message=in_one_line(error) if error else "",
         task=job.chosen.key,
         protocol=job.protocol,
-        metrics=found.metrics,
-        interval_method=found.interval_method,
+        metrics=metrics,
+        interval_method=interval_method,
         checkpoint=checkpoint.used,
         data=job.data,
         seed=space.seed,
@@ -245,27 +210,18 @@ def record_attempt(job: Job, checkpoint: LoadedCheckpoint, space: Workspace, att
         device=space.device,
         compiled=space.compiled and not job.chosen.task.LAYOUT,
         processes=space.world.size,
-        seconds=round(attempt.seconds, 3),
+        seconds=round(seconds, 3),
         cost=dict(outcome.cost),
-        images_per_second=_rate(outcome.cost),
+        images_per_second=round(forwards / extraction_seconds, 1) if forwards and extraction_seconds else None,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
         hardware=hardware(),
     )
-    log = text_of([*traceback_of(attempt.error), ""]) if attempt.error else ""
-    return record(job.path, result, found.arrays, log)
 
 
-def numbers_of(job: Job, export: FrozenExport, space: Workspace, attempt: Attempt) -> MeasuredNumbers:
-    """What is compared with published numbers."""
-    return MeasuredNumbers(
-        digests=[digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest],
-        protocol=job.protocol,
-        data=job.data,
-        numbers=attempt.outcome.numbers,
-        limit=job.limit,
-        branch=branch_of(export),
-    )
+def digests_of(export: FrozenExport) -> list[str]:
+    """Digests by which published weights are known: of the export, and of the file that it was imported from."""
+    return [digest for digest in (export.digest, str(export.facts.get("source_sha256") or "")) if digest]
 
 
 def branch_of(export: FrozenExport) -> str:
@@ -276,23 +232,20 @@ def branch_of(export: FrozenExport) -> str:
     return "" if name == next(iter(load_extension("importers", importer).BRANCHES)) else name
 
 
-def _rate(cost: Mapping[str, float]) -> float | None:
-    forwards, seconds = cost.get("forwards", 0), cost.get("extraction_seconds", 0)
-    return round(forwards / seconds, 1) if forwards and seconds else None
+MAIN_METRICS = 3  # metrics that a line of output shows
 
 
-def ending_of_attempt(attempt: Attempt) -> str:
+def ending_of(result: Result) -> str:
     """`top1 76.1, top5 92.8, 12.3 s`"""
-    if attempt.error is not None:
-        return f"FAILED after {attempt.seconds:.1f} s: {in_one_line(attempt.error)}"
-    metrics = list(attempt.outcome.metrics.items())
-    floors = attempt.outcome.facts.get("floor", {}).get("metrics", {})
+    if result.status == "failed":
+        return f"FAILED after {result.seconds:.1f} s: {result.message}"
+    metrics = list(result.metrics.items())
+    floors = result.facts.get("floor", {}).get("metrics", {})
     texts = [f"{name} {number_text(metric.value, metric.unit)}" for name, metric in metrics[:MAIN_METRICS]]
     if metrics[0][0] in floors:
         texts[0] += f" (floor {number_text(floors[metrics[0][0]], metrics[0][1].unit)})"
-    shown = ", ".join(texts)
-    more = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
-    return f"{shown}{more}, {attempt.seconds:.1f} s"
+    others = f" and {len(metrics) - MAIN_METRICS} more" if len(metrics) > MAIN_METRICS else ""
+    return f"{', '.join(texts)}{others}, {result.seconds:.1f} s"
 
 
 @dataclass(kw_only=True)
@@ -385,18 +338,22 @@ def _run_one(
             continue
         say_once(*(f"  {number[job.path]} {job.title} ..." for job in together))
         space = replace(together[0].place(request.space), wanted=wanted)
-        for job, attempt in attempts(together, export, space):
-            ending = agreed(attempt, job, world)
+        for job, ended, seconds in run_together(together, export, space):
+            ended = agreed(job, ended, world)
+            error = ended if isinstance(ended, Exception) else None
             if world.is_rank0:
-                path = record_attempt(job, checkpoint, request.space, ending)
-                kept = "; the earlier result is kept" if path == failure_beside(job.path) else ""
+                result = result_of(job, checkpoint, request.space, ended, seconds)
+                arrays = {} if isinstance(ended, Exception) else arrays_of(ended)
+                log = text_of([*traceback_of(error), ""]) if error else ""
+                earlier_is_kept = record(job.path, result, arrays, log) == failure_beside(job.path)
                 name = f"{job.title}: " if len(together) > 1 else ""
-                say(f"  {number[job.path]} {name}{ending_of_attempt(ending)}{kept}")
-                say(*(f"    {line}" for line in against_published(numbers_of(job, export, request.space, ending))))
-            tally.done += ending.error is None
-            if ending.error:
-                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(ending.error)}")
-                tally.errors.append(ending.error)
+                kept = "; the earlier result is kept" if earlier_is_kept else ""
+                say(f"  {number[job.path]} {name}{ending_of(result)}{kept}")
+                say(*(f"    {line}" for line in against_published(result, digests_of(export), branch_of(export))))
+            tally.done += error is None
+            if error:
+                tally.failed.append(f"{checkpoint.used.name}: {job.title}: {in_one_line(error)}")
+                tally.errors.append(error)
 
 
 def _made_meanwhile(jobs: Sequence[Job], skip_bad: bool) -> bool:

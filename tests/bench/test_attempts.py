@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.run.runner import attempts, in_groups
+from bench.run.runner import in_groups, run_together
 from engine.tasks import Metric, Outcome, Task
 from engine.training.interruptions import Stopped
 
 EXPORT, SPACE = object(), None
+OUTCOME = Outcome(metrics={"top1": Metric(value=1.0)})
 CLOCK = [0.0]  # seconds, the last one the current
 
 
@@ -34,8 +35,8 @@ class Streamed(Task):
                 if task.pauses == pause and task.name.endswith("stops"):
                     raise Stopped.after(1, 2, "toys", Path("."))
                 if task.pauses == pause:
-                    fails = task.name.endswith("fails")
-                    yield place, ValueError("alone") if fails else Outcome(metrics={"top1": Metric(value=1.0)})
+                    others = {"fails": ValueError("alone"), "empty": Outcome(metrics={})}
+                    yield place, others.get(task.name.partition("-")[2], OUTCOME)
 
 
 def job(name, pauses=1, state="new", url="digits:", key="toy"):
@@ -64,25 +65,25 @@ def test_each_job_ends_by_itself_and_time_is_divided(monkeypatch):
     """The sum over jobs is what all took."""
     monkeypatch.setattr("time.perf_counter", lambda: CLOCK[-1])
     jobs = [job("a1", 3), job("a-fails", 1), job("a3", 2)]
-    found = list(attempts(jobs, EXPORT, SPACE))
-    assert [(each.chosen.task.name, str(attempt.error), attempt.seconds) for each, attempt in found] == [
-        ("a-fails", "alone", 2.0),
-        ("a3", "None", 2.0 + 3.0),
-        ("a1", "None", 2.0 + 3.0 + 6.0),
-    ]
+    ended = [(job.chosen.task.name, how, seconds) for job, how, seconds in run_together(jobs, EXPORT, SPACE)]
+    assert [(name, seconds) for name, _, seconds in ended] == [("a-fails", 2.0), ("a3", 5.0), ("a1", 11.0)]
+    assert str(ended[0][1]) == "alone" and ended[1][1] == ended[2][1] == OUTCOME
 
 
 def test_an_error_of_all_ends_those_that_are_left():
-    found = list(attempts([job("b1", 1), job("breaks", 3), job("b3", 3)], EXPORT, SPACE))
-    assert [(each.chosen.task.name, str(attempt.error)) for each, attempt in found] == [
-        ("b1", "None"),
-        ("breaks", "all that are left"),
-        ("b3", "all that are left"),
-    ]
+    ended = list(run_together([job("b1", 1), job("breaks", 3), job("b3", 3)], EXPORT, SPACE))
+    assert [job.chosen.task.name for job, _, _ in ended] == ["b1", "breaks", "b3"]
+    assert ended[0][1] == OUTCOME and [str(error) for _, error, _ in ended[1:]] == ["all that are left"] * 2
+
+
+def test_an_outcome_that_cannot_be_a_result_is_an_error_of_its_job_alone():
+    jobs = [job("a1", 1), job("a-empty", 2), job("a3", 3)]
+    ended = {job.chosen.task.name: how for job, how, _ in run_together(jobs, EXPORT, SPACE)}
+    assert ended["a1"] == ended["a3"] == OUTCOME and "no metrics" in str(ended["a-empty"])
 
 
 def test_a_stop_is_no_failure():
-    found = attempts([job("s1", 1), job("s-stops", 2)], EXPORT, SPACE)
-    assert next(found)[1].error is None
+    ended = run_together([job("s1", 1), job("s-stops", 2)], EXPORT, SPACE)
+    assert next(ended)[1] == OUTCOME
     with pytest.raises(Stopped):
-        next(found)
+        next(ended)

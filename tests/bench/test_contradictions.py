@@ -11,7 +11,7 @@ from made_results import made_result, save_result
 
 from bench.results.record import DataUsed, ProtocolUsed, read_result, result_files
 from bench.run.checkpoints import describe
-from bench.run.runner import recorded
+from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing.contradictions import contradictions
 from bench.sharing.record import check_record
@@ -44,20 +44,21 @@ def save_scenes(out: Path, used, seed: int) -> None:
     arrays = {f"areas_{number}": part for number, part in enumerate(parts)}
     evaluations = [{"30": one} for one in each]
     facts = {"evaluations": evaluations, "reported_step": [30, 30], "chosen_on": []}
-    kept = recorded(Outcome(metrics=metrics, arrays=arrays, facts=facts), IMAGES)
+    outcome = Outcome(metrics=metrics, arrays=arrays, facts=facts)
+    records, interval_method = metric_records(outcome, IMAGES)
     chosen = catalogue().protocols["segmenter_linear@smoke"]
     result = made_result(
         used,
-        kept.metrics,
+        records,
         task=chosen.key,
         protocol=ProtocolUsed(name=chosen.name, version=chosen.protocol.version),
         settings=settings_of(chosen.task),
         data=DataUsed(name="scenes", url="tiny-cityscapes:", images={"val": IMAGES}, fingerprints={"val": "e" * 64}),
         facts=facts,
         arrays=tuple(arrays),
-        interval_method=kept.interval_method,
+        interval_method=interval_method,
     )
-    save_result(out, result, kept.arrays)
+    save_result(out, result, arrays_of(outcome))
 
 
 @pytest.fixture(scope="module")

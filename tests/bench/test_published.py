@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_results import made_metrics, made_result
 
 from bench.board.files import rewrite
 from bench.board.tables import to_terminal
@@ -15,7 +16,6 @@ from bench.published.values import (
     PRETRAINED_ON,
     SETS,
     TABLES,
-    MeasuredNumbers,
     against_published,
     published_values,
     tolerance_of,
@@ -118,10 +118,12 @@ def metrics_of(protocol, export, cache, asked) -> set[str]:
     return set(scores(np.ones((2, 3, 3), np.int64)))
 
 
-def measured(**numbers: float) -> MeasuredNumbers:
-    return MeasuredNumbers(
-        digests=["e" * 64, "f" * 64], protocol=ProtocolUsed(name="knn@moca", version=1), data=IMAGENET, numbers=numbers
-    )
+DIGESTS = ["e" * 64, "f" * 64]
+
+
+def measured(value: float, metric: str = "top1_k20_bestT", **others) -> Result:
+    fields = {"protocol": ProtocolUsed(name="knn@moca", version=1), "data": IMAGENET} | others
+    return made_result(USED, made_metrics({metric: value}), **fields)
 
 
 def of_digest(digest: str, **others):
@@ -130,37 +132,37 @@ def of_digest(digest: str, **others):
 
 
 def test_weights_of_a_known_digest_are_held_against_the_published_number():
-    (line,) = against_published(measured(top1_k20_bestT=76.1), [of_digest("ffffffff")])
+    (line,) = against_published(measured(76.1), DIGESTS, values=[of_digest("ffffffff")])
     assert line == (
         "NOT AS PUBLISHED: top1_k20_bestT is 77.2 in moca:table9, difference -1.10, beyond the tolerance of 0.5 "
         "(ours, the source states none)"
     )
-    (line,) = against_published(measured(top1_k20_bestT=77.4), [of_digest("e" * 64)])
+    (line,) = against_published(measured(77.4), DIGESTS, values=[of_digest("e" * 64)])
     assert line.startswith("as published: ") and "difference +0.20, within" in line
 
 
 def test_a_stated_deviation_is_the_tolerance():
     assert tolerance_of(of_digest("", tolerance=0.1))[0] == pytest.approx(0.25)
-    (line,) = against_published(measured(top1_k20_bestT=76.9), [of_digest("ffffffff", tolerance=0.1)])
+    (line,) = against_published(measured(76.9), DIGESTS, values=[of_digest("ffffffff", tolerance=0.1)])
     assert line.startswith("NOT AS") and "twice the source's deviation of 0.1" in line
 
 
 @pytest.mark.parametrize(
-    ("found", "value"),
+    ("result", "value"),
     [
-        (measured(top1_k20_bestT=1.0), of_digest("")),
-        (measured(top1_k20_bestT=1.0), of_digest("abababab")),
-        (measured(top1_k10_bestT=1.0), of_digest("ffffffff")),
-        (measured(top1_k20_bestT=1.0), of_digest("ffffffff", settings="k=20")),
-        (replace(measured(top1_k20_bestT=1.0), limit=100), of_digest("ffffffff")),
-        (measured(top1_k20_bestT=1.0), of_digest("ffffffff", network="student")),
-        (replace(measured(top1_k20_bestT=1.0), branch="student"), of_digest("ffffffff")),
-        (replace(measured(top1_k20_bestT=1.0), data=DataUsed(name="imagenet", url="x")), of_digest("ffffffff")),
-        (replace(measured(top1_k20_bestT=1.0), protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
+        (measured(1.0), of_digest("")),
+        (measured(1.0), of_digest("abababab")),
+        (measured(1.0, "top1_k10_bestT"), of_digest("ffffffff")),
+        (measured(1.0), of_digest("ffffffff", settings="k=20")),
+        (measured(1.0, limit=100), of_digest("ffffffff")),
+        (measured(1.0), of_digest("ffffffff", network="student")),
+        (measured(1.0, data=DataUsed(name="imagenet", url="x")), of_digest("ffffffff")),
+        (measured(1.0, protocol=ProtocolUsed(name="knn@dino", version=1)), of_digest("f" * 8)),
     ],
 )
-def test_nothing_is_said_of_another_quantity(found, value):
-    assert list(against_published(found, [value])) == []
+def test_nothing_is_said_of_another_quantity(result, value):
+    assert list(against_published(result, DIGESTS, values=[value])) == []
+    assert list(against_published(measured(1.0), DIGESTS, "student", [of_digest("ffffffff")])) == []
 
 
 def test_a_run_says_so_at_once(bench, exports, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from made_results import any_board, harmless, made_checkpoint, made_result, save
 from bench.cli.main import parse_arguments
 from bench.results.record import DataUsed, ProtocolUsed, read_result
 from bench.run.checkpoints import describe
-from bench.run.runner import recorded
+from bench.run.runner import arrays_of, metric_records
 from bench.run.suites import catalogue
 from bench.sharing.card import CardSubject
 from bench.sharing.record import SIGNATURE, SUMS, check_record, derived_files, rerun_script
@@ -32,11 +32,12 @@ LIMITED = {"limit": 8, "decode": "fast", "precision": "bfloat16", "skip_bad": Tr
 def measured_on_images(number: int, seed: int, images: int = 40, **others):
     """A result of `images` of 40 images, and which of them were right."""
     right = np.random.default_rng(number + seed).random(images) < 0.5 + number / 10
-    kept = recorded(Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)}), images)
+    outcome = Outcome(metrics={"top1": Metric(value=100 * float(right.mean()), per_image=right)})
+    metrics, interval_method = metric_records(outcome, images)
     data = DataUsed(name="digits", url=f"folder:{PRIVATE}/digits", images={"val": 40}, fingerprints={"val": "f" * 64})
     facts, settings = {"read": f"{PRIVATE}/a.png"}, settings_of(catalogue().protocols["knn@dino"].task)
-    fields = {"data": data, "seed": seed, "facts": facts, "settings": settings, "interval_method": kept.interval_method}
-    return kept.metrics, fields | others, kept.arrays
+    fields = {"data": data, "seed": seed, "facts": facts, "settings": settings, "interval_method": interval_method}
+    return metrics, fields | others, arrays_of(outcome)
 
 
 @pytest.fixture(scope="module")

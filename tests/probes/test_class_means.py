@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score
 from toy_exports import one_block_export
 
-from bench.run.runner import checked, recorded
+from bench.run.runner import checked, metric_records
 from bench.statistics.paired import compare_resamples
 from checkpoints.export import ViTExport
 from engine import resampling
@@ -98,7 +98,7 @@ def test_probes_report_it_first_where_papers_do(name, export, tmp_path):
         accuracies = [np.mean(top1.per_image[labels == label]) for label in range(3)]
         assert found.numbers[metric] == pytest.approx(100 * np.mean(accuracies), abs=1e-4)
         assert found.metrics[metric].chosen_on_val == top1.chosen_on_val
-    kept = recorded(checked(found), len(labels)).metrics[own[0]]
+    kept = metric_records(checked(found), len(labels))[0][own[0]]
     low, high = kept.interval
     assert low < kept.value < high and kept.array_over == "resamples"
 

@@ -13,7 +13,7 @@ from toy_exports import one_block_export
 from bench.results.record import CheckpointUsed, DataUsed
 from bench.run.checkpoints import LoadedCheckpoint
 from bench.run.prepare import RunRequest, plan_jobs, refused_sets
-from bench.run.runner import checked, recorded
+from bench.run.runner import checked, metric_records
 from bench.run.suites import catalogue, choose_protocols
 from checkpoints.export import ViTExport
 from engine import resampling
@@ -140,7 +140,7 @@ def test_a_set_with_several_labels_is_evaluated(export, tmp_path):
     assert mean_average_precision(scores, labels, np.ones((1, 100)))[0] == pytest.approx(outcome.numbers["mAP"])
     assert [fit["images"] for fit in outcome.facts["fits"]] == [100, 100, 90]
     assert len({fit["lambda"] for fit in outcome.facts["fits"]}) == 1
-    kept = recorded(checked(outcome), 100).metrics["mAP"]
+    kept = metric_records(checked(outcome), 100)[0]["mAP"]
     assert kept.interval[0] < kept.value < kept.interval[1] and kept.array_over == "resamples"
     assert run(TASK, export, tmp_path).metrics == outcome.metrics
 
