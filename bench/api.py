@@ -661,9 +661,8 @@ def visualize(
     with commands():
         from bench.cli.checks import chosen_device
         from bench.cli.settings import setting_text
-        from bench.reporting.drawing import chosen_kind, draw_pictures
         from bench.reporting.panels import Format
-        from bench.reporting.viewers import PictureRequest, checkpoints_of
+        from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require
 
         require("matplotlib")
@@ -671,9 +670,10 @@ def visualize(
             raise ValueError(f"formats: {unknown[0]!r} is none of {', '.join(get_args(Format))}")
         chosen = chosen_kind(kind, [f"{field}={setting_text(value)}" for field, value in (settings or {}).items()])
         several = checkpoints if isinstance(checkpoints, list | tuple) else [checkpoints]
-        loaded = [each if isinstance(each, str | Path) else load(each) for each in several]
-        shown = PictureRequest(
-            checkpoints=checkpoints_of([reference_to(each, Path(out)) for each in loaded], names or None),
+        loaded = [network if isinstance(network, str | Path) else load(network) for network in several]
+        request = PictureRequest(
+            references=tuple(reference_to(network, Path(out)) for network in loaded),
+            names=tuple(names) or None,
             sources=tuple(map(str, images if isinstance(images, list | tuple) else [images])),
             split=split,
             limit=limit,
@@ -682,4 +682,4 @@ def visualize(
             seed=seed,
             device=chosen_device(device),
         )
-        return list(draw_pictures(chosen, shown, Path(out), tuple(dict.fromkeys(formats))))
+        return list(draw_pictures(chosen, request, Path(out), tuple(dict.fromkeys(formats))))

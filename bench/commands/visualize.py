@@ -69,15 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
     from bench.cli.checks import check_writable, chosen_device
-    from bench.reporting.drawing import chosen_kind, draw_pictures
-    from bench.reporting.viewers import PictureRequest, checkpoints_of
+    from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
     from engine.printing import say
 
     require("matplotlib")
     kind = chosen_kind(arguments.kind, arguments.set)
-    shown = PictureRequest(
-        checkpoints=checkpoints_of(arguments.checkpoint, arguments.name),
+    request = PictureRequest(
+        references=tuple(arguments.checkpoint),
+        names=tuple(arguments.name) if arguments.name else None,
         sources=tuple(arguments.images),
         split=arguments.split,
         limit=arguments.limit,
@@ -87,6 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         device=chosen_device(arguments.device),
     )
     check_writable(arguments.out)
-    for path in draw_pictures(kind, shown, arguments.out, tuple(dict.fromkeys(arguments.format or ["png"]))):
+    for path in draw_pictures(kind, request, arguments.out, tuple(dict.fromkeys(arguments.format or ["png"]))):
         say(f"written: {path}")
     return 0

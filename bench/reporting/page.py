@@ -4,12 +4,13 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from bench.board.files import ties_in
 from bench.published.rows import with_published
 from bench.reporting.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
 from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
-from bench.reporting.saved_pictures import ReportPictures, report_pictures
+from bench.reporting.saved_pictures import report_pictures
 from bench.reporting.views import TableView, views_of
 from bench.results.board import board_of
 from bench.statistics.matching import read_measured
@@ -31,7 +32,7 @@ def report_page(out: Path, published: bool = False, pictures: bool = True) -> st
     board = board_of(results, problems)
     ties = ties_in(out, board, measured)
     found = contents(with_published(board, results) if published else board, measured, ties)
-    drawn = report_pictures(out, found, results) if pictures else ReportPictures()
+    drawn = report_pictures(out, found, results) if pictures else None
     return page_of(found, figures_of(found), views_of(found, measured, out / "cache", pictures), drawn)
 
 
@@ -71,10 +72,10 @@ def page_of(
     report: ReportContents,
     figures: Mapping[str, str],
     views: Mapping[str, TableView],
-    pictures: ReportPictures | None = None,
+    pictures: Mapping[str, Any] | None = None,
 ) -> str:
-    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: of `bench
-    visualize`."""
+    """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: those of
+    `bench visualize` (`report_pictures`)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -95,7 +96,7 @@ def page_of(
         results=packed([{name: printable(value) for name, value in each.items()} for each in report.results]),
         views=views,
         figures=figures,
-        pictures=pictures or ReportPictures(),
+        pictures=pictures or {"shown": (), "left_out": (), "command": ()},
         svg=Markup,  # of figures, whose texts matplotlib escapes
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),

@@ -5,19 +5,20 @@ Queries and boxes differ in number or dashes too, not in colour alone. Sizes of 
 """
 
 import io
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
 from bench.reporting.figures import COLOURS, DASHES
-from bench.reporting.saved_pictures import KEY, PictureRecord
 from engine.printing import printable
 
 Format = Literal["png", "svg"]
+RECORD = "bench visualize"  # key of a PNG's text that holds what the picture is of
 MAP = "cividis"  # Nunez, Anderton and Renslow 2018
 CELL, GAP, LINE, LABEL, EDGE = 1.5, 0.08, 0.15, 0.25, 0.1  # width of a cell; a line of text; a row's label
 APART = 0.14  # between the columns of two headings, beside GAP
@@ -64,16 +65,6 @@ class Panel:
     boxes: tuple[Box, ...] = ()
     frame: int | None = None
     low: float | None = None
-
-
-class PanelMarks(TypedDict, total=False):
-    """What a panel shows beside its image; fields of `Panel`."""
-
-    title: str
-    caption: str
-    points: tuple[Spot, ...]
-    boxes: tuple[Box, ...]
-    frame: int | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,17 +114,18 @@ class Picture:
         return found
 
 
-def encoded(picture: Picture, form: Format, record: PictureRecord | None = None) -> bytes:
-    """The file's bytes. They hold no date, no version and no random ids. A PNG holds the record, for `bench report`."""
+def encoded(picture: Picture, form: Format, checkpoints: Mapping[str, str]) -> bytes:
+    """The file's bytes. They hold no date, no version and no random ids. checkpoints: digest -> name, which a PNG
+    keeps beside its kind and note for `bench report`."""
     import matplotlib
 
     figure, buffer = drawn_figure(picture), io.BytesIO()
     title = printable(f"{picture.name}: {picture.note}")  # for those who hear it
-    recorded = {KEY: record.text} if record else {}
-    said = {"png": {"Software": None, **recorded}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench visualize"}), warnings.catch_warnings():
+    record = json.dumps({"kind": picture.name, "note": picture.note, "checkpoints": checkpoints})
+    metadata = {"png": {"Software": None, RECORD: record}, "svg": {"Date": None, "Creator": None, "Title": title}}[form]
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": RECORD}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of names; browsers have more fonts
-        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=said)
+        figure.savefig(buffer, format=form, dpi=DPI, facecolor="white", metadata=metadata)
     return buffer.getvalue()
 
 

@@ -1,7 +1,7 @@
-"""Pictures of `bench visualize` in a folder of results: what each says of itself, and those that a report shows.
+"""Pictures of `bench visualize` in a folder of results: those that a report shows, and the command that draws some.
 
-A PNG of `bench visualize` holds its record as a text, with the digests of the checkpoints that it shows, so that a
-picture and what it is of cannot be parted.
+A PNG of `bench visualize` holds a record as a text: its kind, its note and the digests of the checkpoints that it
+shows, so that a picture and what it is of cannot be parted.
 """
 
 import base64
@@ -10,18 +10,18 @@ import io
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from bench.reporting.contents import ReportContents
+from bench.reporting.panels import RECORD
 from bench.results.record import Result
 from downstream.data.scenes import layout_of
 from imagesets.decoding import open_image
 
-KEY = "bench visualize"  # of the PNG's text that holds the record
 OTHERS = ("cache", "exports", "removed", "results")  # folders of results without pictures
 DEPTH = 2  # folders below that of the results in which pictures are looked for
 FILES = 500  # PNG files that are looked at
@@ -29,62 +29,33 @@ PAGE = 6 << 20  # bytes of a page that pictures take, at most
 SMALL = 100_000  # bytes of a PNG that stays as it is
 QUALITY = 82  # of the others, as WebP
 CSS_DPI = 96  # pixels of an inch in a browser
-ASKED = 3  # checkpoints of the command that makes pictures
+BEST = 3  # checkpoints of the command that makes pictures
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureRecord:
-    """What a picture says of itself. checkpoints: digest -> name in the picture; none for what needs no weights."""
+def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]) -> dict[str, Any]:
+    """The pictures below a folder of results that show checkpoints of its board, or need none.
 
-    kind: str
-    note: str
-    checkpoints: Mapping[str, str]
-
-    @property
-    def text(self) -> str:
-        return json.dumps(vars(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownPicture:
-    """A picture of a report. of: the board's checkpoints in it. width: as drawn, in CSS pixels."""
-
-    kind: str
-    note: str
-    of: tuple[str, ...]
-    file: str  # below the folder of results
-    url: str  # data:
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportPictures:
-    """What a report says of pictures. left_out: files for which there is no room. command: that makes some, in lines;
-    none where there are some."""
-
-    shown: tuple[ShownPicture, ...] = ()
-    left_out: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-
-
-def report_pictures(out: Path, report: ReportContents, results: Sequence[Result]) -> ReportPictures:
-    """The pictures below a folder of results that show checkpoints of its board, or need none."""
-    names = {str(each["digest"]): str(each["name"]) for each in report.checkpoints}
-    shown: list[ShownPicture] = []
+    shown: a dictionary each (`shown_picture`). left_out: files for which there is no room. command: that draws some,
+    in lines; none where there are some.
+    """
+    names = {str(checkpoint["digest"]): str(checkpoint["name"]) for checkpoint in report.checkpoints}
+    shown: list[dict[str, Any]] = []
     left_out: list[str] = []
     room, seen = PAGE, set[bytes]()
     for path in picture_files(out):
-        read = _read(path, out, names)
-        if read is None or read[0] in seen:
-            continue
-        seen.add(read[0])
-        room -= len(read[1].url)
-        if room < 0:
-            left_out.append(read[1].file)
-        else:
-            shown.append(read[1])
-    command = () if shown or left_out else drawing_command(out, report, results)
-    return ReportPictures(shown=tuple(shown), left_out=tuple(left_out), command=command)
+        with contextlib.suppress(OSError, ValueError, SyntaxError):  # what Pillow raises of a damaged file
+            data = path.read_bytes()
+            picture = None if data in seen else shown_picture(data, path.relative_to(out).as_posix(), names)
+            if picture is None:
+                continue
+            seen.add(data)
+            room -= len(picture["url"])
+            if room < 0:
+                left_out.append(picture["file"])
+            else:
+                shown.append(picture)
+    command = [] if shown or left_out else drawing_command(out, report, results)
+    return {"shown": shown, "left_out": left_out, "command": command}
 
 
 def picture_files(out: Path) -> list[Path]:
@@ -103,37 +74,36 @@ def picture_files(out: Path) -> list[Path]:
     return list(islice(below(out, DEPTH), FILES))
 
 
-def _read(path: Path, out: Path, names: Mapping[str, str]) -> tuple[bytes, ShownPicture] | None:
-    # The file's bytes, and the picture; None where it is none of `bench visualize`, or of other checkpoints.
-    with contextlib.suppress(OSError, ValueError, SyntaxError):  # what Pillow raises of a damaged file
-        data = path.read_bytes()
-        image = open_image(data)
-        record = record_in(str(image.info.get(KEY, "")))
-        if image.format != "PNG" or record is None:
-            return None
-        of = tuple(
-            names[digest] if name == names[digest] else f"{names[digest]} (here {name})"
-            for digest, name in record.checkpoints.items()
-            if digest in names
-        )
-        if record.checkpoints and not of:
-            return None
-        dots = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
-        file = path.relative_to(out).as_posix()
-        width = round(image.width * CSS_DPI / dots)
-        url = embedded(data, image)
-        return data, ShownPicture(kind=record.kind, note=record.note, of=of, file=file, url=url, width=width)
-    return None
+def shown_picture(data: bytes, file: str, names: Mapping[str, str]) -> dict[str, Any] | None:
+    """kind, note, file; of: the board's checkpoints in the picture; url (data:); width as drawn, in CSS pixels.
+
+    None for a file that `bench visualize` did not draw, or drew of other checkpoints. names: digest -> name.
+    """
+    image = open_image(data)
+    record = record_in(str(image.info.get(RECORD, "")))
+    if image.format != "PNG" or record is None:
+        return None
+    checkpoints = [
+        names[digest] if name == names[digest] else f"{names[digest]} (here {name})"
+        for digest, name in record["checkpoints"].items()
+        if digest in names
+    ]
+    if record["checkpoints"] and not checkpoints:
+        return None
+    dots = float(image.info.get("dpi", (CSS_DPI,))[0]) or CSS_DPI
+    width = round(image.width * CSS_DPI / dots)
+    return record | {"of": checkpoints, "file": file, "url": embedded(data, image), "width": width}
 
 
-def record_in(text: str) -> PictureRecord | None:
-    """The record that a text holds; None for any other text."""
+def record_in(text: str) -> dict[str, Any] | None:
+    """The record that a text holds: kind, note and checkpoints, digest -> name; None for any other text."""
     try:
-        found = json.loads(text)
-        kind, note, checkpoints = (found[name] for name in ("kind", "note", "checkpoints"))
-        return PictureRecord(
-            kind=str(kind), note=str(note), checkpoints={str(digest): str(name) for digest, name in checkpoints.items()}
-        )
+        record = json.loads(text)
+        return {
+            "kind": str(record["kind"]),
+            "note": str(record["note"]),
+            "checkpoints": {str(digest): str(name) for digest, name in record["checkpoints"].items()},
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -150,32 +120,29 @@ def embedded(data: bytes, image: Image.Image) -> str:
     return f"data:image/{form};base64,{base64.b64encode(data).decode()}"
 
 
-def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]) -> tuple[str, ...]:
+def drawing_command(out: Path, report: ReportContents, results: Sequence[Result]) -> list[str]:
     """The command that draws what the best checkpoints see of the measured images, in lines; none where nothing can be
     drawn."""
-    facts = {each["name"]: each for each in report.checkpoints}
-    named = {name for name, each in facts.items() if each["kind"] == "measured" and _can_be_named(each)}
-    tables = [[row.name for row in table.rows if row.name in named][:ASKED] for table in report.tables]
+    checkpoints = {c["name"]: c for c in report.checkpoints if c["kind"] == "measured" and has_reference(c)}
+    tables = [[row.name for row in table.rows if row.name in checkpoints][:BEST] for table in report.tables]
     best = next(filter(None, tables), [])
-    images = next((each.data.url for each in results if each.status == "ok" and not layout_of(each.data.url)), "")
-    if not best or not images:
-        return ()
-    references = [_reference(out, facts[name]) for name in best]
+    urls = [result.data.url for result in results if result.status == "ok" and not layout_of(result.data.url)]
+    if not best or not urls:
+        return []
+    references = []
+    for name in best:
+        saved = out / "exports" / f"{name}-{str(checkpoints[name]['digest'])[:8]}"
+        references.append(str(saved if saved.is_dir() else checkpoints[name]["source"]))
     lines = [
         ["bench", "visualize", "pca"],
         ["--checkpoint", *references],
         ["--name", *best],
-        ["--images", images],
+        ["--images", urls[0]],
         ["--out", str(out / "pictures")],
     ]
-    return tuple(shlex.join(line) for line in lines)
+    return [shlex.join(line) for line in lines]
 
 
-def _can_be_named(facts: Mapping[str, object]) -> bool:
-    """Whether a command can say which network it means: one that a Python program held has no reference."""
-    return bool(facts["source"]) and not str(facts["source"]).startswith("module:memory:")
-
-
-def _reference(out: Path, facts: Mapping[str, object]) -> str:
-    saved = out / "exports" / f"{facts['name']}-{str(facts['digest'])[:8]}"
-    return str(saved) if saved.is_dir() else str(facts["source"])
+def has_reference(checkpoint: Mapping[str, object]) -> bool:
+    """Whether a command can name the network: one that a Python program held has no reference."""
+    return bool(checkpoint["source"]) and not str(checkpoint["source"]).startswith("module:memory:")

@@ -13,7 +13,6 @@ from bench.reporting import saved_pictures
 from bench.reporting.figures import calibration_figure, lines_figure
 from bench.reporting.page import report_page
 from bench.reporting.panels import Panel, PanelRow, Picture, encoded
-from bench.reporting.saved_pictures import PictureRecord
 from bench.reporting.views import (
     calibration_error,
     confusion,
@@ -94,7 +93,7 @@ def test_the_page_shows_neighbours_mistakes_and_what_they_were_taken_for(board):
 
 def test_no_command_names_a_network_that_a_program_held():
     facts = {"source": "module:memory:Sequential-1a2b3c4d (structure 5e6f)"}
-    assert not saved_pictures._can_be_named(facts) and saved_pictures._can_be_named(
+    assert not saved_pictures.has_reference(facts) and saved_pictures.has_reference(
         {"source": "module:mynets:resnet18"}
     )
 
@@ -106,9 +105,8 @@ def test_pictures_of_the_boards_checkpoints_are_shown(board, monkeypatch):
     panel, own = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2)), made_checkpoint("c1", 1).digest
     drawn = Picture(name="pca", rows=(PanelRow(panels=(panel,)),), note="A <note>.")
     for folder, digest in (("some/figures", own), ("others", "0" * 64), ("cache", own), ("copy", own)):
-        record = PictureRecord(kind="pca", note=drawn.note, checkpoints={digest: "<mine>"})
         (board / folder).mkdir(parents=True, exist_ok=True)
-        (board / folder / "pca.png").write_bytes(encoded(drawn, "png", record))
+        (board / folder / "pca.png").write_bytes(encoded(drawn, "png", {digest: "<mine>"}))
     (board / "some" / "torn.png").write_bytes((board / "copy" / "pca.png").read_bytes()[:90])
     Image.new("RGB", (2, 2)).save(board / "photo.png")
     text = report_page(board)

@@ -10,16 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.reporting.drawing import KINDS, chosen_kind
 from bench.reporting.kinds.attention import Attention
 from bench.reporting.kinds.class_attention import ClassAttention
 from bench.reporting.kinds.inversion import DeepImagePrior, Level, for_network, inverted, visible_tokens
 from bench.reporting.kinds.locality import PROBE, LocalityPicture, best_box, mosaic_scenes, overlap
 from bench.reporting.kinds.pca import Pca, at_border, in_lab, is_foreground, principal_components
 from bench.reporting.kinds.retrieval import Retrieval
-from bench.reporting.panels import Box, Panel, PanelRow, Picture, encoded
-from bench.reporting.saved_pictures import KEY, record_in
-from bench.reporting.viewers import PictureRequest, Viewer, checkpoints_of, points_at
+from bench.reporting.panels import RECORD, Box, Panel, PanelRow, Picture, encoded
+from bench.reporting.saved_pictures import record_in
+from bench.reporting.visualize import KINDS, PictureRequest, Viewer, chosen_kind, points_at
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
 from checkpoints.spec import Preparation, ViTSpec
@@ -64,12 +63,12 @@ def photos(tmp_path_factory) -> Path:
     return folder
 
 
-def shown(checkpoint: Path, photos: Path, **more) -> PictureRequest:
-    return PictureRequest(checkpoints=checkpoints_of([str(checkpoint)], None), sources=(str(photos),), **more)
+def request_of(checkpoint: Path, *sources: str | Path, **options) -> PictureRequest:
+    return PictureRequest(references=(str(checkpoint),), sources=tuple(map(str, sources)), **options)
 
 
-def viewer_of(found: PictureRequest) -> Viewer:
-    return Viewer(found.checkpoints[0], found)
+def viewer_of(request: PictureRequest) -> Viewer:
+    return request.checkpoints[0]
 
 
 def fused_output(attention: torch.nn.Module, run) -> torch.Tensor:
@@ -84,10 +83,10 @@ def fused_output(attention: torch.nn.Module, run) -> torch.Tensor:
 
 class TestAttention:
     def test_maps_sum_to_one_and_mix_the_values_as_the_fused_computation_does(self, tiny, photos):
-        found = shown(tiny, photos)
-        viewer, kind = viewer_of(found), Attention(layer=1, at=(0.1, 0.9, 0.99, 0.5))
+        request = request_of(tiny, photos)
+        viewer, kind = viewer_of(request), Attention(layer=1, at=(0.1, 0.9, 0.99, 0.5))
         vit, block = viewer.backbone.vit, viewer.backbone.vit.trunk.blocks[1]
-        for image in found.images:
+        for image in request.images:
             maps, (rows, columns) = kind.maps(viewer, image.image)
             assert maps.shape == (3, 2, 1 + rows * columns)
             assert torch.allclose(maps.sum(dim=-1), torch.ones(3, 2), atol=1e-6)
@@ -101,25 +100,25 @@ class TestAttention:
             assert torch.allclose(mixed, given[queries], atol=1e-5)
 
     def test_the_mean_of_the_heads_is_drawn(self, tiny, photos):
-        found = shown(tiny, photos, limit=1)
-        viewer = viewer_of(found)
-        maps, (rows, columns) = Attention().maps(viewer, found.images[0].image)
-        (row,) = Attention().block(viewer, found.images[0])
-        every = Attention(heads="all").block(viewer, found.images[0])
+        request = request_of(tiny, photos, limit=1)
+        viewer = viewer_of(request)
+        maps, (rows, columns) = Attention().maps(viewer, request.images[0].image)
+        (row,) = Attention().block(viewer, request.images[0])
+        every = Attention(heads="all").block(viewer, request.images[0])
         assert np.array_equal(row[1].values, maps[:, 1, 1:].mean(dim=0).reshape(rows, columns).numpy())
         assert np.allclose(row[1].values, np.mean([each[1].values for each in every], axis=0), atol=1e-7)
 
     def test_images_keep_their_shape(self, tiny, photos):
-        found = shown(tiny, photos, size=64)
-        grids = {image.name: Attention().maps(viewer_of(found), image.image)[1] for image in found.images}
+        request = request_of(tiny, photos, size=64)
+        grids = {image.name: Attention().maps(viewer_of(request), image.image)[1] for image in request.images}
         assert grids == {"high": (17, 8), "square": (8, 8), "wide": (8, 18)}
 
 
 class TestClassAttention:
     def test_of_class_attention_blocks(self, extrema, photos):
-        found = shown(extrema, photos)
-        viewer = viewer_of(found)
-        vit, image = viewer.backbone.vit, found.images[0].image
+        request = request_of(extrema, photos)
+        viewer = viewer_of(request)
+        vit, image = viewer.backbone.vit, request.images[0].image
         maps, (rows, columns) = ClassAttention(layer=1).maps(viewer, image)
         assert maps.shape == (3, 1 + rows * columns)
         assert torch.allclose(maps.sum(dim=-1), torch.ones(3), atol=1e-6)
@@ -134,8 +133,8 @@ class TestClassAttention:
         assert torch.allclose(mixed, given, atol=1e-5)
 
     def test_of_a_class_token_it_is_its_row_of_the_attention(self, tiny, photos):
-        found = shown(tiny, photos)
-        viewer, image = viewer_of(found), found.images[0].image
+        request = request_of(tiny, photos)
+        viewer, image = viewer_of(request), request.images[0].image
         maps, _ = ClassAttention(layer=0).maps(viewer, image)
         with torch.inference_mode():
             assert torch.equal(maps, viewer.backbone.vit.attention(viewer.tensor(image), 0)[0, :, 0])
@@ -191,26 +190,26 @@ class TestRetrieval:
         copied[24:, :8] = pixels[8:16, 16:24]
         for name, values in (("a", pixels), ("b", copied)):
             Image.fromarray(values).save(tmp_path / f"{name}.png")
-        found = shown(tiny, tmp_path)
-        viewer, kind = viewer_of(found), Retrieval(at=(0.6, 0.3), context=1)
-        rows = [np.asarray(image.image).reshape(4, 8, 4, 8, 3).swapaxes(1, 2) for image in found.images]
+        request = request_of(tiny, tmp_path)
+        viewer, kind = viewer_of(request), Retrieval(at=(0.6, 0.3), context=1)
+        rows = [np.asarray(image.image).reshape(4, 8, 4, 8, 3).swapaxes(1, 2) for image in request.images]
         maps = [row.reshape(4, 4, -1) - 127.0 for row in rows]
         ((near, *_),) = kind.nearest(maps, 0, [1 * 4 + 2])
         assert near.image == 1 and near.patch == 3 * 4 and near.similarity == pytest.approx(1)
-        panel = kind.panel(found.images[1], (4, 4), near.patch, points_at(kind.at)[0])
+        panel = kind.panel(request.images[1], (4, 4), near.patch, points_at(kind.at)[0])
         assert np.array_equal(panel.values, copied[8:, :24])
         assert panel.boxes == (Box(left=0, right=1 / 3, top=2 / 3, bottom=1),)
-        captions = [panel.caption[:6] for panel in kind.blocks(viewer, found)[0][0]]
+        captions = [panel.caption[:6] for panel in kind.blocks(viewer, request)[0][0]]
         assert captions == ["query ", *["cosine"] * 5]
 
 
 class TestLocality:
     def test_boxes_are_those_of_the_probe(self, tiny, tmp_path):
-        found = PictureRequest(checkpoints=checkpoints_of([str(tiny)], None), sources=("tiny:",), limit=5)
-        viewer = viewer_of(found)
-        outcome = PROBE.run(viewer.checkpoint.export, Workspace(cache=tmp_path, data="tiny:"))
+        request = request_of(tiny, "tiny:", limit=5)
+        viewer = viewer_of(request)
+        outcome = PROBE.run(viewer.export, Workspace(cache=tmp_path, data="tiny:"))
         val = open_set("tiny:", "val")
-        for number, scene in enumerate(mosaic_scenes(viewer, found)):
+        for number, scene in enumerate(mosaic_scenes(viewer, request)):
             mosaic = evenly(-(-len(val) // 4), 5)[number]
             image = tile_numbers(val.labels, 4)[mosaic, number % 4]
             box, _ = best_box(viewer, scene)
@@ -219,8 +218,8 @@ class TestLocality:
             assert inside == pytest.approx(100 * outcome.metrics["iou"].per_image[image], rel=1e-4)
 
     def test_with_a_query_of_ones_own_the_images_are_scenes(self, tiny, photos):
-        found = shown(tiny, photos)
-        scenes = LocalityPicture(query=str(photos / "square.png")).own(viewer_of(found), found)
+        request = request_of(tiny, photos)
+        scenes = LocalityPicture(query=str(photos / "square.png")).own(viewer_of(request), request)
         assert [scene.label for scene in scenes] == ["high", "square", "wide"] and len(scenes[0].boxes) == 25
         wide = scenes[2]
         assert wide.image.size == (90, 40) and {crop.size for crop in wide.crops} == {(32, 32)}
@@ -231,7 +230,7 @@ class TestLocality:
 class TestInversion:
     def test_the_image_is_found_for_what_is_said_of_it(self, tiny):
         """Of a third of the patches, in steps enough to fit a smooth image."""
-        viewer = viewer_of(PictureRequest(checkpoints=checkpoints_of([str(tiny)], None), sources=()))
+        viewer = viewer_of(request_of(tiny))
         slope = torch.linspace(0.2, 0.8, 32)
         image = torch.stack([slope.expand(32, 32), slope.expand(32, 32).T, torch.full((32, 32), 0.5)])[None]
         vit, keep = viewer.backbone.vit, torch.tensor([[0, 3, 6, 9, 12]])
@@ -245,7 +244,7 @@ class TestInversion:
         assert (found - image).abs().mean() < (first - image).abs().mean()
 
     def test_the_target_is_of_visible_patches_alone(self, extrema):
-        viewer = viewer_of(PictureRequest(checkpoints=checkpoints_of([str(extrema)], None), sources=()))
+        viewer = viewer_of(request_of(extrema))
         images, keep = torch.randn(2, 1, 3, 32, 32), torch.tensor([[1, 7]])
         images[1, :, :, :8, 8:16], images[1, :, :, 8:16, 24:] = images[0, :, :, :8, 8:16], images[0, :, :, 8:16, 24:]
         first, second = (visible_tokens(viewer.backbone.vit, image, keep) for image in images)
@@ -277,9 +276,9 @@ class TestCommand:
         for form in forms:
             first, second = ((tmp_path / out / f"{kind}.{form}").read_bytes() for out in ("a", "b"))
             assert first == second
-        record = record_in(Image.open(tmp_path / "a" / f"{kind}.png").info[KEY])
-        assert record.kind == kind and list(record.checkpoints.values()) == ["tiny", "extrema"]
-        assert list(record.checkpoints) == [load(str(folder)).digest for folder in (tiny, extrema)]
+        record = record_in(Image.open(tmp_path / "a" / f"{kind}.png").info[RECORD])
+        assert record["kind"] == kind and list(record["checkpoints"].values()) == ["tiny", "extrema"]
+        assert list(record["checkpoints"]) == [load(str(folder)).digest for folder in (tiny, extrema)]
         if "svg" in forms:
             assert b"extrema" in first and b"tiny" in first and b"<dc:date>" not in first
 
@@ -294,7 +293,7 @@ class TestCommand:
             (("pca", "--images", "/nowhere"), "--images /nowhere: /nowhere does not exist"),
             (("pca", "--images", "digits:", "--name", "a", "b"), "--name: 2 names for 1 checkpoints"),
             (("pca", "--size", "9000"), "is more than 128 patches of 8 a side"),
-            (("retrieval", "--limit", "1"), "--images: neighbours are looked for in other images"),
+            (("retrieval", "--limit", "1"), "--images: neighbours come from other images"),
             (("locality",), "--images: name one labelled set, such as digits:, or a query"),
             (("inversion", "--set", "mask_ratios=1"), "mask_ratios=(1.0,): give shares from 0 to below 1"),
         ],
@@ -332,7 +331,7 @@ def test_names_are_no_formulas_and_hold_no_markup():
     name = "$x_1$ <b>&\x1b[0m \u202e" + "long " * 40
     panel = Panel(values=np.zeros((2, 2), np.float32), size=(2, 2), title=name, caption=name)
     picture = Picture(name="x", rows=(PanelRow(panels=(panel, None), label=name),), headings=((name, 2),), note=name)
-    text = encoded(picture, "svg").decode()
+    text = encoded(picture, "svg", {}).decode()
     assert (
         "<title>x: $x_1$ &lt;b&gt;" in text
         and "$x_1$ &lt;b&gt;&amp;\\x1b[0m" in text

@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 from small_trainings import digits, trainer
 
-from bench.reporting.kinds.masks import Masks, panel_rows, view_panel
-from bench.reporting.kinds.reconstruction import ShownRun, pixel_error, rebuilt_image
-from bench.reporting.network_inputs import as_image, given_views, method_views, visible_patches
-from bench.reporting.viewers import checkpoints_of
+from bench.reporting.kinds.masks import Masks, given_views, panel_rows, view_panel, visible_patches
+from bench.reporting.kinds.reconstruction import TrainedRun, pixel_error, rebuilt_image
+from bench.reporting.visualize import PictureRequest, as_image, method_views
 from engine.extensions import load_extension, source_files
 from pretrain.loop.trainer import build
 from pretrain.method import Method
@@ -115,14 +114,13 @@ class TestReconstruction:
 
     def test_the_error_falls_with_training(self, tmp_path, bench, photo):
         """A run's own states: before the first update and after the last."""
-        run = trainer("mae", tmp_path / "run", recipe={"epochs": 12})
-        run.train()
-        shown = ShownRun(*checkpoints_of([str(tmp_path / "run")], None))
-        assert shown.name == "mae, epoch 12"
+        trainer("mae", tmp_path / "run", recipe={"epochs": 12}).train()
+        run = TrainedRun(*PictureRequest(references=(str(tmp_path / "run"),), sources=()).checkpoints)
+        assert run.name == "mae, epoch 12"
         images = [digits().image(index) for index in range(6)]
-        after = np.mean([pixel_error(rebuilt_image(shown, image, 0, 0), shown.method) for image in images])
-        shown.method.load_state_dict(smoke("mae").state_dict())
-        before = np.mean([pixel_error(rebuilt_image(shown, image, 0, 0), shown.method) for image in images])
+        after = np.mean([pixel_error(rebuilt_image(run, image, 0, 0), run.method) for image in images])
+        run.method.load_state_dict(smoke("mae").state_dict())
+        before = np.mean([pixel_error(rebuilt_image(run, image, 0, 0), run.method) for image in images])
         assert after < 0.9 * before
         words = ("--checkpoint", tmp_path / "run", "--images", "digits:", "--limit", "1", "--out", tmp_path / "out")
         assert bench("visualize", "reconstruction", *words, "--format", "svg")[0] == 0

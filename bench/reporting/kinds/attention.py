@@ -11,21 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.viewers import (
-    QUARTERS,
-    PictureRequest,
-    ShownImage,
-    Viewer,
-    block_text,
-    check_heads,
-    check_places,
-    heads_text,
-    of_heads,
-    patches_at,
-    points_at,
-    viewers,
-)
+from bench.reporting import visualize
+from bench.reporting.panels import Block, Picture, arranged
+from bench.reporting.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
 from engine import checks
 
 
@@ -35,54 +23,43 @@ class Attention:
 
     layer: int = -1  # block, negative from the end
     heads: str = "mean"  # of the heads, or all of them in rows, or numbers from 0 such as 0,3
-    at: tuple[float, ...] = QUARTERS  # the query patches: x,y of each as shares of width and height, from the top left
+    # the query patches: x,y of each as shares of width and height, from the top left
+    at: tuple[float, ...] = visualize.QUARTERS
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        check_places(self.at)
-        check_heads(self.heads)
+        visualize.check_places(self.at)
+        visualize.check_heads(self.heads)
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, or heads of each; columns are the queries under each checkpoint."""
-        points = points_at(self.at)
-        blocks = [
-            (viewer.checkpoint.name, [self.block(viewer, image) for image in shown.images]) for viewer in viewers(shown)
-        ]
+        points = visualize.points_at(self.at)
         yield arranged(
             "attention",
-            [image.panel(title="queries", points=points) for image in shown.images],
-            blocks,
-            note=f"Attention of the numbered patches in {block_text(self.layer)}{heads_text(self.heads)}. Each map is "
-            "drawn from 0, dark, to its maximum, yellow; it sums to 1 over patches and other tokens.",
+            [image_panel(image.image, title="queries", points=points) for image in request.images],
+            [(viewer.name, [self.block(viewer, image) for image in request.images]) for viewer in request.viewers()],
+            note=visualize.attention_note("the numbered patches", self.layer, self.heads),
         )
 
-    def block(self, viewer: Viewer, image: ShownImage) -> Block:
+    def block(self, viewer: Viewer, image: NamedImage) -> Block:
         """Rows of heads, columns of queries."""
         maps, grid = self.maps(viewer, image.image)
-        with viewer.named():
-            chosen = of_heads(maps[..., viewer.spec.prefix :].unflatten(-1, grid), self.heads)
+        with errors_naming(viewer.name):
+            by_head = visualize.maps_by_head(maps[..., viewer.spec.prefix :].unflatten(-1, grid), self.heads)
         return [
-            [self.panel(one, image, number, title) for number, one in enumerate(queries)]
-            for title, queries in chosen.items()
+            [
+                map_panel(query, image.size, f"query {number + 1}, {head}" if head else f"query {number + 1}", number)
+                for number, query in enumerate(queries)
+            ]
+            for head, queries in by_head.items()
         ]
-
-    def panel(self, one: Tensor, image: ShownImage, number: int, head: str) -> Panel:
-        """The map (h, w) of one query in one head."""
-        return Panel(
-            values=one.numpy(),
-            size=image.size,
-            frame=number,
-            low=0.0,
-            title=f"query {number + 1}, {head}" if head else f"query {number + 1}",
-            caption=f"maximum {float(one.max()):.2g}, patches {float(one.sum()):.0%}",
-        )
 
     @torch.inference_mode()
     def maps(self, viewer: Viewer, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
         """Attention (H, Q, N) of the query patches to all tokens, and the grid of the patches."""
         tensor = viewer.tensor(image)
         grid = viewer.grid(tensor)
-        with viewer.named():
-            found = viewer.backbone.vit.attention(tensor, self.layer)[0].float().cpu()
-        queries = [viewer.spec.prefix + patch for patch in patches_at(points_at(self.at), grid)]
-        return found[:, queries], grid
+        with errors_naming(viewer.name):
+            attention = viewer.backbone.vit.attention(tensor, self.layer)[0].float().cpu()
+        queries = visualize.patches_at(visualize.points_at(self.at), grid)
+        return attention[:, [viewer.spec.prefix + patch for patch in queries]], grid

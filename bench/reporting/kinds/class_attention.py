@@ -10,17 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.viewers import (
-    PictureRequest,
-    ShownImage,
-    Viewer,
-    block_text,
-    check_heads,
-    heads_text,
-    of_heads,
-    viewers,
-)
+from bench.reporting import visualize
+from bench.reporting.panels import Block, Picture, arranged
+from bench.reporting.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
 from engine import checks
 
 
@@ -33,42 +25,27 @@ class ClassAttention:
 
     def __post_init__(self) -> None:
         checks.annotations(self)
-        check_heads(self.heads)
+        visualize.check_heads(self.heads)
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, columns are heads under each checkpoint."""
-        blocks = [
-            (viewer.checkpoint.name, [self.block(viewer, image) for image in shown.images]) for viewer in viewers(shown)
-        ]
         yield arranged(
             "class-attention",
-            [image.panel() for image in shown.images],
-            blocks,
-            note=f"Attention of the class token in {block_text(self.layer)}{heads_text(self.heads)}. Each map is drawn "
-            "from 0, dark, to its maximum, yellow; it sums to 1 over patches and other tokens.",
+            [image_panel(image.image) for image in request.images],
+            [(viewer.name, [self.block(viewer, image) for image in request.images]) for viewer in request.viewers()],
+            note=visualize.attention_note("the class token", self.layer, self.heads),
         )
 
-    def block(self, viewer: Viewer, image: ShownImage) -> Block:
+    def block(self, viewer: Viewer, image: NamedImage) -> Block:
         """One row of heads."""
         maps, grid = self.maps(viewer, image.image)
-        with viewer.named():
-            chosen = of_heads(maps[:, -grid[0] * grid[1] :].unflatten(-1, grid), self.heads)
-        return [
-            [
-                Panel(
-                    values=one.numpy(),
-                    size=image.size,
-                    low=0.0,
-                    title=title,
-                    caption=f"maximum {float(one.max()):.2g}, patches {float(one.sum()):.0%}",
-                )
-                for title, one in chosen.items()
-            ]
-        ]
+        with errors_naming(viewer.name):
+            by_head = visualize.maps_by_head(maps[:, -grid[0] * grid[1] :].unflatten(-1, grid), self.heads)
+        return [[map_panel(values, image.size, head) for head, values in by_head.items()]]
 
     @torch.inference_mode()
     def maps(self, viewer: Viewer, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
         """The class token's attention (H, N) to all tokens, and the grid of the patches."""
         tensor = viewer.tensor(image)
-        with viewer.named():
+        with errors_naming(viewer.name):
             return viewer.backbone.vit.class_map(tensor, self.layer)[0].float().cpu(), viewer.grid(tensor)

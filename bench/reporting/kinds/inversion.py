@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.reporting.network_inputs import as_image
 from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.viewers import PictureRequest, Viewer, viewers
+from bench.reporting.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
 from checkpoints.vit import ViT
 from engine import checks
 from engine.progress import Progress
@@ -90,7 +89,7 @@ class DeepImagePrior(nn.Module):
 
 
 def visible_tokens(vit: ViT, images: Tensor, keep: Tensor | None) -> Tensor:
-    """What the last block says of the patches `keep` (1, l), where it gets no others -> (1, l, D); None: of all."""
+    """Outputs of the last block for the patches `keep` (1, l), where it gets no others -> (1, l, D); None: of all."""
     patch = vit.spec.patch_size
     grid = (images.shape[-2] // patch, images.shape[-1] // patch)
     tokens = vit.encode(vit.place(vit.project(images), grid), keep, norm=False, grid=grid)[0]
@@ -117,9 +116,9 @@ def inverted(
     prior = DeepImagePrior((image.shape[-2], image.shape[-1]), seed).to(image.device)
     optimizer, losses = torch.optim.Adam(prior.parameters(), lr=lr), []
     for _ in range(steps):
-        said = visible_tokens(vit, normalised(prior()), None)
-        said = said if keep is None else said.gather(1, keep.unsqueeze(-1).expand(-1, -1, said.shape[-1]))
-        loss = F.mse_loss(said, target)
+        tokens = visible_tokens(vit, normalised(prior()), None)
+        tokens = tokens if keep is None else tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        loss = F.mse_loss(tokens, target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -147,41 +146,42 @@ class Inversion:
         if not self.mask_ratios or not all(0 <= ratio < 1 for ratio in self.mask_ratios):
             raise ValueError(f"mask_ratios={self.mask_ratios}: give shares from 0 to below 1")
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: of each image what is seen and, below, what is found; columns are mask ratios."""
-        found, fits = viewers(shown), len(self.mask_ratios) * len(shown.images) * len(shown.checkpoints)
+        viewers = request.viewers()
+        fits = len(self.mask_ratios) * len(request.images) * len(viewers)
         with Progress("inversion", fits * self.steps, "steps") as progress:
             blocks = [
-                (viewer.checkpoint.name, [self.block(viewer, shown, n, progress) for n in range(len(shown.images))])
-                for viewer in found
+                (viewer.name, [self.block(viewer, request, n, progress) for n in range(len(request.images))])
+                for viewer in viewers
             ]
         yield arranged(
             "inversion",
-            [image.panel() for image in shown.images],
+            [image_panel(image.image) for image in request.images],
             blocks,
             note=f"Below what a network sees, the image that a deep image prior finds for what it says of it, in "
             f"{self.steps} steps. The error is the root mean square over the hidden pixels, of 255 grey levels.",
         )
 
-    def block(self, viewer: Viewer, shown: PictureRequest, number: int, progress: Progress) -> Block:
+    def block(self, viewer: Viewer, request: PictureRequest, number: int, progress: Progress) -> Block:
         """Two rows: seen, and found."""
-        image = viewer.tensor(shown.images[number].image)
-        columns = [self.column(viewer, image, ratio, (shown.seed, number), progress) for ratio in self.mask_ratios]
+        image = viewer.tensor(request.images[number].image)
+        columns = [self.column(viewer, image, ratio, (request.seed, number), progress) for ratio in self.mask_ratios]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def column(
         self, viewer: Viewer, image: Tensor, ratio: float, seeds: tuple[int, int], progress: Progress
     ) -> tuple[Panel, Panel]:
         """The image (1, 3, H, W) with a share of its patches hidden, and what is found for it."""
-        preparation, grid = viewer.checkpoint.export.preparation, viewer.grid(image)
+        preparation, grid = viewer.export.preparation, viewer.grid(image)
         order = np.random.RandomState(seeds).permutation(grid[0] * grid[1])  # the same patches first at every ratio
         hidden = np.ones(len(order), bool)
         hidden[order[: max(1, kept(len(order), ratio))]] = False
         keep = torch.tensor(np.flatnonzero(~hidden), device=image.device)[None] if hidden.any() else None
-        with viewer.named():
+        with errors_naming(viewer.name):
             if hidden.any() and viewer.spec.relative_position != "none":
                 raise ValueError("relative positions need all patches of an image; add --set mask_ratios=0")
-            said, _ = inverted(
+            found, _ = inverted(
                 viewer.backbone.vit,
                 image,
                 keep,
@@ -192,7 +192,7 @@ class Inversion:
                 progress.advance,
             )
         seen = as_image(image[0], preparation, hidden.reshape(grid))
-        drawn = said[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        drawn = found[0].cpu().mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         error = hidden_error(as_image(image[0], preparation), drawn, hidden.reshape(grid))
         return (
             Panel(values=seen, size=seen.shape[:2], title=f"{hidden.mean():.0%} hidden"),
@@ -205,9 +205,9 @@ def for_network(viewer: Viewer, images: Tensor) -> Tensor:
     return (images - viewer.backbone.mean) / viewer.backbone.std
 
 
-def hidden_error(image: np.ndarray, found: np.ndarray, hidden: np.ndarray) -> float:
+def hidden_error(image: np.ndarray, inversion: np.ndarray, hidden: np.ndarray) -> float:
     """Root mean square difference of colours (H, W, 3) uint8 over the hidden patches (h, w); over all where all are
     seen."""
     side = image.shape[0] // hidden.shape[0]
     where = np.kron(hidden, np.ones((side, side), bool)) if hidden.any() else np.ones(image.shape[:2], bool)
-    return float(np.sqrt(np.square(image[where].astype(np.float64) - found[where]).mean()))
+    return float(np.sqrt(np.square(image[where].astype(np.float64) - inversion[where]).mean()))

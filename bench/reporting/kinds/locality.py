@@ -5,13 +5,20 @@ number. With a query of one's own, each image is a scene.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
 from bench.reporting.panels import Box, Panel, PanelRow, Picture
-from bench.reporting.viewers import Naming, PictureRequest, Viewer, image_panel, middle, read_image, viewers
+from bench.reporting.visualize import (
+    PictureRequest,
+    Viewer,
+    central_square,
+    errors_naming,
+    image_panel,
+    read_image,
+)
 from engine import checks
 from imagesets.selection import evenly
 from imagesets.sets import open_set
@@ -26,10 +33,10 @@ from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
     """query, crops: square images of the network's size. boxes: of the crops. known: where the query's class is.
-    asked: the query for people."""
+    shown_query: the query for people."""
 
     image: Image.Image
-    asked: Image.Image
+    shown_query: Image.Image
     query: Image.Image
     crops: tuple[Image.Image, ...]
     boxes: tuple[Box, ...]
@@ -46,17 +53,17 @@ class LocalityPicture:
     def __post_init__(self) -> None:
         checks.annotations(self)
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are scenes; columns are the query, the scene, and the box that each checkpoint finds."""
         columns, scenes = [], []
-        for viewer in viewers(shown):
-            scenes = self.scenes(viewer, shown)
-            columns.append([found_panel(scene, *best_box(viewer, scene)) for scene in scenes])
+        for viewer in request.viewers():
+            scenes = self.scenes(viewer, request)
+            columns.append([box_panel(scene, *best_box(viewer, scene)) for scene in scenes])
         rows = [
-            PanelRow(panels=(image_panel(scene.asked), image_panel(scene.image), *panels), label=scene.label)
+            PanelRow(panels=(image_panel(scene.shown_query), image_panel(scene.image), *panels), label=scene.label)
             for scene, *panels in zip(scenes, *columns, strict=True)
         ]
-        names = [(viewer.checkpoint.name, 1) for viewer in viewers(shown)]
+        names = [(viewer.name, 1) for viewer in request.viewers()]
         known = "" if self.query else "; dashed: where the class is"
         yield Picture(
             name="locality",
@@ -66,22 +73,22 @@ class LocalityPicture:
             f"the query{known}.",
         )
 
-    def scenes(self, viewer: Viewer, shown: PictureRequest) -> list[Scene]:
+    def scenes(self, viewer: Viewer, request: PictureRequest) -> list[Scene]:
         """As this network sees them; boxes and images are the same for all."""
-        return self.own(viewer, shown) if self.query else mosaic_scenes(viewer, shown)
+        return self.own(viewer, request) if self.query else mosaic_scenes(viewer, request)
 
-    def own(self, viewer: Viewer, shown: PictureRequest) -> list[Scene]:
+    def own(self, viewer: Viewer, request: PictureRequest) -> list[Scene]:
         """The images, with the boxes of the probe's sizes at random places."""
         query, shape = read_image(self.query), viewer.spec.size[::-1]
-        found = []
-        for number, scene in enumerate(shown.images):
-            size, seed = scene.image.size, shown.seed + number
+        scenes = []
+        for number, scene in enumerate(request.images):
+            size, seed = scene.image.size, request.seed + number
             (boxes,) = candidate_boxes(1, size, shape, PROBE.scales, PROBE.locations, seed).tolist()
             crops = [scene.image.crop((left, top, left + width, top + height)) for left, top, width, height in boxes]
-            found.append(
+            scenes.append(
                 Scene(
                     image=scene.image,
-                    asked=query,
+                    shown_query=query,
                     query=query.resize(shape, FILTERS["bilinear"]),
                     crops=tuple(crop.resize(shape, FILTERS["bilinear"]) for crop in crops),
                     boxes=tuple(box_of(box, scene.image.size) for box in boxes),
@@ -89,37 +96,37 @@ class LocalityPicture:
                     label=scene.name,
                 )
             )
-        return found
+        return scenes
 
 
-def mosaic_scenes(viewer: Viewer, shown: PictureRequest) -> list[Scene]:
+def mosaic_scenes(viewer: Viewer, request: PictureRequest) -> list[Scene]:
     """Some of the probe's mosaics, evenly spread, with one of the images that are looked for in each."""
-    if len(shown.sources) != 1 or ":" not in shown.sources[0]:
+    if len(request.sources) != 1 or ":" not in request.sources[0]:
         raise ValueError("--images: name one labelled set, such as digits:, or a query of your own: --set query=FILE")
-    with Naming(f"--images {shown.sources[0]}"):
-        train, val = (open_set(shown.sources[0], split) for split in ("train", "val"))
+    with errors_naming(f"--images {request.sources[0]}"):
+        train, val = (open_set(request.sources[0], split) for split in ("train", "val"))
     transform = EvalTransform(size=viewer.spec.size, crop=PROBE.crop, interpolation=PROBE.interpolation)
-    search = PROBE.search(train, val, transform, shown.seed)
+    search = PROBE.search(train, val, transform, request.seed)
     mosaics, (wide, high) = search.mosaics, search.mosaics.tile
     size = (mosaics.across * wide, mosaics.across * high)
-    found = []
-    for number, mosaic in enumerate(evenly(len(mosaics.tiles), min(shown.limit or 4, len(mosaics.tiles))).tolist()):
+    scenes = []
+    for number, mosaic in enumerate(evenly(len(mosaics.tiles), min(request.limit or 4, len(mosaics.tiles))).tolist()):
         tile = number % PROBE.tiles
         image = int(mosaics.tiles[mosaic, tile])
         left, top = tile % mosaics.across * wide, tile // mosaics.across * high
-        asked = int(search.queries[image])
-        found.append(
+        example = int(search.queries[image])
+        scenes.append(
             Scene(
                 image=mosaics.mosaic(mosaic),
-                asked=middle(train.image(asked)),
-                query=Image.fromarray(transform(train, asked).permute(1, 2, 0).numpy()),
+                shown_query=central_square(train.image(example)),
+                query=Image.fromarray(transform(train, example).permute(1, 2, 0).numpy()),
                 crops=tuple(mosaics.image(mosaic * PROBE.boxes + box) for box in range(PROBE.boxes)),
                 boxes=tuple(box_of(box, size) for box in mosaics.boxes[mosaic].tolist()),
                 known=box_of([left, top, wide, high], size),
                 label=val.classes[val.labels[image]],
             )
         )
-    return found
+    return scenes
 
 
 def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
@@ -132,13 +139,13 @@ def best_box(viewer: Viewer, scene: Scene) -> tuple[int, float]:
     return int(similar.argmax()), float(similar.max())
 
 
-def found_panel(scene: Scene, box: int, similarity: float) -> Panel:
+def box_panel(scene: Scene, box: int, similarity: float) -> Panel:
     """The scene with the box, and where the class is."""
-    found, known = scene.boxes[box], scene.known
+    nearest, known = scene.boxes[box], scene.known
     caption = f"cosine {similarity:.2f}"
     if known:
-        caption += f", overlap {overlap(found, known):.0%}"
-    boxes = (found,) if known is None else (Box(**{**vars(known), "style": 1}), found)
+        caption += f", overlap {overlap(nearest, known):.0%}"
+    boxes = (nearest,) if known is None else (replace(known, style=1), nearest)
     return image_panel(scene.image, boxes=boxes, caption=caption)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.viewers import PictureRequest, Viewer, block_text, viewers
+from bench.reporting.visualize import PictureRequest, Viewer, block_text, image_panel
 from engine import checks
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.
@@ -106,24 +106,24 @@ class Pca:
     def __post_init__(self) -> None:
         checks.annotations(self)
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, columns checkpoints."""
         yield arranged(
             "pca",
-            [image.panel() for image in shown.images],
-            [(viewer.checkpoint.name, self.blocks(viewer, shown)) for viewer in viewers(shown)],
+            [image_panel(image.image) for image in request.images],
+            [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()],
             note=f"First three principal components of the patch tokens of {block_text(self.layer)}, of all images "
             "together; at the bottom, the share of the variance that each holds.",
         )
 
-    def blocks(self, viewer: Viewer, shown: PictureRequest) -> list[Block]:
+    def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
         """A panel for each image."""
-        maps = [viewer.patches(image.image, self.layer) for image in shown.images]
-        found, shares = self.coloured(maps)
-        last, caption = len(found) - 1, ", ".join(f"{share:.0%}" for share in shares)
+        maps = [viewer.patches(image.image, self.layer) for image in request.images]
+        coloured, shares = self.coloured(maps)
+        last, caption = len(coloured) - 1, ", ".join(f"{share:.0%}" for share in shares)
         return [
             [[Panel(values=colours, size=image.size, caption=caption if place == last else "")]]
-            for place, (image, colours) in enumerate(zip(shown.images, found, strict=True))
+            for place, (image, colours) in enumerate(zip(request.images, coloured, strict=True))
         ]
 
     def coloured(self, maps: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -131,16 +131,16 @@ class Pca:
 
         ValueError for too few patches.
         """
-        tokens = np.concatenate([each.reshape(-1, each.shape[-1]) for each in maps])
-        chosen = self.chosen(tokens, np.concatenate([at_border(each.shape[:2]) for each in maps]))
+        tokens = np.concatenate([grid.reshape(-1, grid.shape[-1]) for grid in maps])
+        chosen = self.chosen(tokens, np.concatenate([at_border(grid.shape[:2]) for grid in maps]))
         if chosen.sum() < LEAST or tokens.shape[1] < 3:
             raise ValueError(f"{chosen.sum()} patches are too few for three components; add images, or raise --size")
         components, shares = principal_components(tokens[chosen])
         colours = np.full((len(tokens), 3), EMPTY, np.uint8)
         colours[chosen] = COLOURINGS[self.colours](spread_evenly(components))
-        ends = np.cumsum([each.shape[0] * each.shape[1] for each in maps])[:-1]
+        ends = np.cumsum([grid.shape[0] * grid.shape[1] for grid in maps])[:-1]
         parts = np.split(colours, ends)
-        return [part.reshape(*each.shape[:2], 3) for part, each in zip(parts, maps, strict=True)], shares
+        return [part.reshape(*grid.shape[:2], 3) for part, grid in zip(parts, maps, strict=True)], shares
 
     def chosen(self, tokens: np.ndarray, on_border: np.ndarray) -> np.ndarray:
         """Which patches (N,) are analysed."""

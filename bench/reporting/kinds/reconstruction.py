@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from bench.reporting.network_inputs import as_image, method_views
 from bench.reporting.panels import Block, Panel, Picture, arranged
-from bench.reporting.viewers import PictureRequest, ShownCheckpoint, middle, required
+from bench.reporting.visualize import PictureRequest, Viewer, as_image, central_square, image_panel, method_views
 from checkpoints.export import is_export
 from imagesets.transforms import FILTERS
 from pretrain.loop.exporting import epochs_done, identity_in, is_run, progress_after, trained_method
@@ -24,10 +23,10 @@ from pretrain.parts.views import Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class ShownRun:
+class TrainedRun:
     """The folder of a pretraining that a checkpoint names."""
 
-    checkpoint: ShownCheckpoint
+    checkpoint: Viewer
 
     @cached_property
     def folder(self) -> Path:
@@ -54,8 +53,8 @@ class ShownRun:
     @cached_property
     def name(self) -> str:
         """The given name, else recipe and epochs: `mae-32px, epoch 5`."""
-        if self.checkpoint.given:
-            return self.checkpoint.given
+        if self.checkpoint.given_name:
+            return self.checkpoint.given_name
         identity = identity_in(self.folder)
         epoch = epochs_done(progress_after(identity, self.trained[1]))
         return f"{identity.get('name', identity['method'])}, epoch {epoch}"
@@ -65,26 +64,26 @@ class ShownRun:
 class Reconstruction:
     """The picture has no settings."""
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images; columns are what each network sees, and what it makes of it."""
-        runs = [ShownRun(checkpoint) for checkpoint in required(shown.checkpoints)]
-        blocks = [(run.name, [self.block(run, shown, place) for place in range(len(shown.images))]) for run in runs]
-        squares = [image.panel(middle(image.image)) for image in shown.images]
+        runs = [TrainedRun(checkpoint) for checkpoint in request.viewers()]
+        blocks = [(run.name, [self.block(run, request, place) for place in range(len(request.images))]) for run in runs]
+        squares = [image_panel(central_square(image.image)) for image in request.images]
         yield arranged(
             "reconstruction",
             squares,
             blocks,
-            note="Hidden patches are grey. The error is the root mean square over the pixels that a network is to say, "
-            "of 255 grey levels. Where it says normalised ones, a patch is drawn with its true mean and deviation.",
+            note="Hidden patches are grey. The error is the root mean square over the pixels that a network predicts, "
+            "of 255 grey levels. Where it predicts normalised ones, a patch is drawn with its true mean and deviation.",
         )
 
-    def block(self, run: ShownRun, shown: PictureRequest, place: int) -> Block:
+    def block(self, run: TrainedRun, request: PictureRequest, place: int) -> Block:
         """One row: the masked image, and the rebuilt one."""
         preparation, grid = run.method.preparation, run.method.spec.grid
-        found = rebuilt_image(run, shown.images[place].image, shown.seed, place)
-        hidden = found.hidden[0].reshape(grid).numpy()
-        seen, drawn = as_image(found.images[0], preparation, hidden), as_image(found.prediction[0], preparation)
-        error = pixel_error(found, run.method)
+        rebuilt = rebuilt_image(run, request.images[place].image, request.seed, place)
+        hidden = rebuilt.hidden[0].reshape(grid).numpy()
+        seen, drawn = as_image(rebuilt.images[0], preparation, hidden), as_image(rebuilt.prediction[0], preparation)
+        error = pixel_error(rebuilt, run.method)
         return [
             [
                 Panel(values=seen, size=seen.shape[:2], title="seen", caption=f"{hidden.mean():.0%} hidden"),
@@ -94,21 +93,22 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def rebuilt_image(run: ShownRun, image: Image.Image, *seeds: int) -> ReconstructedPixels:
+def rebuilt_image(run: TrainedRun, image: Image.Image, *seeds: int) -> ReconstructedPixels:
     """The middle of an image as a run's method rebuilds it, with masks drawn by the seeds."""
     method = run.method
-    square = middle(image).resize((method.spec.side, method.spec.side), FILTERS[method.preparation.interpolation])
+    side = method.spec.side
+    square = central_square(image).resize((side, side), FILTERS[method.preparation.interpolation])
     views = {name: values[:1] for name, values in method_views(method, square, *seeds).items()}
-    found = method.reconstruct(Tensors(method.preparation)(square)[None], views)
-    if found is None:
+    rebuilt = method.reconstruct(Tensors(method.preparation)(square)[None], views)
+    if rebuilt is None:
         raise ValueError(
             f"--checkpoint {run.checkpoint.reference}: {run.name} rebuilds no pixels: MAE, SimMIM, LUT, MST and CAN do"
         )
-    return found
+    return rebuilt
 
 
-def pixel_error(found: ReconstructedPixels, method: Method) -> float:
-    """Root mean square error over the asked patches, in grey levels from 0 to 255."""
+def pixel_error(rebuilt: ReconstructedPixels, method: Method) -> float:
+    """Root mean square error over the predicted patches, in grey levels from 0 to 255."""
     deviation = torch.tensor(method.preparation.std).view(1, 3, 1, 1)
-    errors = patchify(255 * deviation * (found.prediction - found.images), method.spec.patch_size)
-    return float(errors[found.predicted].square().mean().sqrt())
+    errors = patchify(255 * deviation * (rebuilt.prediction - rebuilt.images), method.spec.patch_size)
+    return float(errors[rebuilt.predicted].square().mean().sqrt())

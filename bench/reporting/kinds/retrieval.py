@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.reporting.panels import Block, Box, Panel, Picture, Spot, arranged
-from bench.reporting.viewers import (
+from bench.reporting.visualize import (
+    NamedImage,
     PictureRequest,
-    ShownImage,
     Viewer,
     block_text,
     check_places,
+    image_panel,
     patches_at,
     points_at,
-    viewers,
 )
 from engine import checks
 from probes.knn.neighbours import search, unit_rows
@@ -47,26 +47,26 @@ class Retrieval:
         checks.counts(self, "neighbours")
         checks.counts(self, "context", least=0)
 
-    def pictures(self, shown: PictureRequest) -> Iterator[Picture]:
+    def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are queries of each image, columns their neighbours under each checkpoint."""
-        if len(shown.images) < 2:
-            raise ValueError("--images: neighbours are looked for in other images: name two or more, or raise --limit")
+        if len(request.images) < 2:
+            raise ValueError("--images: neighbours come from other images: name two or more, or raise --limit")
         points = points_at(self.at)
-        blocks = [(viewer.checkpoint.name, self.blocks(viewer, shown)) for viewer in viewers(shown)]
+        blocks = [(viewer.name, self.blocks(viewer, request)) for viewer in request.viewers()]
         yield arranged(
             "retrieval",
-            [image.panel(points=points) for image in shown.images],
+            [image_panel(image.image, points=points) for image in request.images],
             blocks,
             note=f"Patches of the other images that are nearest to the numbered ones, by the cosine of the tokens of "
             f"{block_text(self.layer)}; the box is the patch, around it is its surroundings.",
         )
 
-    def blocks(self, viewer: Viewer, shown: PictureRequest) -> list[Block]:
+    def blocks(self, viewer: Viewer, request: PictureRequest) -> list[Block]:
         """For each image: a row for each query, which comes first, then its neighbours."""
-        maps = [viewer.patches(image.image, self.layer) for image in shown.images]
-        return [self.block(shown.images, maps, number) for number in range(len(maps))]
+        maps = [viewer.patches(image.image, self.layer) for image in request.images]
+        return [self.block(request.images, maps, number) for number in range(len(maps))]
 
-    def block(self, images: Sequence[ShownImage], maps: Sequence[np.ndarray], number: int) -> Block:
+    def block(self, images: Sequence[NamedImage], maps: Sequence[np.ndarray], number: int) -> Block:
         """Of one image; maps: tokens (h, w, D) of all images."""
         grids, points = [tokens.shape[:2] for tokens in maps], points_at(self.at)
         asked, rows = patches_at(points, grids[number]), []
@@ -92,7 +92,7 @@ class Retrieval:
             for pair in zip(near.indices, near.similarities, strict=True)
         ]
 
-    def panel(self, image: ShownImage, grid: tuple[int, int], patch: int, point: Spot, caption: str = "") -> Panel:
+    def panel(self, image: NamedImage, grid: tuple[int, int], patch: int, point: Spot, caption: str = "") -> Panel:
         """A patch, boxed, in its surroundings, which are moved into the image where they would leave it."""
         (top, height), (left, width) = (
             surroundings(place, count, self.context) for place, count in zip(divmod(patch, grid[1]), grid, strict=True)
@@ -107,8 +107,7 @@ class Retrieval:
             bottom=(row + 1 - top) / height,
             style=point.number,
         )
-        part = image.image.crop(edges)
-        return image.panel(part, boxes=(box,), frame=point.number, caption=caption)
+        return image_panel(image.image.crop(edges), boxes=(box,), frame=point.number, caption=caption)
 
 
 def surroundings(place: int, count: int, context: int) -> tuple[int, int]:
