@@ -11,9 +11,8 @@ from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import DenseTask, Source
 from downstream.detection_settings import DetectionSettings
-from downstream.loop.optimisation import adamw_by_layer
-from downstream.loop.training import Plan, open_both, run_plan
-from downstream.metrics.average_precision import weighted_ap
+from downstream.loop.training import Plan, adamw_by_layer, open_both, run_plan
+from downstream.metrics.scores import weighted_ap
 from downstream.models.operators import libraries_used, quiet_libraries
 from downstream.planning import detection_operations, drawn_detections, untrained, work_of_training
 from engine.resampling import Score, resampled
@@ -113,7 +112,14 @@ class Detection(DetectionSettings, DenseTask):
             best="",
             objects=lambda: self.objects(train, val),
             build=lambda synchronised: self.model(export, len(val.classes), synchronised, seed, with_masks(train, val)),
-            optimise=lambda model: adamw_by_layer(model, export.spec.depth, self),
+            optimise=lambda model: adamw_by_layer(
+                model,
+                export.spec.depth,
+                lr=self.lr,
+                layer_decay=self.layer_decay,
+                weight_decay=self.weight_decay,
+                decay_tokens=self.decay_tokens,
+            ),
             label=f"{self.KEY} on {train.url}",
         )
 

@@ -52,7 +52,7 @@ def check_scenes(url: str, read_all: bool) -> int:
     import tempfile
     from pathlib import Path
 
-    from downstream.data.scenes import checked_scenes, open_scenes, parse_scene_url
+    from downstream.data.scenes import decode_scenes, open_scenes, parse_scene_url
     from engine.progress import Progress
     from imagesets.sets import SPLITS
 
@@ -70,7 +70,7 @@ def check_scenes(url: str, read_all: bool) -> int:
             say(f"    fingerprint {scenes.fingerprint[:16]}", *(f"    note: {note}" for note in scenes.notes))
             if read_all:
                 with Progress(f"reading {split}", len(scenes)) as progress:
-                    found, pixels = checked_scenes(scenes, progress.advance)
+                    found, pixels = decode_scenes(scenes, progress.advance)
                 problems += found
                 if pixels:
                     say(*(f"    note: {line}" for line in pixels.lines()))

@@ -19,10 +19,9 @@ from PIL import Image, ImageDraw
 
 from bench.results.record import Result
 from bench.statistics.matching import Measured
-from downstream.data.instances import Instances
-from downstream.data.listing import IGNORED
+from downstream.data.listing import IGNORED, Instances
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
-from downstream.metrics.shown import MOST, numbered_things, shown_places
+from downstream.metrics.previews import MOST, number_outlines, preview_indices
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image
 from imagesets.sets import ImageSet, open_set
@@ -150,7 +149,7 @@ def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
 
 
 def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
-    places = shown_places(len(scenes)).tolist()
+    places = preview_indices(len(scenes)).tolist()
     labels = [labelled_things(scenes.outlined, index) for index in places]
     seen = Counter(number for each in labels for _, number in each.boxes)
     colours, rows = class_colours(seen, len(scenes.classes)), []
@@ -220,7 +219,7 @@ def labelled_things(listing: Instances, index: int) -> Detections:
         x, y, width, height = thing["bbox"]
         boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
     outlines = [thing["segmentation"] for thing in own] if listing.outlined else []
-    covered = numbered_things(outlines, entry["height"], entry["width"]) if listing.outlined else None
+    covered = number_outlines(outlines, entry["height"], entry["width"]) if listing.outlined else None
     return Detections(boxes=boxes, numbers=covered)
 
 

@@ -28,8 +28,7 @@ from checkpoints.export import ViTExport, read_by_timm
 from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from downstream.metrics.average_precision import weighted_ap
-from downstream.metrics.scores import LABELLED, RIGHT, weighted_scores
+from downstream.metrics.scores import LABELLED, RIGHT, weighted_ap, weighted_scores
 from engine.resampling import Score, resampled
 from engine.tasks import settings_of
 from pretrain.loop.exporting import RUN

@@ -1,15 +1,20 @@
-"""Lists of images and their masks, and how the values of a mask become classes."""
+"""Lists of scenes: images with masks, whose values become classes, or with objects as in COCO's JSON files."""
 
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 IGNORED = 255  # value of pixels that no loss and no score counts
 WHITE = 0xFFFFFF  # their colour, where masks show colours
+MIN_SIDE = 32  # pixels; mmdet configs/_base_/datasets/coco_instance.py filter_cfg
+Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +62,13 @@ class Listing:
 
     def _coded_colours(self, mask: np.ndarray) -> np.ndarray:
         known = {_packed(np.array(colour)): number for number, colour in enumerate(self.colours)}
-        shown, places = np.unique(_packed(mask), return_inverse=True)
-        codes = [({WHITE: IGNORED} | known).get(value) for value in shown.tolist()]
+        colours, inverse = np.unique(_packed(mask), return_inverse=True)
+        codes = [({WHITE: IGNORED} | known).get(colour) for colour in colours.tolist()]
         if None in codes:
-            value = int(shown[codes.index(None)])
-            colour = f"{value >> 16} {value >> 8 & 255} {value & 255}"
-            raise ValueError(f"the mask shows the colour {colour}, which is that of none of the {len(known)} classes")
-        return np.array(codes, np.uint8)[places].reshape(mask.shape[:2])
+            colour = int(colours[codes.index(None)])
+            rgb = f"{colour >> 16} {colour >> 8 & 255} {colour & 255}"
+            raise ValueError(f"the mask shows the colour {rgb}, which is that of none of the {len(known)} classes")
+        return np.array(codes, np.uint8)[inverse].reshape(mask.shape[:2])
 
     @property
     def allowed(self) -> str:
@@ -86,16 +91,20 @@ def _packed(colours: np.ndarray) -> np.ndarray:
 
 
 def paired(root: Path, split: str, pictures: Sequence[str], folder: str, hint: str = "") -> tuple[str, ...]:
-    """Paths below `root` of the masks in `folder`, which have the pictures' names, as PNG. ValueError if any lacks."""
-    there = set(files_below(root / folder, ".png"))
+    """Paths below `root` of the masks in `folder`, named as the pictures, as PNG. ValueError if one is missing."""
     masks = [f"{name.rpartition('.')[0]}.png" for name in pictures]
-    lacking = [name for name in masks if name not in there]
-    if lacking:
-        some = f"{len(lacking)} of {len(pictures)} images of {split}"
-        raise ValueError(f"{some} have no annotation, such as {folder}/{lacking[0]}{hint}")
+    check_present(masks, files_below(root / folder, ".png"), f"annotations of {split}", folder, hint)
     if twice := [name for name, count in Counter(masks).items() if count > 1]:
         raise ValueError(f"two images of {split} have the mask {folder}/{twice[0]}; give them names of their own")
     return tuple(f"{folder}/{name}" for name in masks)
+
+
+def check_present(names: Sequence[str], present: Iterable[str], kind: str, folder: str, hint: str = "") -> None:
+    """ValueError unless all `names`, such as "images of val" (kind) in `folder`, are present."""
+    present = set(present)
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(names)} {kind} are not there, such as {folder}/{missing[0]}{hint}")
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:
@@ -106,3 +115,72 @@ def files_below(folder: Path, suffix: str) -> list[str]:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(f"*{suffix}") if not path.is_dir())
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """A block without garbage collection, which would search the hundred thousands of new dictionaries over and over:
+    two fifths of the time of an evaluation, and of reading COCO's file."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instances:
+    """images: paths (N,) below a root, by image number. entries: theirs in the JSON file. objects: of each image.
+
+    categories: number -> name, in the order of the classes. annotations: path below the root of the JSON file, or of
+    the folder that holds annotation_files.
+    """
+
+    images: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    objects: tuple[tuple[Entry, ...], ...]
+    categories: Mapping[int, str]
+    annotations: str
+    annotation_files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.categories.values())
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a fingerprint is of."""
+        return (*self.images, *(self.annotation_files or (self.annotations,)))
+
+    @cached_property
+    def outlined(self) -> bool:
+        """Whether objects have outlines, not boxes alone."""
+        return any(annotation.get("segmentation") for annotations in self.objects for annotation in annotations)
+
+    @cached_property
+    def learnable(self) -> np.ndarray:
+        """Indices of the images that training reads: with an object, and not too small."""
+        sides = [min(entry["width"], entry["height"]) for entry in self.entries]
+        large = [bool(objects) and side >= MIN_SIDE for objects, side in zip(self.objects, sides, strict=True)]
+        return np.flatnonzero(large)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> "Instances":
+        images, entries, objects = self.images, self.entries, self.objects
+        return replace(
+            self,
+            images=tuple(images[i] for i in indices),
+            entries=tuple(entries[i] for i in indices),
+            objects=tuple(objects[i] for i in indices),
+        )
+
+    def check_size(self, index: int, height: int, width: int) -> None:
+        """ValueError unless an image's pixels are as many as its entry says."""
+        entry = self.entries[index]
+        if (entry["height"], entry["width"]) != (height, width):
+            raise ValueError(
+                f"{self.images[index]}: the image is {width} x {height} pixels (width x height) and {self.annotations} "
+                f"says {entry['width']} x {entry['height']}; take both from the same download"
+            )

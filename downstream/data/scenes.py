@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.instances import Instances
-from downstream.data.listing import IGNORED, Listing
+from downstream.data.listing import IGNORED, Instances, Listing
 from downstream.data.reading import check_pixels, check_values, naming
 from engine.distributed import World
 from engine.extensions import extensions, load_extension
@@ -90,8 +89,8 @@ class SceneSet:
     @cached_property
     def facts_of_files(self) -> np.ndarray:
         """(F, 3) int64: sizes in bytes, times of modification in ns and inodes of images and annotations."""
-        found = [(self.root / name).stat() for name in self.listing.files]
-        facts = [(status.st_size, status.st_mtime_ns, status.st_ino & LARGEST) for status in found]
+        stats = [(self.root / name).stat() for name in self.listing.files]
+        facts = [(stat.st_size, stat.st_mtime_ns, stat.st_ino & LARGEST) for stat in stats]
         return np.array(facts, np.int64).reshape(-1, 3)
 
     @cached_property
@@ -186,8 +185,8 @@ def parse_scene_url(url: str) -> tuple[str, str]:
     scheme, colon, place = url.partition(":")
     layout = scheme.removeprefix(TINY)
     if not colon or layout not in extensions("layouts"):
-        places = {name: f"{name}:{what}" for name, what in scene_schemes().items()}
-        raise ValueError(f"{url!r} is no set of labelled scenes{did_you_mean(scheme, places, rest=f':{place}')}")
+        urls = {name: f"{name}:{place}" for name, place in scene_schemes().items()}
+        raise ValueError(f"{url!r} is no set of labelled scenes{did_you_mean(scheme, urls, rest=f':{place}')}")
     if scheme.startswith(TINY) and place:
         raise ValueError(f"{url}: the tiny set is drawn and takes no path; write {scheme}:")
     if not scheme.startswith(TINY) and not place:
@@ -241,24 +240,19 @@ def check_scene(scenes: SceneSet, index: int) -> np.ndarray | None:
     return count_pixels(mask_classes(scenes, index, (height, width)), len(scenes.classes))
 
 
-def checked_scenes(
+def decode_scenes(
     scenes: SceneSet, advance: Callable[[int], None] = lambda count: None
 ) -> tuple[list[str], "ClassPixels | None"]:
     """Decode every image and mask: one line for each scene that cannot be used, and what the masks hold."""
     problems, counts = [], []
     for index in range(len(scenes)):
         try:
-            counts.append(check_scene(scenes, index))
+            if (pixels := check_scene(scenes, index)) is not None:
+                counts.append(pixels)
         except (OSError, ValueError) as error:
             problems.append(str(error) if isinstance(error, ValueError) else f"{scenes.image(index)}: {error}")
         advance(1)
-    masks = [each for each in counts if each is not None]
-    return problems, ClassPixels(scenes, np.sum(masks, axis=0), len(masks)) if masks else None
-
-
-def problems_of(scenes: SceneSet) -> list[str]:
-    """One line for each scene that cannot be used."""
-    return checked_scenes(scenes)[0]
+    return problems, ClassPixels(scenes, np.sum(counts, axis=0), len(counts)) if counts else None
 
 
 class ClassPixels:
@@ -284,17 +278,20 @@ class ClassPixels:
         if self.masks < len(self.scenes):
             where = f"{self.masks} of the {len(self.scenes)} masks of {split}"
         share = "less than 0.1" if self.ignored < 0.001 else f"{100 * self.ignored:.1f}"
-        found = [f"{share} % of the pixels in {where} are of no class: neither loss nor score counts them"]
-        named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
-        found += [f"without a pixel in {where}: {len(absent)} of {classes} classes, {named}"] if absent else []
-        return found if self.ignored else found[1:]
+        lines = []
+        if self.ignored:
+            lines.append(f"{share} % of the pixels in {where} are of no class: neither loss nor score counts them")
+        if absent:
+            named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
+            lines.append(f"without a pixel in {where}: {len(absent)} of {classes} classes, {named}")
+        return lines
 
     def check(self) -> None:
         """ValueError where fewer than two classes occur, as a score over one says nothing."""
-        there = [name for name in self.scenes.classes if name not in self.absent]
-        if len(there) < 2:
+        present = [name for name in self.scenes.classes if name not in self.absent]
+        if len(present) < 2:
             raise ValueError(
-                f"{self.scenes.url}: the masks of {self.scenes.split} hold {there[0] if there else 'no class'} alone, "
+                f"{self.scenes.url}: the masks of {self.scenes.split} hold {', '.join(present) or 'no class'} alone, "
                 f"and {100 * self.ignored:.1f} % of their pixels are of no class; a score needs two classes. If 255 is "
                 "a class, give its number: lines '0 background' and '255 cell' in classes.txt"
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from downstream.data.listing import IGNORED, Listing, files_below
+from downstream.data.listing import IGNORED, Listing, check_present, files_below
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from imagesets.sets import Split
 
@@ -60,22 +60,20 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, sorted by train/<city>/<name>. ValueError names what is missing."""
     images = files_below(root / IMAGES[split], "_leftImg8bit.png")
     names = sorted(name.removesuffix("_leftImg8bit.png") for name in images)
-    there = set(files_below(root / "gtFine" / split, ".png"))
+    folder = f"gtFine/{split}"
+    annotations = files_below(root / folder, ".png")
     kind, table = "labelTrainIds", TRAIN_IDS
-    if not any(name.endswith("_labelTrainIds.png") for name in there):
+    if not any(name.endswith("_labelTrainIds.png") for name in annotations):
         kind, table = "labelIds", LABEL_IDS
-    lacking = [name for name in names if f"{name}_gtFine_{kind}.png" not in there]
-    if lacking:
-        raise ValueError(
-            f"{len(lacking)} of {len(names)} images of {split} have no annotation, such as "
-            f"gtFine/{split}/{lacking[0]}_gtFine_{kind}.png; unpack the whole of gtFine_trainvaltest.zip"
-        )
+    masks = [f"{name}_gtFine_{kind}.png" for name in names]
+    hint = "; unpack the whole of gtFine_trainvaltest.zip"
+    check_present(masks, annotations, f"annotations of {split}", folder, hint)
     notes = [f"masks are {kind}" + (", mapped to the 19 classes in memory" if kind == "labelIds" else "")]
     if len(names) != COUNTS[split]:
         notes.append(f"{len(names)} images, the set has {COUNTS[split]}")
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}_leftImg8bit.png" for name in names),
-        masks=tuple(f"gtFine/{split}/{name}_gtFine_{kind}.png" for name in names),
+        masks=tuple(f"{folder}/{mask}" for mask in masks),
         classes=CLASSES,
         classes_of=table,
         notes=tuple(notes),

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +24,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from downstream.data.instances import Entry, Instances, uncollected
-from downstream.data.tiny_objects import tiny_objects
-from downstream.data.tiny_scenes import HEIGHT, WIDTH
+from downstream.data.listing import Entry, Instances, check_present, collection_paused
+from downstream.data.tiny_scenes import HEIGHT, WIDTH, tiny_objects
 from imagesets.sets import Split
 
 IMAGES = {"train": "train2017", "val": "val2017"}
@@ -61,7 +61,7 @@ class Picture(msgspec.Struct):
     width: Side
 
 
-class Thing(msgspec.Struct):
+class Annotation(msgspec.Struct):
     """An entry of "annotations"."""
 
     id: Id
@@ -84,7 +84,7 @@ class CocoFile(msgspec.Struct):
     """What is read of a file."""
 
     images: list[Picture]
-    annotations: list[Thing]
+    annotations: list[Annotation]
     categories: Annotated[list[Category], msgspec.Meta(min_length=1)]
 
 
@@ -104,9 +104,13 @@ def listed(root: Path, split: Split) -> Instances:
     name = next((name for name in files if (root / name).is_file()), "")
     if not name:
         raise ValueError(f"there is no file {' nor '.join(files)}")
-    with uncollected():
+    with collection_paused():
         listing = instances(_read(root / name, name), split, files[name], name)
-    _check_files(root / files[name], split, [entry["file_name"] for entry in listing.entries])
+    folder = root / files[name]
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    present = (path.name for path in folder.iterdir())
+    check_present([entry["file_name"] for entry in listing.entries], present, f"images of {split}", folder.name)
     count = len(listing.images)
     if name.endswith("2017.json") and count != COUNTS[split]:
         return replace(listing, notes=(*listing.notes, f"{count} images, COCO 2017 has {COUNTS[split]}"))
@@ -127,18 +131,20 @@ def instances(
         msgspec.convert(content, CocoFile)
     except msgspec.ValidationError as error:  # names the entry
         raise ValueError(f"{name}: {error}") from error
-    categories = {each["id"]: str(each["name"]) for each in sorted(content["categories"], key=lambda each: each["id"])}
-    entries = sorted(content["images"], key=lambda entry: entry["id"])
+    by_id = itemgetter("id")
+    categories = {category["id"]: str(category["name"]) for category in sorted(content["categories"], key=by_id)}
+    entries = sorted(content["images"], key=by_id)
     objects: dict[int, list[Entry]] = {entry["id"]: [] for entry in entries}
     for kind in ("images", "annotations", "categories"):
         if len({entry["id"] for entry in content[kind]}) < len(content[kind]):
             raise ValueError(f"{name}: two of its {kind} have one id")
     sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in entries}
-    outlined = any(each.get("segmentation") for each in content["annotations"])
-    for each in content["annotations"]:
-        _check_object(name, each, categories, sizes, outlined)
-        area = {} if "area" in each else {"area": each["bbox"][2] * each["bbox"][3]}
-        objects[each["image_id"]].append(each | area if area else each)
+    outlined = any(annotation.get("segmentation") for annotation in content["annotations"])
+    for annotation in content["annotations"]:
+        _check_object(name, annotation, categories, sizes, outlined)
+        if "area" not in annotation:
+            annotation = annotation | {"area": annotation["bbox"][2] * annotation["bbox"][3]}
+        objects[annotation["image_id"]].append(annotation)
     return Instances(
         images=tuple(f"{folder}/{entry['file_name']}" for entry in entries),
         entries=tuple(entries),
@@ -181,21 +187,21 @@ def _read(path: Path, name: str) -> Entry:
 
 def _check_object(
     name: str,
-    each: Entry,
+    annotation: Entry,
     categories: Mapping[int, str],
     sizes: Mapping[int, tuple[int, int]],
     outlined: bool,
 ) -> None:
-    number, outline = each["id"], each.get("segmentation")
-    if each["category_id"] not in categories:
+    number, outline = annotation["id"], annotation.get("segmentation")
+    if annotation["category_id"] not in categories:
         raise ValueError(
-            f"{name}: annotation {number} is of category {each['category_id']}, which is none of its "
+            f"{name}: annotation {number} is of category {annotation['category_id']}, which is none of its "
             f"{len(categories)} categories; is this the annotation of another version of the set?"
         )
-    if each["image_id"] not in sizes:
-        raise ValueError(f"{name}: annotation {number} is of image {each['image_id']}, which it does not list")
-    size = sizes[each["image_id"]]
-    x, y, width, height = each["bbox"]
+    if annotation["image_id"] not in sizes:
+        raise ValueError(f"{name}: annotation {number} is of image {annotation['image_id']}, which it does not list")
+    size = sizes[annotation["image_id"]]
+    x, y, width, height = annotation["bbox"]
     _check_coordinates(name, number, "box", [x, y, x + width, y + height], size)
     if outlined and not outline:
         raise ValueError(
@@ -238,7 +244,7 @@ def _check_run_lengths(name: str, number: int, outline: Mapping[str, Any], size:
 def runs(text: str) -> Iterator[int]:
     """Run lengths from COCO's text: five bits a character from "0" on, the lowest first, the sixth says that more
     follow; from the fourth number on, differences to the last but one (pycocotools maskApi.c, rleFrString)."""
-    found: list[int] = []
+    lengths: list[int] = []
     value = shift = 0
     for sign in text:
         bits = ord(sign) - 48
@@ -248,34 +254,23 @@ def runs(text: str) -> Iterator[int]:
         shift += 5
         if not bits & 32:
             value -= (1 << shift) if bits & 16 else 0
-            found.append(value + (found[-2] if len(found) > 2 else 0))
-            yield found[-1]
+            lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+            yield lengths[-1]
             value = shift = 0
     if shift:  # a number without an end, or with none that fits
         yield -1
 
 
-def _check_files(folder: Path, split: Split, names: Sequence[str]) -> None:
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    there = {path.name for path in folder.iterdir()}
-    lacking = [name for name in names if name not in there]
-    if lacking:
-        raise ValueError(
-            f"{len(lacking)} of {len(names)} images of {split} are not there, such as {folder.name}/{lacking[0]}"
-        )
-
-
 def _notes(
     split: Split, objects: Sequence[Sequence[Entry]], categories: Mapping[int, str], outlined: bool
 ) -> tuple[str, ...]:
-    found = [f"{sum(map(len, objects))} objects in {split}" + ("" if outlined else ", by their boxes alone")]
-    if bare := sum(not own for own in objects):
-        found.append(f"{bare} images of {split} without objects" + (", not trained on" if split == "train" else ""))
-    there = {thing["category_id"] for own in objects for thing in own}
-    if empty := [title for number, title in categories.items() if number not in there]:
-        found.append(f"{len(empty)} of {len(categories)} categories have no object in {split}, such as {empty[0]}")
-    return tuple(found)
+    notes = [f"{sum(map(len, objects))} objects in {split}" + ("" if outlined else ", by their boxes alone")]
+    if bare := sum(not annotations for annotations in objects):
+        notes.append(f"{bare} images of {split} without objects" + (", not trained on" if split == "train" else ""))
+    used = {annotation["category_id"] for annotations in objects for annotation in annotations}
+    if empty := [title for number, title in categories.items() if number not in used]:
+        notes.append(f"{len(empty)} of {len(categories)} categories have no object in {split}, such as {empty[0]}")
+    return tuple(notes)
 
 
 def _outline(rows: np.ndarray, top: int, left: int, crowd: bool) -> dict[str, Any]:

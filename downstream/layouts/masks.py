@@ -16,7 +16,6 @@ them. Any other value or colour is refused when its mask is read. Of binary mask
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,25 +48,28 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split. ValueError names a missing folder or mask, or a line of classes.txt that is wrong."""
     pictures = sorted(name for suffix in EXTENSIONS for name in files_below(root / IMAGES[split], suffix))
     masks = paired(root, split, pictures, f"masks/{split}")
-    fields = listed_classes((root / CLASSES).read_text(encoding="utf-8"))
+    names, values, colours = read_classes((root / CLASSES).read_text(encoding="utf-8"))
     return Listing(
         images=tuple(f"{IMAGES[split]}/{name}" for name in pictures),
         masks=masks,
-        **fields,
-        notes=(f"{len(fields['classes'])} classes of {CLASSES}",),
+        classes=names,
+        classes_of=values,
+        colours=colours,
+        own_classes=True,
+        notes=(f"{len(names)} classes of {CLASSES}",),
     )
 
 
-def listed_classes(text: str, file: str = CLASSES) -> dict[str, Any]:
-    """The fields of a Listing that a list of classes gives. ValueError names the line of `file` that is wrong."""
+ClassList = tuple[tuple[str, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]  # names, classes_of, colours
+
+
+def read_classes(text: str, file: str = CLASSES) -> ClassList:
+    """Names, classes_of and colours of a Listing from a list of classes. ValueError names the line of `file` that is
+    wrong."""
     names, keys = classes_in(text, file)
-    coloured = len(keys[0]) == 3
-    return {
-        "classes": names,
-        "classes_of": tuple(range(256)) if coloured else numbered([key[0] for key in keys]),
-        "colours": tuple(keys) if coloured else (),
-        "own_classes": True,
-    }
+    if len(keys[0]) == 3:
+        return names, tuple(range(256)), tuple(keys)
+    return names, numbered([key[0] for key in keys]), ()
 
 
 def classes_in(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -86,9 +88,9 @@ def classes_in(text: str, file: str = CLASSES) -> tuple[tuple[str, ...], list[tu
             raise ValueError(f"{file}, line {number}: {max(key)}; masks hold values and colours to 255")
         names.append(" ".join(words[form:]))
         keys.append(key)
-    for what, found in (("name", names), ("value", keys)):
-        if len(set(found)) < len(found):
-            raise ValueError(f"{file}: two classes have one {what}")
+    for column, entries in (("name", names), ("value", keys)):
+        if len(set(entries)) < len(entries):
+            raise ValueError(f"{file}: two classes have one {column}")
     if not 1 < len(names) <= IGNORED:
         raise ValueError(f"{file} lists {len(names)}; a score needs 2 to {IGNORED} classes, background included")
     return tuple(names), keys

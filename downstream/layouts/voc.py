@@ -12,12 +12,11 @@ names into train.txt.
 """
 
 from pathlib import Path
-from typing import Any
 
-from downstream.data.listing import Listing, files_below
+from downstream.data.listing import Listing, check_present, files_below
 from downstream.data.tiny_scenes import save_image, tiny_scenes
 from downstream.layouts.masks import CLASSES as CLASSES_FILE
-from downstream.layouts.masks import listed_classes, numbered
+from downstream.layouts.masks import ClassList, numbered, read_classes
 from imagesets.sets import Split
 
 IMAGES = {"train": "JPEGImages", "val": "JPEGImages"}
@@ -46,28 +45,32 @@ def listed(root: Path, split: Split) -> Listing:
     """All scenes of one split, in the order of its list. ValueError names what is missing."""
     names = _names(root / "ImageSets" / "Segmentation" / f"{split}.txt")
     for folder, suffix in (("JPEGImages", ".jpg"), ("SegmentationClass", ".png")):
-        there = set(files_below(root / folder, suffix))
-        if lacking := [name for name in names if name + suffix not in there]:
-            raise ValueError(
-                f"{len(lacking)} of {len(names)} files of {split} are not there, such as {folder}/{lacking[0]}{suffix}"
-            )
-    own = own_classes(root)
-    notes = [] if own else ["the 21 classes of Pascal VOC; classes.txt in the folder would list others"]
-    notes += [] if own or len(names) == COUNTS[split] else [f"{len(names)} images, VOC 2012 has {COUNTS[split]}"]
+        files = [name + suffix for name in names]
+        check_present(files, files_below(root / folder, suffix), f"files of {split}", folder)
+    own_classes = read_own_classes(root)
+    notes = []
+    if not own_classes:
+        notes.append("the 21 classes of Pascal VOC; classes.txt in the folder would list others")
+        if len(names) != COUNTS[split]:
+            notes.append(f"{len(names)} images, VOC 2012 has {COUNTS[split]}")
+    classes, values, colours = own_classes or (CLASSES, numbered(list(range(len(CLASSES)))), ())
     return Listing(
         images=tuple(f"JPEGImages/{name}.jpg" for name in names),
         masks=tuple(f"SegmentationClass/{name}.png" for name in names),
-        **(own or {"classes": CLASSES, "classes_of": numbered(list(range(len(CLASSES))))}),
+        classes=classes,
+        classes_of=values,
+        colours=colours,
+        own_classes=own_classes is not None,
         notes=tuple(notes),
     )
 
 
-def own_classes(root: Path) -> dict[str, Any]:
-    """Fields of a Listing, from classes.txt or CVAT's labelmap.txt in the set; empty where there is neither."""
+def read_own_classes(root: Path) -> ClassList | None:
+    """The classes of classes.txt or CVAT's labelmap.txt in the set; None where there is neither."""
     if (root / CLASSES_FILE).is_file():
-        return listed_classes((root / CLASSES_FILE).read_text(encoding="utf-8"))
+        return read_classes((root / CLASSES_FILE).read_text(encoding="utf-8"))
     if not (root / LABELMAP).is_file():
-        return {}
+        return None
     lines = []
     for number, line in enumerate((root / LABELMAP).read_text(encoding="utf-8").splitlines(), 1):
         name, *rest = line.split(":")
@@ -76,7 +79,7 @@ def own_classes(root: Path) -> dict[str, Any]:
             if len(colour.split()) != 3:
                 raise ValueError(f"{LABELMAP}, line {number}: {line!r}; write NAME:RED,GREEN,BLUE::")
             lines.append(f"{colour} {name}")
-    return listed_classes("\n".join(lines), LABELMAP)
+    return read_classes("\n".join(lines), LABELMAP)
 
 
 def _names(path: Path) -> list[str]:

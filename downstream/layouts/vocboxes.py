@@ -14,9 +14,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from downstream.data.instances import Instances
-from downstream.data.tiny_objects import tiny_objects
-from downstream.data.tiny_scenes import save_image
+from downstream.data.listing import Instances, check_present
+from downstream.data.tiny_scenes import save_image, tiny_objects
 from downstream.layouts.coco import instances
 from engine.files import read_regular
 from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image, read_bytes
@@ -43,19 +42,17 @@ def recognised(root: Path) -> Path:
 def listed(root: Path, split: Split) -> Instances:
     """All images of one split, in the order of its list. ValueError names what is missing or cannot be read."""
     pictures = {path.stem: path.name for path in (root / "JPEGImages").iterdir() if path.suffix.lower() in EXTENSIONS}
-    names = {each: _names(root, each) for each in SPLITS}
-    if lacking := [name for name in names[split] if name not in pictures]:
-        raise ValueError(
-            f"{len(lacking)} of {len(names[split])} images of {split} are not there, such as JPEGImages/{lacking[0]}"
-        )
-    everything = dict.fromkeys([*names["train"], *names["val"]])
-    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in everything}
+    lists = {of_split: _names(root, of_split) for of_split in SPLITS}
+    names = lists[split]
+    check_present(names, pictures, f"images of {split}", "JPEGImages")
+    in_any_list = dict.fromkeys([*lists["train"], *lists["val"]])
+    read = {name: _read(root / "Annotations" / f"{name}.xml") for name in in_any_list}
     titles = sorted({title for _, objects in read.values() for title, _, _ in objects})
     numbers = {title: number for number, title in enumerate(titles, 1)}
     entries: list[dict[str, Any]] = []
     boxes: list[dict[str, Any]] = []
     empty: list[str] = []  # names of images, once for each box without an area
-    for number, name in enumerate(names[split], 1):
+    for number, name in enumerate(names, 1):
         size, objects = read[name]
         width, height = size or _size(root / "JPEGImages" / pictures[name])
         entries.append({"id": number, "file_name": pictures[name], "height": height, "width": width})
@@ -76,7 +73,7 @@ def listed(root: Path, split: Split) -> Instances:
         split,
         "JPEGImages",
         "Annotations",
-        annotation_files=tuple(f"Annotations/{name}.xml" for name in names[split]),
+        annotation_files=tuple(f"Annotations/{name}.xml" for name in names),
         notes=(f"boxes of {split} without an area are left out: {len(empty)}, the first in {empty[0]}.xml",)
         if empty
         else (),
@@ -121,12 +118,12 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def _objects(tree: ElementTree.Element) -> Iterator[Object]:
-    for number, each in enumerate(tree.iterfind("object"), 1):
-        title = (each.findtext("name") or "").strip()
-        values = [float(each.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
+    for number, item in enumerate(tree.iterfind("object"), 1):
+        title = (item.findtext("name") or "").strip()
+        values = [float(item.findtext(f"bndbox/{corner}") or "nan") for corner in CORNERS]
         if not title or not all(map(isfinite, values)):
             raise ValueError(f"object {number} needs a name and finite bndbox/{', '.join(CORNERS)}")
-        yield title, [values[0] - 1, values[1] - 1, *values[2:]], (each.findtext("difficult") or "").strip() == "1"
+        yield title, [values[0] - 1, values[1] - 1, *values[2:]], (item.findtext("difficult") or "").strip() == "1"
 
 
 def write_tiny(root: Path, split: Split) -> None:

@@ -1,4 +1,4 @@
-"""The plan of one training on scenes, and how it is run: shared by all dense tasks."""
+"""The plan of one training on scenes, its optimiser groups, and how it is run: shared by all dense tasks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from checkpoints.frozen import FrozenExport
 from downstream.data.scenes import SceneSet, drawn_first, open_scenes, parse_scene_url, serves
 from downstream.models.operators import quiet_libraries
 from engine.machine import own_cores
+from engine.optimisers import layer_groups
 from engine.printing import say
 from engine.tasks import Workspace
 from engine.training.schedules import Schedule, TrainProgress, micro_batch_size, share_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from downstream.loop.running import TrainedModel
 
 VERSION = 2  # of a training's state on disk; raise it when the same settings would train otherwise
+TRUNK = "backbone.vit.trunk."  # what stands before an export's names in a dense model
 LOADERS = 8  # processes that read images, at most
 MIN_IMAGES = 500  # training images below which starting such processes takes longer than they save
 
@@ -157,3 +159,37 @@ def norm_warnings(batch: Mapping[str, Any]) -> list[str]:
         f"batch norm is over {over} images, in the recipe over all {images} of a step: start "
         f"{images // batch['at_once']} processes with a GPU each, or give --batch-size {images} if memory allows"
     ]
+
+
+def optimizer_groups(
+    model: "nn.Module", depth: int, decay: float, rate: float, weight_decay: float, decay_tokens: bool
+) -> list[dict[str, Any]]:
+    """Parameters that train -> optimiser groups with keys params, names, lr and weight_decay.
+
+    Of L blocks the rate is decay^(L + 1 - layer), necks and heads are layer L + 1. decay_tokens: the mm codebases
+    exempt pos_embed and cls_token by their bare names, which never match behind "backbone.", so that they do decay
+    them (iBOT, BEiT and CAE segmentation; mmseg: layer_decay_optimizer_constructor.py).
+    """
+    own = {
+        name.removeprefix(TRUNK) if name.startswith(TRUNK) else f"head.{name}": name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    parameters = [(ours, model.get_parameter(name)) for ours, name in own.items()]
+    return [
+        {
+            "params": group["params"],
+            "names": [own[ours] for ours in group["names"]],
+            "lr": rate * group["lr_scale"],
+            "weight_decay": group["weight_decay"],
+        }
+        for group in layer_groups(parameters, depth, decay, weight_decay, decay_tokens)
+    ]
+
+
+def adamw_by_layer(
+    model: "nn.Module", depth: int, *, lr: float, layer_decay: float, weight_decay: float, decay_tokens: bool
+) -> torch.optim.AdamW:
+    """AdamW over what trains of a model around a network of `depth` blocks, see `optimizer_groups`."""
+    groups = optimizer_groups(model, depth, layer_decay, lr, weight_decay, decay_tokens)
+    return torch.optim.AdamW([{k: v for k, v in group.items() if k != "names"} for group in groups])

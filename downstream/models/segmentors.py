@@ -16,8 +16,8 @@ from torch import nn
 
 from checkpoints.frozen import FrozenExport
 from downstream.data.segmentation_data import SegmentationSizes
+from downstream.metrics.previews import preview_masks, thumbnail
 from downstream.metrics.scores import scores
-from downstream.metrics.shown import shown_masks, thumbnail
 from downstream.models.backbone import DenseBackbone, Pyramid
 from engine.seeding import START, seeded
 
@@ -151,7 +151,7 @@ def mask_head(width: int, classes: int, layers: int) -> list[Config]:
 class AreasMetric(IoUMetric):
     """mmseg's IoUMetric, with the areas of every image kept and percentages that are not rounded to two decimals.
 
-    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py; and what `shown_masks` gives.
+    arrays["areas"]: (N, K, 3), see downstream/metrics/scores.py; and what `preview_masks` gives.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class AreasMetric(IoUMetric):
         areas, masks = [each[:4] for each in results], [each[4] for each in results]
         right, _, predicted, labelled = (torch.stack(each) for each in zip(*areas, strict=True))
         counts = torch.stack([right, predicted, labelled], dim=-1).round().to(torch.int32).numpy()
-        self.arrays = {"areas": counts} | shown_masks(masks)
+        self.arrays = {"areas": counts} | preview_masks(masks)
         rounded, exact = super().compute_metrics(areas), scores(counts)
         assert all(abs(exact[name] - value) < 0.0051 for name, value in rounded.items()), (exact, rounded)
         return exact

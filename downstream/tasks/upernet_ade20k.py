@@ -15,8 +15,7 @@ from checkpoints.frozen import FrozenExport, FrozenSpec
 from checkpoints.spec import ViTSpec
 from downstream.data.scenes import SceneSet
 from downstream.dense_task import Source
-from downstream.loop.optimisation import adamw_by_layer
-from downstream.loop.training import Plan, run_plan
+from downstream.loop.training import Plan, adamw_by_layer, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
 from engine import checks
@@ -170,7 +169,14 @@ class UperNet(Segmentation):
         if self.frozen:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             return torch.optim.AdamW(trained, lr=self.lr, weight_decay=self.weight_decay)
-        return adamw_by_layer(model, export.spec.depth, self)
+        return adamw_by_layer(
+            model,
+            export.spec.depth,
+            lr=self.lr,
+            layer_decay=self.layer_decay,
+            weight_decay=self.weight_decay,
+            decay_tokens=self.decay_tokens,
+        )
 
 
 LUT = UperNet(size="B")

@@ -26,8 +26,7 @@ from bench.results.board import best, board_of
 from bench.results.record import CheckpointUsed, DataUsed, MetricRecord, ProtocolUsed, Result, result_path, write_result
 from bench.run.runner import branch_of
 from checkpoints.export import ViTExport
-from downstream.metrics.average_precision import AT
-from downstream.metrics.scores import scores
+from downstream.metrics.scores import AT, scores
 from engine.tasks import Workspace
 from probes.finetune.model_selection import ModelSelection
 from probes.finetune.trainer import TrainState

@@ -13,7 +13,7 @@ from bench.reporting.scenes import FAR_APART, class_colours, labelled_things, sc
 from bench.results.record import DataUsed
 from bench.statistics.matching import Measured
 from downstream.data.scenes import SceneSet, mask_classes, open_scenes
-from downstream.metrics.shown import shown_masks, shown_things, thumbnail
+from downstream.metrics.previews import preview_detections, preview_masks, thumbnail
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def measured(folder, scenes: SceneSet, number: int, arrays: dict[str, np.ndarray
 def test_masks_lie_where_labels_do(tmp_path, cache):
     scenes = open_scenes("tiny-ade20k:", "val", cache)
     labels = [mask_classes(scenes, index) for index in range(len(scenes))]
-    right = shown_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
-    wrong = shown_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
+    right = preview_masks([thumbnail(torch.from_numpy(mask)) for mask in labels])
+    wrong = preview_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
     found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}
     view = scene_view(found, cache)
     assert view.columns == ("image", "labels", "c1", "c2") and len(view.rows) == 8
@@ -55,7 +55,7 @@ def test_things_lie_where_the_labels_say(tmp_path, cache):
     right = {"classes": classes, "scores": scores, "boxes": boxes}
     outlines = [[thing["segmentation"] for thing in own] for own in scenes.listing.objects]
     given = [{"scores": row[: len(own)], "masks": own} for row, own in zip(scores, outlines, strict=True)]
-    masks = shown_things(scenes.listing, given)
+    masks = preview_detections(scenes.listing, given)
     found = {
         "c1": measured(tmp_path, scenes, 1, right | masks),
         "c2": measured(tmp_path, scenes, 2, right | masks | {"boxes": boxes / 2}),

@@ -7,7 +7,7 @@ import pytest
 
 from bench.statistics.intervals import bootstrap_interval, bootstrap_p_value
 from bench.statistics.paired import compare_resamples
-from downstream.metrics import average_precision, scores
+from downstream.metrics import scores
 from engine.resampling import resampled
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def drawn_detections(generator: np.random.Generator, images: int, shared: float,
     """What an outcome keeps of two detectors on the same images: up to five objects, of four classes, in each."""
     models = [
         {
-            "classes": np.full((images, MOST), average_precision.NONE, np.int16),
+            "classes": np.full((images, MOST), scores.NONE, np.int16),
             "scores": np.zeros((images, MOST), np.float32),
             "objects": np.zeros((images, 4), np.uint16),
             **{f"{kind}_{what}": np.zeros((images, MOST), np.uint16) for kind in KINDS for what in ("hits", "passed")},
@@ -73,7 +73,7 @@ def metrics_of(values: list, kind: str) -> tuple:
 
 
 def of_boxes(arrays: dict, weights: np.ndarray) -> dict[str, np.ndarray]:
-    return average_precision.average_precisions(average_precision.detections(arrays, "box"), weights)
+    return scores.average_precisions(arrays, "box", weights)
 
 
 DRAWN = {"mIoU": drawn_areas, "AP": drawn_detections}

@@ -13,7 +13,7 @@ from downstream.tasks.upernet_ade20k import PROTOCOLS as UPERNET
 from probes.tasks.finetune import PROTOCOLS as FINETUNE
 
 with quiet_libraries():
-    from downstream.loop.optimisation import optimizer_groups
+    from downstream.loop.training import optimizer_groups
     from downstream.models.backbone import DenseBackbone, Pyramid, dense_network, usual_taps
 
 

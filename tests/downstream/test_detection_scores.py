@@ -7,15 +7,15 @@ import pytest
 import torch
 from pycocotools import mask as masks
 
-from downstream.data.instances import Instances
-from downstream.metrics.average_precision import average_precisions, detections, weighted_ap
-from downstream.metrics.shown import shown_things
+from downstream.data.listing import Instances
+from downstream.metrics.previews import preview_detections
+from downstream.metrics.scores import average_precisions, weighted_ap
 from downstream.models.operators import quiet_libraries
 
 with quiet_libraries():
     from mmdet.evaluation import CocoMetric
 
-    from downstream.metrics.detection_metric import DetectionMetric, evaluated
+    from downstream.metrics.detection_metric import DetectionMetric, evaluate
 
 NUMBERS = (1, 3, 7, 90)  # of categories; of the last no object exists
 HEIGHT, WIDTH, MOST = 48, 64, 12
@@ -80,8 +80,8 @@ def test_both_back_ends_agree_exactly(seed):
     """And with ours, which `evaluated` checks."""
     instances, found = drawn(40, seed)
     faster = pytest.importorskip("faster_coco_eval")
-    one = evaluated(instances, found, MOST, faster)
-    other = evaluated(instances, found, MOST, importlib.import_module("pycocotools"))
+    one = evaluate(instances, found, MOST, faster)
+    other = evaluate(instances, found, MOST, importlib.import_module("pycocotools"))
     assert one[0] == other[0] and 5 < one[0]["box_AP"] < 90 and one[0]["box_AP"] != one[0]["mask_AP"]
     assert all(np.array_equal(values, other[1][name]) for name, values in one[1].items())
 
@@ -117,23 +117,23 @@ def test_a_weight_is_so_many_copies_of_an_image():
         each | {"scores": each["scores"] + np.float32(1e-4) * place} for place, each in enumerate(found)
     ]  # no ties
     weights = np.random.RandomState(0).multinomial(30, np.full(30, 1 / 30))
-    _, arrays = evaluated(instances, found, MOST)
+    _, arrays = evaluate(instances, found, MOST)
     copies = np.repeat(np.arange(30), weights)
     entries, objects = [], []
     for number, place in enumerate(copies, 1000):
         entries.append(instances.entries[place] | {"id": number})
         own = instances.objects[place]
         objects.append(tuple(thing | {"id": 100 * number + k, "image_id": number} for k, thing in enumerate(own)))
-    wanted, _ = evaluated(listing(entries, objects), [found[place] for place in copies], MOST)
+    wanted, _ = evaluate(listing(entries, objects), [found[place] for place in copies], MOST)
     for kind in ("box", "mask"):
-        ours = average_precisions(detections(arrays, kind), weights[None])
+        ours = average_precisions(arrays, kind, weights[None])
         assert all(values[0] == pytest.approx(wanted[f"{kind}_{name}"], rel=1e-9) for name, values in ours.items())
 
 
 def test_masks_of_the_surest_things_are_kept_of_a_few_images():
     """As many as the labels hold, the surer in front."""
     instances, found = drawn(10, 7)
-    kept = shown_things(instances, found)
+    kept = preview_detections(instances, found)
     assert kept["shown_of"].tolist() == [0, 1, 2, 3, 5, 6, 7, 8] and kept["shown_sizes"].tolist() == [[48, 64]] * 8
     several = 0
     for place, numbers in zip(kept["shown_of"], kept["shown_masks"], strict=True):
@@ -159,19 +159,19 @@ def test_perfect_and_missing_detections():
         for own in instances.objects
         for boxes in [[thing["bbox"] for thing in own]]
     ]
-    metrics, arrays = evaluated(instances, right, MOST)
+    metrics, arrays = evaluate(instances, right, MOST)
     assert set(metrics.values()) == {100.0}
     weights = np.random.RandomState(0).randint(0, 3, (3, 20)).astype(np.float64)
     assert all(values == pytest.approx(np.full(3, 100.0)) for values in weighted_ap(arrays, weights).values())
     nothing = [{name: values[:0] for name, values in each.items()} for each in found]
-    metrics, arrays = evaluated(instances, nothing, MOST)
+    metrics, arrays = evaluate(instances, nothing, MOST)
     assert set(metrics.values()) == {0.0} and (arrays["classes"] == -1).all()
 
 
 def test_resamples_lie_around_the_number_and_closer_with_more_images():
     spread = []
     for images in (40, 160):
-        metrics, arrays = evaluated(*drawn(images, 6), MOST)
+        metrics, arrays = evaluate(*drawn(images, 6), MOST)
         weights = np.random.RandomState(0).multinomial(images, np.full(images, 1 / images), size=200)
         found = weighted_ap(arrays, weights.astype(np.float64))
         assert set(found) == set(metrics)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from toy_scenes import PLAIN, SPECS, export_of, workspace
 
-from downstream.metrics.average_precision import average_precisions, detections
+from downstream.metrics.scores import average_precisions
 from downstream.models.operators import quiet_libraries
 from downstream.tasks.cascade_coco import PROTOCOLS as CASCADE
 from downstream.tasks.cascade_coco import Cascade
@@ -117,7 +117,7 @@ def test_a_detector_trains_and_keeps_what_its_numbers_are_of(task, tmp_path, tra
         arrays["classes"].shape == (8, 10) and arrays["boxes"].shape == (8, 10, 4) and arrays["objects"].shape == (8, 4)
     )
     for kind in ("box", "mask"):
-        ours = average_precisions(detections(arrays, kind), np.ones((1, 8)))
+        ours = average_precisions(arrays, kind, np.ones((1, 8)))
         for name, values in ours.items():
             assert outcome.numbers[f"{kind}_{name}"] == pytest.approx(values[0], abs=1e-9)
     assert all(metric.resampled is not None for metric in outcome.metrics.values())

@@ -10,10 +10,9 @@ from deep_images import BY_HEADER, GREY, SCALED, WITHOUT_WHITE
 from PIL import Image
 from recordings import facts
 
-from downstream.data.instances import Instances
-from downstream.data.listing import IGNORED, Listing
+from downstream.data.listing import IGNORED, Instances, Listing
 from downstream.data.reading import Reading, check_pixels
-from downstream.data.scenes import SceneSet, classes_of_mask, open_scenes, problems_of, tiny_folder
+from downstream.data.scenes import SceneSet, classes_of_mask, decode_scenes, open_scenes, tiny_folder
 from downstream.data.tiny_scenes import COUNTS
 from downstream.layouts.cityscapes import SEEDS, few
 from imagesets.decoding import decode_rgb
@@ -33,7 +32,7 @@ def city(tmp_path):
 def test_drawn_sets_are_whole(layout, tmp_path):
     for split, count in COUNTS.items():
         scenes = open_scenes(f"tiny-{layout}:", split, tmp_path)
-        assert len(scenes) == count and problems_of(scenes) == []
+        assert len(scenes) == count and decode_scenes(scenes)[0] == []
         masks = [scenes.listing.coded(np.asarray(Image.open(scenes.mask(i)))) for i in range(count)]
         assert set(np.unique(masks)) == {*range(5), IGNORED}
     first = open_scenes(f"tiny-{layout}:", "val", tmp_path / "again")
@@ -78,7 +77,7 @@ def refused(url: str, split: str, tmp_path: Path) -> str:
 
 def test_bad_folders(ade, city, tmp_path):
     next((ade / "annotations" / "training").iterdir()).unlink()
-    assert "1 of 64 images of train have no annotation, such as annotations/training/ADE_" in refused(
+    assert "1 of 64 annotations of train are not there, such as annotations/training/ADE_" in refused(
         f"ade20k:{ade}", "train", tmp_path
     )
     for path in (ade / "images" / "validation").iterdir():
@@ -86,7 +85,7 @@ def test_bad_folders(ade, city, tmp_path):
     assert "the val split is empty" in refused(f"ade20k:{ade}", "val", tmp_path)
     for path in (city / "gtFine" / "val").rglob("*bochum*.png"):
         path.unlink()
-    assert "12 of 24 images of val have no annotation, such as gtFine/val/bochum/" in refused(
+    assert "12 of 24 annotations of val are not there, such as gtFine/val/bochum/" in refused(
         f"cityscapes:{city}", "val", tmp_path
     )
     assert "unpacked ADEChallengeData2016" in refused(f"ade20k:{city}", "val", tmp_path)
@@ -134,7 +133,7 @@ def test_problems_are_listed(ade, tmp_path):
         "cannot be read (floating-point pixels, Pillow's mode F: nothing",
     )
     files = [*map(scenes.mask, (0, 1)), scenes.image(2), scenes.mask(3), *map(scenes.image, (4, 5))]
-    for problem, file, what in zip(problems_of(scenes), files, said, strict=True):
+    for problem, file, what in zip(decode_scenes(scenes)[0], files, said, strict=True):
         assert problem.startswith(f"{file}: {what}")
 
 

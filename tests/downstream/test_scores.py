@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from downstream.metrics.previews import preview_masks, thumbnail
 from downstream.metrics.scores import scores, weighted_scores
-from downstream.metrics.shown import shown_masks, thumbnail
 from downstream.models.operators import quiet_libraries
 from engine.resampling import resampled
 
@@ -36,7 +36,7 @@ def test_the_metric_is_mmsegs_and_keeps_areas():
 
 def test_small_masks_are_of_images_spread_over_all_and_keep_their_aspect():
     masks = [thumbnail(torch.full((300, 400), number)) for number in range(20)]
-    found = shown_masks(masks)
+    found = preview_masks(masks)
     assert found["shown_of"].tolist() == [0, 2, 5, 7, 10, 12, 15, 17]
     assert found["shown_sizes"].tolist() == [[96, 128]] * 8
     assert (found["shown_masks"][3, :96] == 7).all() and not found["shown_masks"][:, 96:].any()
