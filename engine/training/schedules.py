@@ -212,6 +212,43 @@ class MultipliedWarmup:
         return full * (1 - (1 - progress.step / self.updates) * (1 - self.start))
 
 
+@dataclass(frozen=True, kw_only=True)
+class FallingOneCycle:
+    """DINOv3's rates of linear heads (dinov3 eval/segmentation/schedulers.py, eval/depth/schedulers.py): a warm-up on
+    half a cosine that falls from the first step on, so that the rate jumps down where the warm-up ends.
+
+    start > 0: the warm-up rises from this share of a rate that falls linearly. start = 0: from peak / division, and
+    the sum of both is above the cosine. delayed: the scheduler's first step is left out, as in segmentation's train.py.
+    """
+
+    warmup: int  # updates
+    start: float = 0.0  # share of the peak
+    division: float = math.inf  # the last rate is the peak divided by 25 times this
+    delayed: bool = False
+    momenta: tuple[float, float] = (0.85, 0.95)  # first beta after the warm-up, and at the end
+
+    def at(self, peak: float, progress: TrainProgress) -> float:
+        step, steps = self._step(progress), progress.steps
+        if step >= self.warmup:
+            last = peak / 25 / self.division
+            return last + (peak - last) * 0.5 * (1 + math.cos(math.pi * (step + 1) / steps))
+        if self.start:
+            return peak * (1 - (1 - step / self.warmup) * (1 - self.start)) * (1 - step / steps)
+        return peak / self.division + peak * (1 + math.cos(math.pi * step / steps)) / 2 * step / self.warmup
+
+    def beta1_at(self, progress: TrainProgress) -> float:
+        """AdamW's first beta, which the depth scheduler rewrites at every step: 0 in the warm-up."""
+        step, steps = self._step(progress), progress.steps
+        if step < self.warmup:
+            return 0.0
+        first, last = self.momenta
+        done = (step - self.warmup) / (steps - self.warmup)
+        return last + (first - last) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def _step(self, progress: TrainProgress) -> int:
+        return max(progress.step - 1, 0) if self.delayed else progress.step
+
+
 def share_of(batch: int, processes: int) -> int:
     """Images of a batch that each process works on. ValueError where they cannot be shared equally."""
     if batch % processes:

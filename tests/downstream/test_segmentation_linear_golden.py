@@ -1,0 +1,177 @@
+"""Linear segmentation against recordings of DINOv3's code: tests/golden/segmentation_linear."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from recordings import absent, facts, matches, tensors, under
+from sklearn.metrics import jaccard_score
+from torch.nn import functional as F
+
+from downstream.data.listing import IGNORED
+from downstream.frozen import segmentation as official
+from downstream.frozen.segmentation import SegmentationHead
+from downstream.layouts.ade20k import TABLE
+from downstream.metrics.scores import scores
+from engine.training.schedules import FallingOneCycle, TrainProgress
+
+FOLDER = "segmentation_linear"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SLIDES = [f"{FOLDER}/seg_slide.safetensors", f"{FOLDER}/seg_slide_tta.safetensors"]
+
+
+class Replayed:
+    """numpy's draws of a recording, in its order; another draw than the recorded one fails."""
+
+    def __init__(self, draws: list[list[Any]]) -> None:
+        self.draws = iter(draws)
+
+    def __getattr__(self, name: str):
+        def draw(*values: float) -> float:
+            recorded, asked, value = next(self.draws)
+            assert (name, list(values)) == (recorded, asked)
+            return int(value) if name == "randint" else value
+
+        return draw
+
+
+def schedule_of(config: dict[str, Any]) -> FallingOneCycle:
+    return FallingOneCycle(
+        warmup=config["warmup_iters"],
+        start=config["warmup_ratio"],
+        division=float(config["final_div_factor"]),
+        delayed=True,
+    )
+
+
+def at(step: int, steps: int) -> TrainProgress:
+    return TrainProgress(step=step, steps_per_epoch=steps, epochs=1)
+
+
+def test_rates():
+    recorded, config = (read(f"{FOLDER}/seg_schedule.safetensors") for read in (tensors, facts))
+    schedule = schedule_of(config)
+    rates = [schedule.at(config["lr"], at(step, config["total_iter"])) for step in range(len(recorded["lr"]))]
+    assert np.allclose(rates, recorded["lr"].numpy(), rtol=1e-9, atol=0)
+
+
+def test_steps_of_the_head():
+    recorded, config = (read(f"{FOLDER}/seg_step.safetensors") for read in (tensors, facts))
+    head = SegmentationHead(config["channels"], config["classes"], config["dropout"]).double()
+    head.load_state_dict(under(recorded, "init."))
+    optimiser = torch.optim.AdamW(
+        head.parameters(), lr=config["lr"], betas=tuple(config["betas"]), weight_decay=config["weight_decay"]
+    )
+    schedule = schedule_of(config["scheduler"])
+    for step in range(config["steps"]):
+        optimiser.param_groups[0]["lr"] = schedule.at(config["lr"], at(step, config["total_iter"]))
+        assert optimiser.param_groups[0]["lr"] == pytest.approx(recorded["lr"][step].item(), rel=1e-9)
+        logits = head(recorded["in.features"][step].double(), recorded["drops"][step])
+        loss = official.segmentation_loss(logits, recorded["in.labels"][step, :, 0])
+        optimiser.zero_grad()
+        loss.backward()
+        if step == 0:
+            assert torch.allclose(logits, recorded["logits0"], rtol=0, atol=1e-9)
+            for name, parameter in head.named_parameters():
+                assert torch.allclose(parameter.grad, recorded[f"grad0.{name}"], rtol=0, atol=1e-9), name
+        assert loss.item() == pytest.approx(recorded["loss"][step].item(), abs=1e-9)
+        norm = torch.nn.utils.clip_grad_norm_(head.parameters(), float(config["gradient_clip"]))
+        assert norm.item() == pytest.approx(recorded["gradnorm"][step].item(), abs=1e-9)
+        optimiser.step()
+    ends = under(recorded, "end.")
+    for name in ends.keys() - {"batchnorm_layer.num_batches_tracked"}:  # a count that nothing reads
+        tensor = head.state_dict()[name]
+        assert torch.allclose(tensor, recorded[f"end.{name}"], rtol=1e-7, atol=1e-12), name
+    logits = head.eval()(recorded["in.features"][0].double())
+    enlarged = F.interpolate(logits, size=tuple(config["crop"]), mode="bilinear")
+    assert torch.allclose(logits, recorded["eval.logits"], rtol=0, atol=1e-9)
+    assert torch.allclose(enlarged, recorded["eval.predict"], rtol=0, atol=1e-9)
+
+
+def test_training_and_evaluation_images():
+    recorded, config = (read(f"{FOLDER}/seg_augment.safetensors") for read in (tensors, facts))
+    table = np.array(TABLE, np.uint8)
+    for place, draws in enumerate(config["draws"]):
+        image = Image.fromarray(recorded[f"in{place}.image"].numpy())
+        labels = table[recorded[f"in{place}.label"].numpy()]
+        (crop, _), ratios = config["crop"], tuple(config["ratio"])
+        random = Replayed(draws)
+        cut = official.training_crop(image, labels, crop, config["img_size"], ratios, random)
+        assert next(random.draws, None) is None
+        pixels, target = official.padded(official.normalised(cut[0], MEAN, STD), cut[1], crop)
+        assert torch.equal(target, recorded[f"train{place}.label"][0])
+        assert torch.allclose(pixels, recorded[f"train{place}.image"], rtol=0, atol=1e-5)
+        shown = official.resized(image, official.resized_sides(*labels.shape, config["img_size"]))
+        assert torch.allclose(prepared(shown), recorded[f"eval{place}.image"], rtol=0, atol=1e-5)
+        assert np.array_equal(recorded[f"eval{place}.label"][0], recorded[f"in{place}.label"])
+
+
+def prepared(image: Image.Image) -> torch.Tensor:
+    return official.normalised(torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()), MEAN, STD)
+
+
+def test_images_of_test_time_augmentation():
+    recorded, config = (read(f"{FOLDER}/seg_augment.safetensors") for read in (tensors, facts))
+    image = Image.fromarray(recorded["in0.image"].numpy())
+    sides = official.evaluation_sides(image.height, image.width, config["img_size"], config["tta_ratios"])
+    views = [prepared(official.resized(image, size)) for size in sides]
+    for number, view in enumerate([*views, *(view.flip(-1) for view in views)]):
+        assert torch.allclose(view, recorded[f"tta0.image{number}"], rtol=0, atol=1e-5), number
+
+
+@pytest.mark.parametrize("path", SLIDES)
+def test_sliding_windows_and_scores(path):
+    if not matches(r"in\d+\.gt", tensors(path)):
+        absent(path)
+    recorded, config = tensors(path), facts(path)
+    head = SegmentationHead(config["channels"], config["classes"], 0.1).double().eval()
+    head.load_state_dict({**head.state_dict(), **under(recorded, "head.")})
+    patch, weight = config["patch"], recorded["patch.weight"].double()
+
+    def logits_of(images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return head(torch.tanh(F.conv2d(official.to_whole_patches(images, patch), weight, stride=patch)))
+
+    areas = []
+    for number in range(len(matches(r"in\d+\.gt", recorded))):
+        labels = recorded[f"in{number}.gt"][0, 0].numpy()
+        names = sorted(
+            matches(rf"in{number}\.image(\d+)", recorded),
+            key=lambda name: int(name[1]),
+        )
+        views = [recorded[name[0]].double() for name in names]
+        logits = [official.sliding_logits(logits_of, view, config["crop"], config["stride"]) for view in views]
+        flipped = [config["tta"] and place >= len(views) // 2 for place in range(len(views))]
+        shares = official.class_probabilities(logits, flipped, labels.shape)
+        first = official.class_probabilities(logits[:1], [False], labels.shape)
+        assert torch.allclose(logits[0], recorded[f"out{number}.slide"], rtol=0, atol=1e-9)
+        assert torch.allclose(first, recorded[f"out{number}.probabilities"][0], rtol=0, atol=1e-9)
+        predicted = shares.argmax(0).numpy()
+        assert np.array_equal(predicted, recorded[f"out{number}.prediction"][0])
+        areas.append(official.areas_of(predicted, np.array(TABLE, np.uint8)[labels], config["classes"]))
+    right, shown, truth = np.moveaxis(np.stack(areas), -1, 0)
+    whole = np.stack([right, shown + truth - right, shown, truth], axis=1)
+    assert np.array_equal(whole, recorded["areas"])
+    found, rounded = scores(np.stack(areas)), config["results"]
+    for ours, theirs in (("mIoU", "mIoU"), ("aAcc", "aAcc"), ("mAcc", "acc")):
+        assert round(found[ours], 2) == pytest.approx(rounded[theirs], abs=0.0051)
+
+
+def test_scores():
+    """And scikit-learn's, which has no pixels to ignore and counts classes that occur nowhere as it is told."""
+    recorded, config = (read(f"{FOLDER}/seg_metrics.safetensors") for read in (tensors, facts))
+    predicted, labels = recorded["prediction"].numpy(), np.array(TABLE, np.uint8)[recorded["label"].numpy()]
+    classes = config["classes"]
+    areas = np.stack([official.areas_of(*pair, classes) for pair in zip(predicted, labels, strict=True)])
+    right, shown, truth = np.moveaxis(areas, -1, 0)
+    assert np.array_equal(np.stack([right, shown + truth - right, shown, truth], axis=1), recorded["areas"])
+    found, named = scores(areas), dict(zip(config["metrics"], recorded["metrics"].tolist(), strict=True))
+    for ours, theirs in (("mIoU", "mIoU"), ("aAcc", "aAcc"), ("mAcc", "acc")):
+        assert found[ours] == pytest.approx(100 * named[theirs], abs=1e-5)
+    known = labels != IGNORED
+    iou = jaccard_score(labels[known], predicted[known], labels=np.arange(classes), average=None, zero_division=0)
+    iou[~np.isin(np.arange(classes), [*labels[known], *predicted[known]])] = np.nan
+    assert np.allclose(iou, recorded["iou"], rtol=0, atol=1e-9, equal_nan=True)
+    assert found["mIoU"] == pytest.approx(100 * np.nanmean(iou), abs=1e-9)
