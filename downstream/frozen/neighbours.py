@@ -101,7 +101,7 @@ def matched_classes(counts: np.ndarray) -> np.ndarray:
 
 
 def standardised(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (D,) of the rows (M, D); 1 for a constant column, as scikit-learn's StandardScaler."""
+    """Mean and standard deviation (D,) of the rows (M, D); 1 for a constant column, as in scikit-learn's scaler."""
     mean, spread = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
     return mean, np.where(spread > 10 * np.finfo(np.float64).eps * np.maximum(np.abs(mean), 1), spread, 1.0)
 

@@ -86,7 +86,8 @@ def training_crop(
     Nothing is drawn for a colour change that is off (transforms.py:391-448).
     """
     low, high = ratios
-    size = resized_sides(*labels.shape, int(scale * (random.random_sample() * (high - low) + low)))
+    height, width = labels.shape
+    size = resized_sides(height, width, int(scale * (random.random_sample() * (high - low) + low)))
     pixels = np.asarray(resized(image, size))
     labels = nearest(labels, size)
     rows, columns = _drawn_window(labels, crop, random)

@@ -70,7 +70,7 @@ def scores_of(predicted: np.ndarray, labels: np.ndarray, ignored: list[int]) -> 
 
 
 def prepared(path: str) -> tuple[np.ndarray, ...]:
-    """Of the training patches: features, pixels, and which belong to the images that select; of the test patches both."""
+    """Of the training patches: features, pixels, and which belong to images that select; of the test patches both."""
     recorded, config = tensors(path), facts(path)
     train, test = (recorded[f"in.{split}.features"].numpy() for split in ("train", "test"))
     pixels, asked = (recorded[f"in.{split}.labels"].numpy() for split in ("train", "test"))
@@ -149,7 +149,9 @@ def test_logistic_regressions_of_capi(path):
     miou, accuracy = scores_of(predicted, asked.reshape(predicted.shape), ignored)
     assert miou == pytest.approx(results["labels_logreg_mIoU"], abs=1e-6)
     assert accuracy == pytest.approx(results["labels_logreg_acc"], abs=1e-6)
-    other = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit(scaled[kept], labels[kept])
+    other = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit(
+        scaled[kept].astype(np.float64), labels[kept]
+    )
     assert np.allclose(weights, other.coef_, rtol=0, atol=1e-4)
 
 

@@ -157,7 +157,7 @@ def test_training_and_evaluation_images():
         )
         assert torch.equal(cut, recorded[f"train{place}.depth"][0]), place
         wanted = recorded[f"train{place}.image"].float()
-        # The recording's limit is relative to the largest value: MKL's AVX-512 product turns the rotation's grid by 1 ulp.
+        # The limit is relative to the largest value: by MKL's AVX-512 product the rotation's grid is off by 1 ulp.
         limit = 1e-5 * max(1.0, wanted.abs().max().item())
         assert torch.allclose(normalised(255 * image, MEAN, STD), wanted, rtol=0, atol=limit), place
     shown = normalised(recorded["in0.image"].permute(2, 0, 1), MEAN, STD)
