@@ -18,12 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from probes.knn import blas_kernel
+
 from bench.cli.messages import in_one_line, memory_limit
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine.extensions import FOLDERS, extensions, loaded, refused
 from engine.machine import SWITCH
 from engine.optional import OPTIONAL, install_command
-from probes.knn import blas_kernel
 
 TESTED = ("2.11", "0.26"), ("2.14", "0.29")  # torch and torchvision: tox, and tox -e newest
 PAIR = "pip install 'torch==2.11.*' 'torchvision==0.26.*'"

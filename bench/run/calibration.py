@@ -24,13 +24,13 @@ from checkpoints.backbone import Backbone
 from checkpoints.flops import forward_flops, training_flops
 from checkpoints.frozen import FrozenExport
 from engine.files import digest, write_atomic
+from engine.neighbours import search, unit_rows
 from engine.printing import did_you_mean, say
 from engine.tasks import Task, Workspace
 from engine.work import IMAGES, Kind, Part, Work
 from imagesets.sets import ImageSet, open_set
 from probes.features.extract import Extractor, Reader, forward_batch, run_extraction, transform_of
 from probes.features.kinds import FeatureKind
-from probes.knn.neighbours import search, unit_rows
 from probes.linear.augmented import TrainTransform
 
 # What a part without a measured unit is estimated by, from its operations: the like that is measured.

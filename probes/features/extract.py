@@ -22,13 +22,13 @@ from checkpoints.backbone import Backbone
 from checkpoints.frozen import FrozenExport
 from engine.machine import own_cores, run_on_core_threads, sharing_memory
 from engine.progress import Progress
+from engine.rows import ChosenRows, Rows
 from engine.tasks import Workspace
 from engine.training.interruptions import ignore_signals, loaded_by
 from imagesets.decoding import UnreadableImage
 from imagesets.sets import ImageSet, kept_folder
 from imagesets.transforms import EvalTransform
 from probes.features.kinds import FeatureKind, feature_rows
-from probes.features.rows import ChosenRows, Rows
 from probes.features.store import Store, Writer
 
 LOADERS = 8  # loader processes at most, for a GPU; a core decodes about 300 ImageNet files a second
@@ -179,7 +179,7 @@ class FeatureSet:
     """Features of the n readable images of a set of N, in the set's order.
 
     arrays: kind -> (n, D) float32, memory-mapped and read-only; where images were left out, rows that
-    are read when they are asked for (probes/features/rows.py).
+    are read when they are asked for (engine/rows.py).
     labels: (n,) int64. indices: (n,) int64, place of each row in the image set.
     forwards: images that went through the backbone in this call; 0 when all was on disk. seconds: what they took.
     facts: JSON values about how the features came about, the same whenever they are asked for.

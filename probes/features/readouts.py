@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from engine.rows import Rows
 from probes.features.kinds import FeatureKind
-from probes.features.rows import Rows
 
 FORM = re.compile(r"(cls)([1-9]\d*)(\+avg)?|(avg)([1-9]\d*)?|(cls|avg|cls\+avg)@([1-9]\d*)")
 

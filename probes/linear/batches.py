@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.rows import Rows, read_ahead, release_pages, row_slices, taken
 from probes.features.kinds import FeatureKind
 from probes.features.readouts import joined
-from probes.features.rows import Rows, read_ahead, release_pages, row_slices, taken
 
 WINDOW = 65536  # rows: 201 MB for D = 768
 RUN = 16  # rows that lie together: 24 KB for D = 384. Of a class of 1300 images a window of 20 has 4 to 5 runs

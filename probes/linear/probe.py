@@ -13,6 +13,7 @@ import torch
 from checkpoints.backbone import Backbone
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport
+from engine.rows import are_equal
 from engine.tasks import Outcome, Workspace, settings_of
 from engine.training.schedules import PacedCosine
 from engine.work import Kind, Part, Scale, Work
@@ -20,7 +21,6 @@ from imagesets.sets import ImageSet, kept_folder
 from probes.features.extract import FeatureSet, extract, forward_batch, transform_of
 from probes.features.fallbacks import record_fallback
 from probes.features.kinds import FLOAT, feature_bytes, feature_pass
-from probes.features.rows import are_equal
 from probes.linear.augmented import AugmentedStream
 from probes.linear.batches import BLOCK, CachedBatches, EpochPlan, Table
 from probes.linear.settings import LinearSettings

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
-from probes.features.rows import row_slices
+from engine.rows import row_slices
 from probes.lowshot import logistic
 from probes.lowshot.logistic import Along, Fit, Point, add_gradient, descend, dot, margins_of, point_of, rows_of_block
 from probes.lowshot.prepared import PreparedRows

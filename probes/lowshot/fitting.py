@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from engine.distributed import World
+from engine.rows import row_slices
 from imagesets.selection import quotas, stratified_sample
-from probes.features.rows import row_slices
 from probes.lowshot import cyanure_solver, logistic
 from probes.lowshot.blocks import BlockedRows, fit_in_blocks
 from probes.lowshot.prepared import READ, PreparedRows

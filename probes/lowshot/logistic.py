@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from probes.features.rows import row_slices
+from engine.rows import row_slices
 
 HISTORY = 10  # pairs of steps and gradient changes; 20 need as many iterations
 # Geometric means of the variances, added to each in the initial Hessian, which is flatter than the spectrum since rows

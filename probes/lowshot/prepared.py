@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probes.features.rows import Rows, row_slices, taken
+from engine.rows import Rows, row_slices, taken
 
 Preprocess = Literal["centre_and_normalise", "normalise", "none"]
 READ = 8192  # rows prepared at once

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.distributed import World
 from engine.progress import Progress
+from engine.rows import row_slices
 from probes.average_precision import average_precision
-from probes.features.rows import row_slices
 from probes.lowshot.division import Division, Unit
 from probes.lowshot.fitting import Fitter
 from probes.lowshot.prepared import READ, PreparedRows

@@ -19,7 +19,9 @@ from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
 from engine.machine import run_on_core_threads
+from engine.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from engine.progress import Progress
+from engine.rows import row_slices
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
@@ -29,8 +31,6 @@ from imagesets.subsets import fraction
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.features.rows import row_slices
-from probes.knn.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from probes.scores import accuracy, cost, percent, prediction_arrays, with_class_means
 from probes.splits import check_labels, open_splits
 

@@ -15,6 +15,7 @@ import numpy as np
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
 from engine import checks
+from engine.neighbours import unit_rows
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
@@ -22,7 +23,6 @@ from imagesets.transforms import EvalTransform
 from probes.features.extract import BATCH, FeatureSet, extract, transform_of
 from probes.features.fallbacks import record_fallback, with_supported_pool
 from probes.features.kinds import FeatureKind, feature_bytes, feature_pass
-from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import Mosaics, candidate_boxes, centre_tiles, tile_numbers, tile_overlaps
 from probes.scores import accuracy, cost, spread_out
 from probes.splits import check_labels, open_splits

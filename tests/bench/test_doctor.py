@@ -10,7 +10,7 @@ import torchvision
 
 import bench.doctor
 from bench.results.environment import git_commit, installed, versions
-from probes.knn import blas_kernel
+from engine import blas_kernel
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine import blas_kernel
 from engine.machine import keep_memory
-from probes.knn import blas_kernel
-from probes.knn.neighbours import search, unit_rows
+from engine.neighbours import search, unit_rows
 from probes.tasks.knn import vote
 
 GALLERY, QUERIES, WIDTH, CLASSES = 50_000, 5_000, 384, 1_000

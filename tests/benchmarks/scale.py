@@ -24,8 +24,8 @@ import torch
 
 from engine.distributed import World
 from engine.machine import keep_memory
+from engine.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.features.kinds import FeatureKind
-from probes.knn.neighbours import _faiss, search, search_bytes, unit_rows
 from probes.linear.batches import CachedBatches, EpochPlan, Table, window_size
 from probes.lowshot.blocks import BlockedRows, Blocks, largest_value, second_moments
 from probes.lowshot.fitting import Fitter

@@ -11,10 +11,10 @@ from toy_exports import export_of_size, workspace
 from checkpoints.backbone import Backbone
 from engine.distributed import World
 from engine.extensions import load_extension, source_files
+from engine.neighbours import search, unit_rows
 from imagesets.sets import open_set
 from probes.features.extract import extract
 from probes.features.kinds import FeatureKind
-from probes.knn.neighbours import search, unit_rows
 from probes.lowshot import blocks
 from probes.lowshot.logistic import fit_lbfgs
 from probes.lowshot.prepared import PreparedRows

@@ -13,9 +13,9 @@ from unittest import mock
 from torch import distributed
 from toy_exports import export_of_size, workspace
 
+from engine import neighbours
 from engine.distributed import start_world
 from engine.files import digest
-from probes.knn import neighbours
 from probes.lowshot import blocks, fitting
 from probes.tasks import knn, lowshot
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine import neighbours
 from engine.distributed import World
+from engine.rows import ChosenRows, are_equal
 from probes.features.kinds import FeatureKind
-from probes.features.rows import ChosenRows, are_equal
-from probes.knn import neighbours
 from probes.linear import batches as linear_batches
 from probes.linear.batches import CachedBatches, EpochPlan, Table
 from probes.lowshot import blocks, fitting

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from probes.knn import blas_kernel
+from engine import blas_kernel
 
 HASWELL = {"sse3", "avx", "avx2", "fma"}
 SAPPHIRE_RAPIDS = HASWELL | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile"}
@@ -119,7 +119,7 @@ def fitting(monkeypatch):
 KERNELS = """
 import ctypes, os, sys
 from pathlib import Path
-from probes.knn import blas_kernel
+from engine import blas_kernel
 if len(sys.argv) > 1:
     blas_kernel.own_choice = lambda: sys.argv[1]
     blas_kernel.processor_flags = lambda: {"avx2", "fma"}
@@ -150,8 +150,8 @@ def test_faiss_alone_gets_the_kernel_that_fits(fitting):
 
 SEARCH = """
 import numpy as np
-from probes.knn import blas_kernel
-from probes.knn.neighbours import search, unit_rows
+from engine import blas_kernel
+from engine.neighbours import search, unit_rows
 blas_kernel.own_choice = lambda: "Prescott"
 random = np.random.default_rng(0)
 gallery, queries = (unit_rows(random.standard_normal((count, 384))) for count in (3000, 100))

@@ -5,8 +5,8 @@ import mmap
 import numpy as np
 import pytest
 
-from probes.features import rows
-from probes.features.rows import ChosenRows, are_equal, read_ahead, release_pages, taken
+from engine import rows
+from engine.rows import ChosenRows, are_equal, read_ahead, release_pages, taken
 
 
 @pytest.fixture

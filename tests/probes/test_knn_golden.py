@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recordings import facts, tensors
 
-from probes.knn.neighbours import search, unit_rows
+from engine.neighbours import search, unit_rows
 from probes.tasks.knn import vote
 
 DATA = {name: tensor.numpy() for name, tensor in tensors("knn/data.safetensors").items()}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from meeting import together
 
+from engine import neighbours
 from engine.distributed import World
-from probes.knn import neighbours
-from probes.knn.neighbours import search, tiles_of, unit_rows
+from engine.neighbours import search, tiles_of, unit_rows
 from probes.tasks import knn
 from probes.tasks.knn import vote, winners
 

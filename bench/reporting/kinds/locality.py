@@ -20,12 +20,12 @@ from bench.reporting.visualize import (
     read_image,
 )
 from engine import checks
+from engine.neighbours import unit_rows
 from imagesets.selection import evenly
 from imagesets.sets import open_set
 from imagesets.transforms import FILTERS, EvalTransform, planes
 from probes.features.fallbacks import with_supported_pool
 from probes.features.kinds import feature_rows
-from probes.knn.neighbours import unit_rows
 from probes.locality.mosaics import candidate_boxes
 from probes.tasks.locality import EXTREMA_LOCALITY as PROBE
 

@@ -21,7 +21,7 @@ from bench.reporting.visualize import (
     points_at,
 )
 from engine import checks
-from probes.knn.neighbours import search, unit_rows
+from engine.neighbours import search, unit_rows
 
 
 class Near(NamedTuple):

@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from engine.blas_kernel import fitting_kernel
 from engine.distributed import World
-from probes.features.rows import Rows, release_pages, row_slices
-from probes.knn.blas_kernel import fitting_kernel
+from engine.rows import Rows, release_pages, row_slices
 
 Backend = Literal["faiss", "torch"]
 Advance = Callable[[int], None]  # told how many more tiles are done
