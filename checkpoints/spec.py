@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from engine import checks
+from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction, Validated
 
 PositionTable = Literal["learned", "sincos_column_first", "sincos_row_first", "none"]
 RelativePosition = Literal["none", "shared", "per_block"]
@@ -84,35 +84,34 @@ class ImageGrid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTSpec(ImageGrid):
+class ViTSpec(Validated, ImageGrid):
     """Architectural facts of a ViT."""
 
     architecture: str  # timm name; decides what no field says (activation, kind of norm, SwiGLU of a plain ViT, ...)
-    image_size: (
-        int | tuple[int, int]
-    )  # of the image that the position table was made for; (height, width) if not square
-    patch_size: int  # side of a patch in pixels
-    width: int  # D, channels of a token
-    depth: int  # blocks of the trunk
-    heads: int  # of the attention
-    mlp_hidden: int  # hidden channels of an MLP; where a plain ViT's first layer holds a gate too, of both
+    # Of the image that the position table was made for; (height, width) if not square.
+    image_size: PositiveInt | tuple[PositiveInt, PositiveInt]
+    patch_size: PositiveInt  # side of a patch in pixels
+    width: PositiveInt  # D, channels of a token
+    depth: PositiveInt  # blocks of the trunk
+    heads: PositiveInt  # of the attention
+    mlp_hidden: PositiveInt  # hidden channels of an MLP; where a plain ViT's first layer holds a gate too, of both
     class_token: bool = True  # the sequence begins with a class token
-    registers: int = 0  # register tokens after the class token
+    registers: NonNegativeInt = 0  # register tokens after the class token
     qkv_bias: bool = True  # queries, keys and values have biases
     layer_scale: bool = False  # blocks scale their outputs by trained factors
-    norm_eps: float = 1e-6  # of every LayerNorm
+    norm_eps: ProperFraction = 1e-6  # of every LayerNorm
     position: PositionTable = "learned"  # table that is added to the patches
     class_position: bool = True  # the table's first rows belong to the class token and the registers
     relative_position: RelativePosition = "none"  # bias tables of the attention, one for each block or one for all
     position_resize: PositionRule = "bicubic"  # how the tables go to another grid, see positions.py
-    class_attention: int = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
+    class_attention: NonNegativeInt = 0  # CaiT class-attention blocks after the trunk (ExtreMA)
     final_norm: FinalNorm = "all"  # which tokens the last LayerNorm is for; "pooled": after averaging the patches
     pool: Pool = "cls"  # the representation that the source evaluates
     # The rest is for timm's Eva; of other families the architecture says it.
     key_bias: bool = True  # keys have a bias like queries and values; BEiT's never have
     rotary: Rotary = "none"  # positions by which queries and keys turn, see rotary.py
-    rotary_base: float = 10_000.0  # theta: about the longest period over the shortest
-    rotary_grid: int = 0  # side of the grid that axial positions are scaled to; 0: they count patches
+    rotary_base: PositiveFloat = 10_000.0  # theta: about the longest period over the shortest
+    rotary_grid: NonNegativeInt = 0  # side of the grid that axial positions are scaled to; 0: they count patches
     rotary_offset: float = 0.0  # added to every position
     rotary_first: Literal["row", "column"] = "row"  # axis that turns the first half of the channels
     rotary_pairs: Literal["neighbours", "halves"] = "neighbours"  # which two channels turn together
@@ -126,16 +125,11 @@ class ViTSpec(ImageGrid):
     norm_after: bool = False  # blocks norm what attention and MLP give, not what they take
 
     def __post_init__(self) -> None:
-        self._plain_size()
-        checks.annotations(self)
-        if not re.fullmatch(r"\w+", str(self.architecture)):
+        super().__post_init__()
+        if isinstance(self.image_size, tuple) and self.image_size[0] == self.image_size[1]:
+            object.__setattr__(self, "image_size", self.image_size[0])
+        if not re.fullmatch(r"\w+", self.architecture):
             raise ValueError(f"architecture={self.architecture!r}: must be timm's name of a model, without a tag")
-        checks.booleans(self, *(field.name for field in fields(self) if field.type is bool))
-        checks.positive(self, "rotary_base")
-        checks.whole_numbers(self, "rotary_grid", least=0)
-        checks.proper_shares(self, "norm_eps")
-        checks.whole_numbers(self, "image_size", "patch_size", "width", "depth", "heads", "mlp_hidden")
-        checks.whole_numbers(self, "registers", "class_attention", least=0)
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if any(side % self.patch_size for side in self.size):
@@ -163,14 +157,6 @@ class ViTSpec(ImageGrid):
             self._check_plain()
         elif (self.width // self.heads) % 4 and self.rotary != "none":
             raise ValueError(f"heads={self.heads}: rotary positions need a multiple of 4 channels a head")
-
-    def _plain_size(self) -> None:
-        """image_size as one number where it is square, else as a tuple; JSON has lists."""
-        if isinstance(self.image_size, list | tuple):
-            if len(self.image_size) != 2:
-                raise ValueError(f"image_size={self.image_size}: must be one number, or height and width")
-            height, width = self.image_size
-            object.__setattr__(self, "image_size", height if height == width else (height, width))
 
     def _check_plain(self) -> None:
         """Eva's fields in another family would be read by nobody."""
@@ -301,18 +287,13 @@ EVA_FIELDS = frozenset(list(ViTSpec.__dataclass_fields__)[list(ViTSpec.__datacla
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
+class Preparation(Validated):
     """How the source prepares an image: resize the short side to size / crop, take the centre, normalise."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of the three channels, pixels being 0 to 1
-    std: tuple[float, float, float] = IMAGENET_STD  # of the three channels
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD  # of the three channels
     interpolation: str = "bicubic"  # of the resizing
-    crop: float = 0.875  # 224 / 256
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "std")
-        checks.factors(self, "crop")
+    crop: Fraction = 0.875  # 224 / 256
 
 
 class PreparesImages:

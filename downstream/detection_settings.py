@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    FactorRange,
+    Fraction,
+    NonEmpty,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
 from engine.tasks import Task
 
 IBOT_SOURCE = (
@@ -46,56 +56,47 @@ class DetectionSettings(Task):
 
     CASCADE: ClassVar[bool]
 
-    lr: float = 1e-4  # peak learning rate, of the heads
-    layer_decay: float = 0.75  # factor on the rate for every block further from the heads
-    weight_decay: float = 0.05  # of matrices; biases and norms have none
-    epochs: int = 12  # passes over the training images
+    lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
+    layer_decay: Fraction = 0.75  # factor on the rate for every block further from the heads
+    weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
+    epochs: PositiveInt = 12  # passes over the training images
     milestones: tuple[int, ...] = (8, 11)  # epochs from which on the rate is a tenth of what it was
-    warmup: int = 500  # steps over which the rate rises
-    start: float = 0.001  # factor on the rate at the first of these steps
-    batch: int = 16  # images in a step
+    warmup: NonNegativeInt = 500  # steps over which the rate rises
+    start: Fraction = 0.001  # factor on the rate at the first of these steps
+    batch: PositiveInt = 16  # images in a step
     # Of training images. scales: fitted into one of `short` by `long`. crops: half of them so; of the others, fitted
     # into one of `crop_short` by `long`, a window with sides from `crop` is fitted so. jitter: fitted into `long`
     # squared times a factor from `jitter`, and cut to `long` squared.
     augment: Literal["scales", "crops", "jitter"] = "crops"
-    short: tuple[int, ...] = tuple(range(480, 801, 32))  # shorter sides in pixels, one of which is drawn
-    long: int = 1333  # longest side in pixels
-    crop_short: tuple[int, ...] = (400, 500, 600)  # shorter sides in pixels before a window is cut
-    crop: tuple[int, int] = (384, 600)  # least and largest side of such a window in pixels
-    jitter: tuple[float, float] = (0.1, 2.0)  # range of the random factor
-    flip: float = 0.5  # chance of a mirror image
-    val: tuple[int, int] = (1333, 800)  # longer and shorter side that validation images are fitted into, in pixels
-    drop_path: float = 0.2  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    short: NonEmpty[PositiveInt] = tuple(range(480, 801, 32))  # shorter sides in pixels, one of which is drawn
+    long: PositiveInt = 1333  # longest side in pixels
+    crop_short: NonEmpty[PositiveInt] = (400, 500, 600)  # shorter sides in pixels before a window is cut
+    crop: tuple[PositiveInt, PositiveInt] = (384, 600)  # least and largest side of such a window in pixels
+    jitter: FactorRange = (0.1, 2.0)  # range of the random factor
+    flip: UnitInterval = 0.5  # chance of a mirror image
+    # longer and shorter side that validation images are fitted into, in pixels
+    val: tuple[PositiveInt, PositiveInt] = (1333, 800)
+    drop_path: BelowOne = 0.2  # chance of the last block to be skipped; it rises linearly from 0 at the first
     norm: bool = False  # read all four blocks behind the network's final norm
     train_positions: bool = True  # train the position table
     decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
-    channels: int = 256  # of the pyramid and of the heads' convolutions
-    hidden: int = 1024  # of the box head's linear layer
-    anchor: int = 8  # side of the anchors in strides
-    rpn_convs: int = 1  # convolutions of the proposal network
-    box_convs: int = 4  # convolutions of the box head
-    mask_convs: int = 4  # convolutions of the mask head
-    proposals: tuple[int, int] = (1000, 1000)  # of an image, in training and in evaluation
-    regions: int = 512  # proposals of an image that train a head
+    channels: PositiveInt = 256  # of the pyramid and of the heads' convolutions
+    hidden: PositiveInt = 1024  # of the box head's linear layer
+    anchor: PositiveInt = 8  # side of the anchors in strides
+    rpn_convs: PositiveInt = 1  # convolutions of the proposal network
+    box_convs: PositiveInt = 4  # convolutions of the box head
+    mask_convs: PositiveInt = 4  # convolutions of the mask head
+    proposals: tuple[PositiveInt, PositiveInt] = (1000, 1000)  # of an image, in training and in evaluation
+    regions: PositiveInt = 512  # proposals of an image that train a head
     box_loss: Literal["giou", "l1"] = "giou"  # generalised IoU of decoded boxes, or distance of offsets
-    least_score: float = 0.05  # of a detection that is reported
-    detections: int = 100  # of an image that are reported, at most
-    judge_every: int = 0  # epochs between evaluations; 0: at the end alone
+    least_score: BelowOne = 0.05  # of a detection that is reported
+    detections: PositiveInt = 100  # of an image that are reported, at most
+    judge_every: NonNegativeInt = 0  # epochs between evaluations; 0: at the end alone
     recompute: bool = False  # compute activations again in the backward pass, which takes less memory
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "lr", "start")
-        checks.ranges(self, "jitter")
-        checks.given(self, "short", "crop_short")
-        checks.factors(self, "layer_decay", "start")
-        checks.non_negative(self, "weight_decay")
-        checks.in_unit_interval(self, "flip")
-        checks.below_one(self, "drop_path", "least_score")
-        checks.counts(self, "epochs", "batch", "short", "long", "crop_short", "crop", "val", "channels", "hidden")
-        checks.counts(self, "anchor", "rpn_convs", "box_convs", "mask_convs", "proposals", "regions", "detections")
-        checks.counts(self, "warmup", "judge_every", least=0)
+        super().__post_init__()
         if list(self.milestones) != sorted({m for m in self.milestones if 0 < m < self.epochs}):
             raise ValueError(f"milestones={self.milestones}: give rising epochs from 1 to below epochs={self.epochs}")

@@ -14,6 +14,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from engine.distributed import World
+from engine.settings import Validated
 from engine.work import Kind, Scale, Work
 
 Split = Literal["train", "val"]
@@ -144,7 +145,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Validated):
     """Base of every task: a frozen, keyword-only dataclass of settings that can evaluate one export.
 
     A comment beside each setting, or above it, says what it means; `bench list` shows these comments.

@@ -14,7 +14,7 @@ import torch
 from numpy.random import RandomState
 from PIL import Image
 
-from engine import checks
+from engine.settings import AreaRange, Validated
 from imagesets.transforms import FILTERS
 
 CropRule = Literal["torchvision", "mae"]
@@ -78,7 +78,7 @@ class OwnDraws:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Validated):
     """RGB image -> a window of it at size x size pixels, by Pillow. scale: least and largest area of the window.
 
     size: or height and width. Ratios are then relative to that shape, so that squares stay about square (ours).
@@ -87,13 +87,10 @@ class RandomResizedCrop:
     """
 
     size: int | tuple[int, int]
-    scale: tuple[float, float] = AREA
+    scale: AreaRange = AREA
     interpolation: Literal["bilinear", "bicubic"]
     rule: CropRule = "torchvision"
     draws: Draws
-
-    def __post_init__(self) -> None:
-        checks.scales(self, "scale")
 
     def __call__(self, image: Image.Image) -> Image.Image:
         height, width = self.size if isinstance(self.size, tuple) else (self.size, self.size)

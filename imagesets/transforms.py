@@ -18,7 +18,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
-from engine import checks
+from engine.settings import Fraction, PositiveInt, Validated
 from imagesets.decoding import decode_rgb, open_image, releasing_large_images, wait_for_room
 from imagesets.sets import ImageSet
 
@@ -32,7 +32,7 @@ FAST_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMo
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalTransform:
+class EvalTransform(Validated):
     """Resize the short side to floor(size / crop), crop size x size from the centre.
 
     size: crop side in pixels, or its height and width: then the image is resized, its shape kept, until it just covers
@@ -41,17 +41,15 @@ class EvalTransform:
     ValueError for settings outside their range.
     """
 
-    size: int | tuple[int, int] = 224
-    crop: float = 0.875
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] = 224
+    crop: Fraction = 0.875
     interpolation: str = "bicubic"  # a key of FILTERS; "fast" has two of them
     decode: Literal["exact", "fast"] = "exact"
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "size")
+        super().__post_init__()
         if isinstance(self.size, tuple) and self.size[0] == self.size[1]:
             object.__setattr__(self, "size", self.size[0])
-        checks.factors(self, "crop")
         choices = FILTERS if self.decode == "exact" else FAST_MODES
         if self.interpolation not in choices:
             where = f"with decode={self.decode}, choose one of {', '.join(choices)}"

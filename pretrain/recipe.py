@@ -11,7 +11,7 @@ from math import sqrt
 from typing import Any, Literal
 
 from checkpoints.spec import ViTSpec
-from engine import checks
+from engine.settings import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Validated, validate
 from pretrain.schedules import Constant, CosineTo, Multistep, Schedule, TableCosine, WarmupCosine
 
 Rule = Literal["linear", "root"]
@@ -21,33 +21,30 @@ SCHEDULES = {"alternatives": {kind.__name__: kind for kind in _KINDS}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Validated):
     """Encoder, method, schedule and optimiser of one training."""
 
     source: str  # paper or code of the numbers, and what in them is ours
     spec: ViTSpec  # the encoder
     settings: Any  # the method's own, a `Settings` of its file
-    epochs: int  # passes over the training images
-    batch: int  # images in an update, over all processes and micro-batches
-    lr: float  # peak learning rate at `lr_batch` images in an update
-    lr_batch: int = 256  # images in an update that lr is for; 0: lr is the peak at any batch
+    epochs: PositiveInt  # passes over the training images
+    batch: PositiveInt  # images in an update, over all processes and micro-batches
+    lr: PositiveFloat  # peak learning rate at `lr_batch` images in an update
+    lr_batch: NonNegativeInt = 256  # images in an update that lr is for; 0: lr is the peak at any batch
     lr_rule: Rule = "linear"  # how the peak grows with batch / lr_batch: linearly, or as its square root
     schedule: Schedule = field(metadata=SCHEDULES)  # of the learning rate
-    weight_decay: float  # at the start
+    weight_decay: NonNegativeFloat  # at the start
     # constant unless the recipe gives one
     weight_decay_schedule: Schedule = field(default_factory=Constant, metadata=SCHEDULES)
     optimizer: Literal["adamw", "lars"] = "adamw"  # of all parameters
-    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
-    momentum: float = 0.9  # of LARS
-    clip: float = 0.0  # largest norm of the gradient; 0: no clipping
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)  # of AdamW
+    momentum: BelowOne = 0.9  # of LARS
+    clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: no clipping
     clip_each: bool = False  # clip every parameter by its own norm (DINO utils.py:132-141)
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "epochs", "batch")
-        checks.positive(self, "lr")
-        checks.non_negative(self, "lr_batch", "weight_decay", "clip")
-        checks.below_one(self, "betas", "momentum")
+        super().__post_init__()
+        validate(self.settings)  # of a plugin, whose class may be any dataclass
         warmup = getattr(self.schedule, "warmup", 0)
         if warmup >= self.epochs:
             raise ValueError(

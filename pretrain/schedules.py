@@ -5,9 +5,10 @@ Learning rate, weight decay and the momentum of a teacher, as each source comput
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from engine import checks
-from engine.training.schedules import Schedule, TableCosine, TrainProgress, WarmupCosine, half_cosine
+from engine.settings import NonNegativeFloat, OneOrMore
+from engine.training.schedules import Schedule, ScheduleSettings, TableCosine, TrainProgress, WarmupCosine, half_cosine
 
 __all__ = ["Constant", "CosineTo", "CountedCosine", "Multistep", "Schedule", "TableCosine", "WarmupCosine", "cosine"]
 
@@ -21,19 +22,16 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multistep:
+class Multistep(ScheduleSettings):
     """SimMIM's (main_simmim.py:150-171, 217-230): linear from `start` * peak, then times `factor` at each milestone.
 
     Its scheduler moves after the update, so that update i gets the rate of i - 1.
     """
 
-    warmup: float  # epochs
-    start: float  # share of the peak
-    milestones: tuple[float, ...]  # epochs
-    factor: float = 0.1  # of the rate at each milestone
-
-    def __post_init__(self) -> None:
-        checks.non_negative(self, "warmup", "start", "milestones", "factor", prefix="schedule.")
+    warmup: NonNegativeFloat  # epochs
+    start: NonNegativeFloat  # share of the peak
+    milestones: tuple[NonNegativeFloat, ...]  # epochs
+    factor: NonNegativeFloat = 0.1  # of the rate at each milestone
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         done, warmup = max(0, progress.step - 1), int(self.warmup * progress.steps_per_epoch)
@@ -44,19 +42,14 @@ class Multistep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountedCosine:
+class CountedCosine(ScheduleSettings):
     """MSN's (src/utils.py, WarmupCosineSchedule), which counts updates from 1: linear from `start` * peak, then half a
     cosine to `floor` at epoch stretch * E."""
 
-    warmup: float  # epochs
-    start: float  # share of the peak
-    floor: float = 0.0  # rate at the cosine's end
-    stretch: float = 1.25  # where that is, in times the training's epochs
-
-    def __post_init__(self) -> None:
-        checks.non_negative(self, "warmup", "start", "floor", prefix="schedule.")
-        if not 1 <= self.stretch < math.inf:
-            raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
+    warmup: NonNegativeFloat  # epochs
+    start: NonNegativeFloat  # share of the peak
+    floor: NonNegativeFloat = 0.0  # rate at the cosine's end
+    stretch: OneOrMore = 1.25  # where that is, in times the training's epochs
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         number, warmup = progress.step + 1, int(self.warmup * progress.steps_per_epoch)
@@ -66,19 +59,15 @@ class CountedCosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineTo:
+class CosineTo(ScheduleSettings):
     """Half a cosine from the peak to `end` over all updates, which it reaches only after the last one: weight decay of
     DINO, MOCA and MSN, momenta of ExtreMA (main.py:408-411), MOCA and DINO."""
 
-    end: float  # value after the last update
-    stretch: float = 1.0  # over so many times the updates (MSN 1.25)
-    first: int = 0  # number of the first update (MSN counts from 1)
+    PREFIX: ClassVar[str] = "weight_decay_schedule."
 
-    def __post_init__(self) -> None:
-        prefix = "weight_decay_schedule."  # the only field of a recipe with this schedule
-        checks.non_negative(self, "end", prefix=prefix)
-        if not 1 <= self.stretch < math.inf or self.first not in (0, 1):
-            raise ValueError(f"{prefix}stretch={self.stretch}, first={self.first}: must be 1 or more, and 0 or 1")
+    end: NonNegativeFloat  # value after the last update
+    stretch: OneOrMore = 1.0  # over so many times the updates (MSN 1.25)
+    first: Literal[0, 1] = 0  # number of the first update (MSN counts from 1)
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return cosine(peak, self.end, (progress.step + self.first) / int(self.stretch * progress.steps))

@@ -83,6 +83,16 @@ def test_every_setting_of_a_recipe_has_a_meaning(name, key):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_every_setting_refuses_what_is_of_another_type(name):
+    recipe = load_extension("methods", name).RECIPES["smoke"]
+    for part in (recipe, recipe.settings, recipe.spec, recipe.schedule, recipe.weight_decay_schedule):
+        for field in fields(part):
+            if field.name not in ("settings", "schedule", "weight_decay_schedule"):  # of a type that the method chooses
+                with pytest.raises(ValueError, match=rf"{field.name}="):
+                    replace(part, **{field.name: object()})
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_no_setting_is_nan(name):
     """It would pass most comparisons, and be seen in the loss at last."""
     module = load_extension("methods", name)

@@ -1,6 +1,6 @@
 """Contract of every probe and dense task, parametrised by the extension folders: what any evaluation must do."""
 
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +105,14 @@ def test_every_setting_has_a_meaning(name):
     task = PROTOCOLS[name].task
     found = meanings(type(task))
     assert all(len(found.get(field.name, "")) > 3 for field in fields(task)), fields(task)
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_every_setting_refuses_what_is_of_another_type(key):
+    task = next(iter(TASKS[key].PROTOCOLS.values())).task
+    for field in fields(task):
+        with pytest.raises(ValueError, match=f"^{field.name}="):
+            replace(task, **{field.name: object()})
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -17,7 +17,17 @@ from downstream.layouts.cityscapes import SEEDS, few
 from downstream.loop.training import Plan, optimizer_groups, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    Different,
+    FactorRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOrMoreDifferent,
+    PositiveFloat,
+    PositiveInt,
+    check_up_to,
+)
 from engine.tasks import Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import Polynomial
 from engine.work import Scale, Work
@@ -47,36 +57,32 @@ class Segmenter(Segmentation):
     )
 
     decoder: Literal["linear", "mask"] = "linear"  # on the frozen network, or a transformer that is trained with it
-    images: int = 100  # training images of each split; 0: all, in one training
-    splits: tuple[int, ...] = SEEDS[:3]  # seeds of the splits
+    images: NonNegativeInt = 100  # training images of each split; 0: all, in one training
+    splits: Different[int] = SEEDS[:3]  # seeds of the splits
     # Learning rates to try; of several, that of the best mIoU on the validation images, after the first split.
-    lr: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1)
-    floor: float = 1e-5  # what the rate falls to, by (1 - step / steps)^0.9
-    epochs: int = 100  # passes over the training images
-    batch: int = 8  # images in a step
-    layers: int = 1  # blocks of the mask transformer
-    crop: int = 768  # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
-    stride: int = 512  # pixels from one evaluation window to the next
-    scale: tuple[int, int] = (2048, 1024)  # longer and shorter side that training images are fitted into, in pixels
-    ratios: tuple[float, float] = (0.5, 2.0)  # range of the random factor on that
-    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
-    judge_every: int = 4  # epochs between evaluations
+    lr: OneOrMoreDifferent[PositiveFloat] = (0.001, 0.003, 0.01, 0.03, 0.1)
+    floor: NonNegativeFloat = 1e-5  # what the rate falls to, by (1 - step / steps)^0.9
+    epochs: PositiveInt = 100  # passes over the training images
+    batch: PositiveInt = 8  # images in a step
+    layers: PositiveInt = 1  # blocks of the mask transformer
+    # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    crop: PositiveInt = 768
+    stride: PositiveInt = 512  # pixels from one evaluation window to the next
+    # longer and shorter side that training images are fitted into, in pixels
+    scale: tuple[PositiveInt, PositiveInt] = (2048, 1024)
+    ratios: FactorRange = (0.5, 2.0)  # range of the random factor on that
+    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    judge_every: PositiveInt = 4  # epochs between evaluations
     report: Literal["best", "last"] = "best"  # evaluation to report: the best on the validation images, or the last
     recompute: bool = False  # compute activations again in the backward pass, which takes less memory
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.distinct(self, "lr")
-        checks.distinct(self, "splits", least=1 if self.images else 0)
-        checks.positive(self, "lr")
-        checks.non_negative(self, "floor")
-        checks.up_to(self, "floor", "lr")
-        checks.counts(self, "epochs", "batch", "layers", "crop", "stride", "scale", "judge_every")
-        checks.counts(self, "images", least=0)
-        checks.ranges(self, "ratios")
-        checks.below_one(self, "drop_path")
+        super().__post_init__()
+        if self.images and not self.splits:
+            raise ValueError(f"splits=() with images={self.images}: must be 1 or more different values")
+        check_up_to(self, "floor", "lr")
 
     @property
     def frozen(self) -> bool:

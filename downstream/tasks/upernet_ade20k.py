@@ -18,7 +18,16 @@ from downstream.dense_task import Source
 from downstream.loop.training import Plan, adamw_by_layer, run_plan
 from downstream.planning import work_of_training
 from downstream.segmentation import Segmentation, segmentation_outcome
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    FactorRange,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_up_to,
+)
 from engine.tasks import ADDED, Outcome, Protocol, Workspace, settings_of
 from engine.training.schedules import MultipliedWarmup, Polynomial
 from engine.work import Scale, Work
@@ -45,39 +54,34 @@ class UperNet(Segmentation):
     )
 
     head: Literal["upernet", "linear"] = "upernet"  # or a linear layer on the four maps of the frozen network
-    lr: float = 1e-4  # peak learning rate, of the heads
-    layer_decay: float = 0.65  # factor on the rate for every block further from the heads
-    weight_decay: float = 0.05  # of matrices; biases and norms have none
-    steps: int = 160000  # of the optimizer
-    warmup: int = 1500  # steps over which the rate rises
-    batch: int = 16  # images in a step
-    crop: int = 512  # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
-    stride: int = 341  # pixels from one evaluation window to the next
-    scale: tuple[int, int] = (2048, 512)  # longer and shorter side that images are fitted into, in pixels
-    ratios: tuple[float, float] = (0.5, 2.0)  # range of the random factor on that in training
-    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    lr: PositiveFloat = 1e-4  # peak learning rate, of the heads
+    layer_decay: Fraction = 0.65  # factor on the rate for every block further from the heads
+    weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
+    steps: PositiveInt = 160000  # of the optimizer
+    warmup: NonNegativeInt = 1500  # steps over which the rate rises
+    batch: PositiveInt = 16  # images in a step
+    # side of training crops and evaluation windows in pixels, up to the next multiple of the patch
+    crop: PositiveInt = 512
+    stride: PositiveInt = 341  # pixels from one evaluation window to the next
+    # longer and shorter side that images are fitted into, in pixels
+    scale: tuple[PositiveInt, PositiveInt] = (2048, 512)
+    ratios: FactorRange = (0.5, 2.0)  # range of the random factor on that in training
+    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
     norm: bool = False  # read all four blocks behind the network's final norm
-    channels: int | None = None  # of UPerHead; none: the network's width
+    channels: PositiveInt | None = None  # of UPerHead; none: the network's width
     train_positions: bool = True  # train the position table, resized for the crop
     decay_tokens: bool = True  # weight decay on that table and the class token, as in the mm codebases
     # Relative position tables: one that blocks share kept, or copied into every block, whose rate it then trains at, or
     # beside that fresh ones for a network that has none.
     tables: Tables = field(default="shared", metadata=ADDED)
-    judge_every: int = 0  # steps between evaluations; 0: at the end alone
+    judge_every: NonNegativeInt = 0  # steps between evaluations; 0: at the end alone
     recompute: bool = False  # compute activations again in the backward pass, which takes less memory
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source evaluates; a result of another one says so
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "lr")
-        checks.factors(self, "layer_decay")
-        checks.non_negative(self, "weight_decay")
-        checks.below_one(self, "drop_path")
-        checks.counts(self, "steps", "batch", "crop", "stride", "scale", "channels")
-        checks.counts(self, "warmup", "judge_every", least=0)
-        checks.up_to(self, "warmup", "steps")
-        checks.ranges(self, "ratios")
+        super().__post_init__()
+        check_up_to(self, "warmup", "steps")
 
     @property
     def frozen(self) -> bool:

@@ -10,9 +10,9 @@ t: epochs done, fractional. E: epochs. i: updates done. N: all updates.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
-from engine import checks
+from engine.settings import NonNegativeFloat, NonNegativeInt, OneOrMore, PositiveFloat, UnitInterval, Validated
 
 Pace = Literal["epoch", "iteration"]
 
@@ -63,6 +63,13 @@ class LayerSchedule(Schedule, Protocol):
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings(Validated):
+    """Base of schedules, whose settings are those of a recipe's field `schedule`."""
+
+    PREFIX: ClassVar[str] = "schedule."
+
+
 def half_cosine(lr: float, epoch: float, epochs: float, warmup: float = 0.0, minimum: float = 0.0) -> float:
     """lr e / W before the warm-up's end W, from then on min + (lr - min) (1 + cos(pi (e - W) / (E - W))) / 2
     (MAE util/lr_sched.py:9-21). epoch: e, of `epochs` E; whole or fractional, from 0, or updates."""
@@ -73,19 +80,14 @@ def half_cosine(lr: float, epoch: float, epochs: float, warmup: float = 0.0, min
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupCosine:
+class WarmupCosine(ScheduleSettings):
     """Linear from start * peak, then half a cosine to `floor` at epoch stretch * E (MAE lr_sched.py:9-21, ExtreMA
     main.py:388-396, LUT; MOCA MI:484-501 with stretch 1.25; MaskFeat slowfast/utils/lr_policy.py with a start)."""
 
-    warmup: float  # epochs
-    floor: float = 0.0  # learning rate at the end
-    stretch: float = 1.0  # the cosine ends at this many times the epochs
-    start: float = 0.0  # learning rate at the beginning, as a share of the peak
-
-    def __post_init__(self) -> None:
-        checks.non_negative(self, "warmup", "floor", "start", prefix="schedule.")
-        if not 1 <= self.stretch < math.inf:
-            raise ValueError(f"schedule.stretch={self.stretch}: must be 1 or more, or the rate would rise again")
+    warmup: NonNegativeFloat  # epochs
+    floor: NonNegativeFloat = 0.0  # learning rate at the end
+    stretch: OneOrMore = 1.0  # the cosine ends at this many times the epochs
+    start: NonNegativeFloat = 0.0  # learning rate at the beginning, as a share of the peak
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         if progress.time < self.warmup:
@@ -95,15 +97,12 @@ class WarmupCosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCosine:
+class TableCosine(ScheduleSettings):
     """A table whose warm-up ends with the peak itself, which the cosine then repeats (DINO utils.py:187-198; BEiT,
     ExtreMA finetune/utils.py:386-403; iBOT)."""
 
-    warmup: float  # epochs
-    floor: float = 0.0  # learning rate at the end
-
-    def __post_init__(self) -> None:
-        checks.non_negative(self, "warmup", "floor", prefix="schedule.")
+    warmup: NonNegativeFloat  # epochs
+    floor: NonNegativeFloat = 0.0  # learning rate at the end
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         warmup = int(self.warmup * progress.steps_per_epoch)
@@ -113,7 +112,7 @@ class TableCosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimmCosine:
+class TimmCosine(ScheduleSettings):
     """timm 0.4's CosineLRScheduler, stepped after each update (SimMIM lr_scheduler.py, main_finetune.py:219-222) or
     after each epoch (DeiT main.py; iBOT evaluation/semi_supervised/eval_cls.py:782-787, 860).
 
@@ -121,14 +120,10 @@ class TimmCosine:
     `start` nor `floor`. As it is stepped afterwards, the first two updates (or epochs) have the rate `start`.
     """
 
-    warmup: float  # epochs
-    floor: float  # rate at the end
-    start: float  # rate at the start of the warm-up
+    warmup: NonNegativeFloat  # epochs
+    floor: NonNegativeFloat  # rate at the end
+    start: NonNegativeFloat  # rate at the start of the warm-up
     told: Literal["update", "epoch"]  # how often the rate moves
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.non_negative(self, "warmup", "floor", "start", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress, scale: float = 1.0) -> float:
         by_update = self.told == "update"
@@ -141,16 +136,12 @@ class TimmCosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacedCosine:
+class PacedCosine(ScheduleSettings):
     """Half a cosine to 0 that moves every epoch (torch's CosineAnnealingLR: DINO, iBOT and MOCA's linear probes) or
     every iteration (MAE, MoCo-v3; DINOv2 and MSN without a warm-up)."""
 
-    warmup: float = 0.0  # epochs
+    warmup: NonNegativeFloat = 0.0  # epochs
     pace: Pace = "iteration"  # how often the rate moves
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.non_negative(self, "warmup", prefix="schedule.")
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         iteration = progress.step % progress.steps_per_epoch
@@ -159,38 +150,30 @@ class PacedCosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Polynomial:
+class Polynomial(ScheduleSettings):
     """(1 - i / N)^power down to `floor` (mmcv 1.7 runner/hooks/lr_updater.py; rstrudel/segmenter
     segm/optim/scheduler.py)."""
 
-    power: float = 1.0  # 1: linear
-    floor: float = 0.0  # learning rate at the end
-
-    def __post_init__(self) -> None:
-        checks.positive(self, "power", prefix="schedule.")
-        checks.non_negative(self, "floor", prefix="schedule.")
+    power: PositiveFloat = 1.0  # 1: linear
+    floor: NonNegativeFloat = 0.0  # learning rate at the end
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return (peak - self.floor) * (1 - progress.step / progress.steps) ** self.power + self.floor
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepDecay:
+class StepDecay(ScheduleSettings):
     """Times `factor` from each milestone on (mmcv 1.7 runner/hooks/lr_updater.py)."""
 
-    milestones: tuple[int, ...]  # epochs
-    factor: float = 0.1  # of the rate at each milestone
-
-    def __post_init__(self) -> None:
-        checks.counts(self, "milestones", least=0, prefix="schedule.")
-        checks.non_negative(self, "factor", prefix="schedule.")
+    milestones: tuple[NonNegativeInt, ...]  # epochs
+    factor: NonNegativeFloat = 0.1  # of the rate at each milestone
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         return peak * self.factor ** sum(progress.epoch >= milestone for milestone in self.milestones)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipliedWarmup:
+class MultipliedWarmup(ScheduleSettings):
     """mmcv 1's warm-up: a factor that rises from `start` to 1, on a schedule that already falls.
 
     mmengine's LinearLR followed by PolyLR is another schedule, off by up to 9 % in the first hundred of 800 steps; both
@@ -198,12 +181,8 @@ class MultipliedWarmup:
     """
 
     schedule: Schedule  # after the warm-up
-    updates: int  # of the warm-up
-    start: float = 1e-6  # factor at the beginning
-
-    def __post_init__(self) -> None:
-        checks.counts(self, "updates", least=0, prefix="schedule.")
-        checks.in_unit_interval(self, "start", prefix="schedule.")
+    updates: NonNegativeInt  # of the warm-up
+    start: UnitInterval = 1e-6  # factor at the beginning
 
     def at(self, peak: float, progress: TrainProgress) -> float:
         full = self.schedule.at(peak, progress)

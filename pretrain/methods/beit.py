@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt, TwoOrMore, Validated
 from pretrain.method import Encoder, Group, Step, decay_groups
 from pretrain.parts.mask_shapes import block_mask
 from pretrain.parts.masking import hidden_tokens
@@ -25,27 +25,18 @@ from pretrain.schedules import TableCosine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are those of ViT-B (beit/README.md), but for the tokenizer."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
-    codes: int = 8192  # of k-means
+    codes: TwoOrMore = 8192  # of k-means
     num_mask_patches: int = 75  # hidden at most
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    max_mask_patches_per_block: int = 196  # that one rectangle hides anew
-    layer_scale_start: float = 0.1  # before training
-    drop_path: float = 0.1  # of the last block
-    colour_jitter: float = 0.4  # strength, of brightness, contrast and saturation
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the crop
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "codes", least=2)
-        checks.counts(self, "max_mask_patches_per_block")
-        checks.positive(self, "layer_scale_start")
-        checks.below_one(self, "drop_path")
-        checks.non_negative(self, "colour_jitter")
-        checks.scales(self, "crop_scale")
+    max_mask_patches_per_block: PositiveInt = 196  # that one rectangle hides anew
+    layer_scale_start: PositiveFloat = 0.1  # before training
+    drop_path: BelowOne = 0.1  # of the last block
+    colour_jitter: NonNegativeFloat = 0.4  # strength, of brightness, contrast and saturation
+    crop_scale: AreaRange = (0.08, 1.0)  # area of the crop
 
 
 class BeitPretraining(TokenPrediction):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from engine.settings import UnitInterval
 from pretrain.method import Encoder, Step, TrainProgress
 from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.parts.heads import mlp
@@ -24,7 +25,7 @@ from pretrain.schedules import WarmupCosine
 class Settings(SiameseSettings):
     """Settings of BYOL, beside those of both siamese methods."""
 
-    teacher_momentum: float = 0.996  # tau at the start, for 1000 epochs (section 3.2)
+    teacher_momentum: UnitInterval = 0.996  # tau at the start, for 1000 epochs (section 3.2)
 
 
 class Byol(Siamese):

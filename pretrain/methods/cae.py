@@ -19,8 +19,17 @@ from torch.nn import functional as F
 from checkpoints.positions import sincos_positions
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TwoOrMore,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Step, TrainProgress
 from pretrain.parts.mask_shapes import BlockMask
 from pretrain.parts.masking import take
@@ -32,37 +41,30 @@ from pretrain.schedules import TableCosine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are those of CAE-B (scripts/cae_base_800e.sh, tools/run_pretraining.py), but for the tokenizer."""
 
     tokenizer: str = ""  # file of DALL-E's encoder; "" for k-means among patches, fitted to the training images
-    codes: int = 8192  # of k-means
+    codes: TwoOrMore = 8192  # of k-means
     num_mask_patches: int = 98  # hidden in every image
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    decoder_width: int = 768  # of regressor and decoder
-    decoder_heads: int = 12  # of their attention
-    regressor_depth: int = 4  # blocks
-    decoder_depth: int = 4  # blocks
-    align_weight: float = 2.0  # of the latents' error, beside the tokens' cross-entropy
+    decoder_width: PositiveInt = 768  # of regressor and decoder
+    decoder_heads: PositiveInt = 12  # of their attention
+    regressor_depth: PositiveInt = 4  # blocks
+    decoder_depth: PositiveInt = 4  # blocks
+    align_weight: NonNegativeFloat = 2.0  # of the latents' error, beside the tokens' cross-entropy
     # The encoder that gives target latents: of the update before (lxtGH/CAE) or as it is (Atten4Vis/CAE a7fd162).
     target: Literal["previous", "current"] = "previous"
-    target_momentum: float = 0.0  # share of the target encoder that each update leaves as it was
-    layer_scale_start: float = 0.1  # of the encoder, before training
-    decoder_layer_scale_start: float = 0.1  # of regressor and decoder, 0 for no layer scale
+    target_momentum: UnitInterval = 0.0  # share of the target encoder that each update leaves as it was
+    layer_scale_start: PositiveFloat = 0.1  # of the encoder, before training
+    decoder_layer_scale_start: NonNegativeFloat = 0.1  # of regressor and decoder, 0 for no layer scale
     rescaled: bool = False  # initial weights of BEiT's kind (fix_init_weight)
-    drop_path: float = 0.1  # of the last block of encoder, regressor and decoder
-    colour_jitter: float = 0.0  # strength, of brightness, contrast and saturation
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the crop
+    drop_path: BelowOne = 0.1  # of the last block of encoder, regressor and decoder
+    colour_jitter: NonNegativeFloat = 0.0  # strength, of brightness, contrast and saturation
+    crop_scale: AreaRange = (0.08, 1.0)  # area of the crop
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "codes", least=2)
-        checks.counts(self, "decoder_width", "decoder_heads", "regressor_depth", "decoder_depth")
-        checks.non_negative(self, "align_weight", "decoder_layer_scale_start", "colour_jitter")
-        checks.positive(self, "layer_scale_start")
-        checks.in_unit_interval(self, "target_momentum")
-        checks.below_one(self, "drop_path")
-        checks.scales(self, "crop_scale")
+        super().__post_init__()
         if self.decoder_width % 4 or self.decoder_width % self.decoder_heads:
             raise ValueError(
                 f"decoder_width={self.decoder_width} with decoder_heads={self.decoder_heads}: must be a multiple of 4, "

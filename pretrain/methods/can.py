@@ -17,8 +17,16 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoints.spec import ViTSpec
-from engine import checks
 from engine.distributed import current_world
+from engine.settings import (
+    AreaRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.methods import mae
 from pretrain.parts.heads import Norm, mlp
@@ -35,36 +43,32 @@ COLOURS = Colours(jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5)  # main_pretrain.py, fo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are the paper's where its abstract gives them; else the author's code, as it was meant to run, or
     what SimCLR and MAE do."""
 
-    mask_ratio: float = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
-    noise_std: float = 0.05  # largest noise level, in normalised pixels (the code's option, which it never passes on)
+    mask_ratio: UnitInterval = 0.5  # share of patches that are hidden (abstract; the code's option defaults to 0.75)
+    # largest noise level, in normalised pixels (the code's option, which it never passes on)
+    noise_std: NonNegativeFloat = 0.05
     noise_dims: int = 128  # of the sinusoids of a noise level
     norm_pixels: bool = True  # hidden pixels normalised patch by patch, as MAE's (the code's option, off)
     noisy_target: bool = False  # whether hidden pixels are predicted with their noise (the code does)
     pooled: Literal["patches", "all"] = "patches"  # what is averaged to compare views; all: class token too (the code)
-    projector_layers: int = 3  # linear ones (the code: 2)
-    projector_hidden: int = 4096  # width between them, 0 for the encoder's (the code's)
-    projector_width: int = 128  # of what it gives
+    projector_layers: PositiveInt = 3  # linear ones (the code: 2)
+    projector_hidden: NonNegativeInt = 4096  # width between them, 0 for the encoder's (the code's)
+    projector_width: PositiveInt = 128  # of what it gives
     projector_norm: Norm = "bn"  # after each but the last of them (the code: none)
-    temperature: float = 0.1  # of the similarities of views
-    contrast_weight: float = 0.03  # of the loss by which views agree
-    pixel_weight: float = 0.67  # of the hidden pixels' loss (the code: 0.97 * 0.7)
-    noise_weight: float = 0.3  # of the noise's loss (the code: 0.97 * 0.3)
-    decoder_width: int = 512  # of the decoder's tokens
-    decoder_depth: int = 8  # blocks of the decoder
-    decoder_heads: int = 16  # of the decoder's attention
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the area, of the crops
+    temperature: PositiveFloat = 0.1  # of the similarities of views
+    contrast_weight: NonNegativeFloat = 0.03  # of the loss by which views agree
+    pixel_weight: NonNegativeFloat = 0.67  # of the hidden pixels' loss (the code: 0.97 * 0.7)
+    noise_weight: NonNegativeFloat = 0.3  # of the noise's loss (the code: 0.97 * 0.3)
+    decoder_width: PositiveInt = 512  # of the decoder's tokens
+    decoder_depth: PositiveInt = 8  # blocks of the decoder
+    decoder_heads: PositiveInt = 16  # of the decoder's attention
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crops
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.non_negative(self, "noise_std", "contrast_weight", "pixel_weight", "noise_weight")
-        checks.counts(self, "projector_layers", "projector_width")
-        checks.counts(self, "projector_hidden", least=0)
-        checks.positive(self, "temperature")
-        checks.scales(self, "crop_scale")
+        super().__post_init__()
         if self.noise_dims < 4 or self.noise_dims % 2:
             raise ValueError(f"noise_dims={self.noise_dims}: must be an even number, 4 or more")
 

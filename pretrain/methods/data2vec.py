@@ -15,8 +15,17 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import MaskedView, block_mask
@@ -34,40 +43,30 @@ BATCH, INSTANCE, LAYER = (0, 1), (1,), (-1,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are those of ViT-B (beit/README.md)."""
 
-    target_layers: tuple[int, ...] = (6, 7, 8, 9, 10, 11)  # blocks, from 0, whose outputs are averaged
+    target_layers: tuple[NonNegativeInt, ...] = (6, 7, 8, 9, 10, 11)  # blocks, from 0, whose outputs are averaged
     # Norms of these outputs, in this order.
     target_batch_norm: bool = False  # of each channel, over all patches of the batch
     target_instance_norm: bool = False  # of each channel, over an image's patches
     target_layer_norm_last: bool = True  # of each patch, over the channels
     post_target_instance_norm: bool = False  # of the average
     post_target_layer_norm: bool = True  # of the average
-    l1_beta: float = 2.0  # below this difference the loss is quadratic
+    l1_beta: PositiveFloat = 2.0  # below this difference the loss is quadratic
     l2_loss: bool = False  # quadratic at any difference
-    var_w0: float = 0.0  # weight of the penalty of channels that vary too little over the hidden patches
-    var_margin0: float = 0.5  # standard deviation that is enough
-    ema_decay: float = 0.9998  # of the teacher, after the ramp
-    ema_decay_init: float = 0.999  # where the ramp begins
-    ema_start_at: int = 0  # updates that the ramp takes, 0 for none
+    var_w0: NonNegativeFloat = 0.0  # weight of the penalty of channels that vary too little over the hidden patches
+    var_margin0: NonNegativeFloat = 0.5  # standard deviation that is enough
+    ema_decay: UnitInterval = 0.9998  # of the teacher, after the ramp
+    ema_decay_init: UnitInterval = 0.999  # where the ramp begins
+    ema_start_at: NonNegativeInt = 0  # updates that the ramp takes, 0 for none
     num_mask_patches: int = 120  # hidden at most
     min_mask_patches_per_block: int = 16  # in a rectangle, before its sides are rounded
-    max_mask_patches_per_block: int = 196  # that one rectangle hides anew
-    layer_scale_start: float = 1e-4  # before training
-    drop_path: float = 0.25  # of the student's last block
-    attn_drop: float = 0.05  # share of the student's attention weights
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # least and largest share of the area, of the crop
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "l1_beta", "layer_scale_start")
-        checks.non_negative(self, "var_w0", "var_margin0")
-        checks.in_unit_interval(self, "ema_decay", "ema_decay_init")
-        checks.counts(self, "ema_start_at", "target_layers", least=0)
-        checks.counts(self, "max_mask_patches_per_block")
-        checks.below_one(self, "drop_path", "attn_drop")
-        checks.scales(self, "crop_scale")
+    max_mask_patches_per_block: PositiveInt = 196  # that one rectangle hides anew
+    layer_scale_start: PositiveFloat = 1e-4  # before training
+    drop_path: BelowOne = 0.25  # of the student's last block
+    attn_drop: BelowOne = 0.05  # share of the student's attention weights
+    crop_scale: AreaRange = (0.08, 1.0)  # least and largest share of the area, of the crop
 
 
 class Data2Vec(Method):

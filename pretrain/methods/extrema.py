@@ -16,9 +16,9 @@ from torchvision import transforms
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.distributed import current_world
 from engine.precision import l2_normalize
+from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import byol_loss, direction_baseline, info_nce
@@ -41,35 +41,30 @@ AVERAGE = CLASS_ATTENTION | dict(class_attention=0, final_norm="pooled", pool="a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """Each row of table 4 sets `crop` and `colour`: with "none" in one and "shared" in the other it is 1 augmentation,
     with "independent" 2."""
 
-    mask_ratio: float = 0.8  # share of patches that a mask hides (table 1)
-    masks: int = 5  # masks of each image (tables 2, 3)
+    mask_ratio: BelowOne = 0.8  # share of patches that a mask hides (table 1)
+    masks: PositiveInt = 5  # masks of each image (tables 2, 3)
     replacement: bool = False  # draw masks with replacement; without it the visible patches of two masks are disjoint
     loss: Loss = "byol"  # table 6
     # of InfoNCE, whose negatives are the other images of a forward pass: accumulation leaves fewer
-    temperature: float = 0.2
+    temperature: PositiveFloat = 0.2
     # random crop and flip: the same for student and teacher, one for each, or none (the centre) (table 4)
     crop: Sharing = "shared"
     # colour augmentation: the same for student and teacher, one for each, or none (table 4)
     colour: Sharing = "independent"
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
-    projector_hidden: int = 4096  # hidden width of projector and predictor
-    projector_width: int = 256  # output width of projector and predictor
-    teacher_momentum: float = 0.996  # at the start; 1 at the end
-    drop_path: float = 0.1  # of the student
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in the random crop
+    projector_hidden: PositiveInt = 4096  # hidden width of projector and predictor
+    projector_width: PositiveInt = 256  # output width of projector and predictor
+    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
+    drop_path: BelowOne = 0.1  # of the student
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
+        super().__post_init__()
         if self.crop == "independent" and self.colour == "shared":
             raise ValueError("colour='shared' with crop='independent': two crops share no colours, set both alike")
-        checks.counts(self, "masks", "projector_hidden", "projector_width")
-        checks.below_one(self, "mask_ratio", "drop_path")
-        checks.in_unit_interval(self, "teacher_momentum")
-        checks.positive(self, "temperature")
-        checks.scales(self, "crop_scale")
 
 
 class Network(nn.Module):

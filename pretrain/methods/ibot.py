@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
-from engine import checks
+from engine.settings import AreaRange, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead, Prototypes
 from pretrain.parts.losses import dino_loss, masked_patch_loss
@@ -40,30 +40,26 @@ from pretrain.schedules import CosineTo, TableCosine
 class Settings(DistillationSettings):
     """What is not in main_ibot.py's defaults (28-170) is of README.md's command for the ViT-S."""
 
-    prototypes: int = 8192
+    prototypes: PositiveInt = 8192
     shared_head: bool = True  # the student's class tokens and patches share their prototypes (table 9)
     shared_head_teacher: bool = True  # the teacher's do, and follow the student's of class tokens
-    teacher_temperature: float = 0.07
-    teacher_warmup: int = 30  # epochs, of both temperatures
-    patch_temperature: float = 0.07  # the teacher's for patches, after the warm-up
-    patch_temperature_start: float = 0.04  # of the warm-up
+    teacher_temperature: PositiveFloat = 0.07
+    teacher_warmup: NonNegativeInt = 30  # epochs, of both temperatures
+    patch_temperature: PositiveFloat = 0.07  # the teacher's for patches, after the warm-up
+    patch_temperature_start: PositiveFloat = 0.04  # of the warm-up
     mask_shape: MaskShape = "block"  # pred_shape
-    mask_ratios: tuple[float, ...] = (0.0, 0.3)  # of which each crop draws one: half of the crops stay unmasked
-    mask_spreads: tuple[float, ...] = (0.0, 0.2)  # pred_ratio_var: each ratio is uniform in give or take so much
-    mask_start: int = 0  # epochs before crops are masked (pred_start_epoch)
-    cls_weight: float = 1.0  # lambda 1
-    patch_weight: float = 1.0  # lambda 2
-    global_scale: tuple[float, float] = (0.25, 1.0)
-    local_scale: tuple[float, float] = (0.05, 0.25)
-    local_crops: int = 10
+    mask_ratios: tuple[UnitInterval, ...] = (0.0, 0.3)  # of which each crop draws one: half of the crops stay unmasked
+    mask_spreads: tuple[UnitInterval, ...] = (0.0, 0.2)  # pred_ratio_var: each ratio is uniform in give or take so much
+    mask_start: NonNegativeInt = 0  # epochs before crops are masked (pred_start_epoch)
+    cls_weight: NonNegativeFloat = 1.0  # lambda 1
+    patch_weight: NonNegativeFloat = 1.0  # lambda 2
+    global_scale: AreaRange = (0.25, 1.0)
+    local_scale: AreaRange = (0.05, 0.25)
+    local_crops: NonNegativeInt = 10
     one_norm = True  # models/head.py:69-87
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive(self, "patch_temperature", "patch_temperature_start")
-        checks.counts(self, "mask_start", least=0)
-        checks.in_unit_interval(self, "mask_ratios", "mask_spreads")
-        checks.non_negative(self, "cls_weight", "patch_weight")
         if not self.mask_ratios or len(self.mask_ratios) != len(self.mask_spreads):
             raise ValueError(f"mask_ratios={self.mask_ratios}, mask_spreads={self.mask_spreads}: give as many of both")
         for ratio, spread in zip(self.mask_ratios, self.mask_spreads, strict=True):

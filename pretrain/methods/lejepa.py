@@ -17,9 +17,19 @@ from torch.distributed.nn.functional import all_reduce
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.distributed import current_world
 from engine.precision import to_float32
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TwoOrMore,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress
 from pretrain.parts.heads import class_tokens, mlp, projector_tensors
 from pretrain.parts.self_distillation import check_crop_size, check_encoder
@@ -27,41 +37,35 @@ from pretrain.parts.views import Colours, MultiCrop, crop, view
 from pretrain.recipe import VIT_32PX, VIT_B, VIT_L, VIT_S, VIT_SMOKE, Recipe
 from pretrain.schedules import WarmupCosine
 
+Jitter = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The loss has one trade-off, `sigreg_weight`: it goes with the batch, as the statistic grows with the images."""
 
-    sigreg_weight: float = 0.05  # lambda
+    sigreg_weight: UnitInterval = 0.05  # lambda
     convex: bool = True  # the prediction loss has the weight 1 - lambda (the paper), or 1 (stable-pretraining)
     sigreg_over: Literal["view", "all"] = "view"  # one statistic for each view, or one for all views together
     centre: Literal["global", "all"] = "global"  # the views whose mean all views predict
-    directions: int = 1024  # S, drawn anew for every update
-    points: int = 17  # T, of the quadrature, on [0, t_max]
-    t_max: float = 3.0  # upper end of the quadrature
-    embedding: int = 512  # width of the linear layer between encoder and projector
-    projector_hidden: tuple[int, ...] = (2048, 2048)  # widths of the projector's hidden layers
-    projector_width: int = 512  # K
-    global_crops: int = 2  # G, of each image
-    global_scale: tuple[float, float] = (0.3, 1.0)  # least and largest share of the image's area in a global crop
-    local_crops: int = 6  # of each image; 0: none
-    local_scale: tuple[float, float] = (0.05, 0.3)  # the same of a local crop
+    directions: PositiveInt = 1024  # S, drawn anew for every update
+    points: TwoOrMore = 17  # T, of the quadrature, on [0, t_max]
+    t_max: PositiveFloat = 3.0  # upper end of the quadrature
+    embedding: PositiveInt = 512  # width of the linear layer between encoder and projector
+    projector_hidden: tuple[PositiveInt, ...] = (2048, 2048)  # widths of the projector's hidden layers
+    projector_width: PositiveInt = 512  # K
+    global_crops: PositiveInt = 2  # G, of each image
+    global_scale: AreaRange = (0.3, 1.0)  # least and largest share of the image's area in a global crop
+    local_crops: NonNegativeInt = 6  # of each image; 0: none
+    local_scale: AreaRange = (0.05, 0.3)  # the same of a local crop
     local_size: int = 96  # side of a local crop in pixels
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
-    blur: float = 0.5  # chance for each view
-    solarise: float = 0.2  # chance for each view
-    drop_path: float = 0.1  # of the encoder
+    jitter: Jitter = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
+    blur: UnitInterval = 0.5  # chance for each view
+    solarise: UnitInterval = 0.2  # chance for each view
+    drop_path: BelowOne = 0.1  # of the encoder
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.in_unit_interval(self, "sigreg_weight", "blur", "solarise")
-        checks.counts(self, "directions", "embedding", "projector_hidden", "projector_width", "global_crops")
-        checks.counts(self, "points", least=2)
-        checks.counts(self, "local_crops", least=0)
-        checks.positive(self, "t_max")
-        checks.scales(self, "global_scale", "local_scale")
-        checks.non_negative(self, "jitter")
-        checks.below_one(self, "drop_path")
+        super().__post_init__()
         if self.global_crops + self.local_crops < 2:
             raise ValueError(f"global_crops={self.global_crops}, local_crops={self.local_crops}: give 2 views or more")
 

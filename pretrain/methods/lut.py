@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from checkpoints.spec import ViTSpec
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Method, Reconstruction, Step, TrainProgress, Views, decay_groups
 from pretrain.methods import mae, simmim
 from pretrain.parts.heads import Activation, Norm, mlp
@@ -38,36 +46,36 @@ NORM_EPS = {"bn": 1e-5, "ln": 1e-6}  # models_lut.py:112-142
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """MAE or SimMIM with the broader-context loss. Settings of the base that is not used keep their defaults."""
 
     base: Base = "mae"  # the masked image modelling beside the context loss
-    mask_ratio: float = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
-    w_mim: float = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
-    w_bc: float = 0.25  # weight of the context loss (table B), alpha of Eq. 3
-    projector_depth: int = 2  # linear layers; 0: no projector
-    predictor_depth: int = 2  # linear layers; 0: no predictor
-    head_hidden: int = 4096  # hidden width of projector and predictor
+    mask_ratio: UnitInterval = 0.75  # share of patches, or of SimMIM's blocks, that are hidden
+    w_mim: NonNegativeFloat = 1.0  # weight of the base's loss (table B); 0: the context loss alone (table C)
+    w_bc: NonNegativeFloat = 0.25  # weight of the context loss (table B), alpha of Eq. 3
+    projector_depth: NonNegativeInt = 2  # linear layers; 0: no projector
+    predictor_depth: NonNegativeInt = 2  # linear layers; 0: no predictor
+    head_hidden: PositiveInt = 4096  # hidden width of projector and predictor
     head_norm: Norm = "bn"  # of projector and predictor
     head_activation: Activation = "relu"  # of projector and predictor
-    teacher_momentum: float = 0.996  # at the start; 1 at the end
+    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
     # simple: the short side resized to image_size and shifted by crop_padding, as in the code; random: crop_scale of
     # the area, as the figure draws it
     crop: Crop = "simple"
-    crop_padding: int = 4  # pixels of mirrored border that the simple crop may shift into
+    crop_padding: NonNegativeInt = 4  # pixels of mirrored border that the simple crop may shift into
     crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in the random crop
     norm_pixels: bool = True  # of MAE: targets are normalised patch by patch
-    decoder_width: int = 512  # of MAE
-    decoder_depth: int = 8  # of MAE: blocks of the decoder
-    decoder_heads: int = 16  # of MAE
-    mask_patch: int = 32  # of SimMIM: side of a block in pixels
-    layer_scale_start: float = 0.1  # of SimMIM: initial value of layer scale
-    drop_path: float = 0.1  # of SimMIM: rate of the last block
+    decoder_width: PositiveInt = 512  # of MAE
+    decoder_depth: PositiveInt = 8  # of MAE: blocks of the decoder
+    decoder_heads: PositiveInt = 16  # of MAE
+    mask_patch: PositiveInt = 32  # of SimMIM: side of a block in pixels
+    layer_scale_start: PositiveFloat = 0.1  # of SimMIM: initial value of layer scale
+    drop_path: BelowOne = 0.1  # of SimMIM: rate of the last block
     # of SimMIM: the student's context is the mean of the visible patches, or of all patches (ours)
     seen: simmim.Seen = "visible"
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
+        super().__post_init__()
         (other,) = OF_BASE.keys() - {self.base}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -75,10 +83,6 @@ class Settings:
                 raise ValueError(
                     f"{field.name}={value} is for base={other!r}, not {self.base!r}: leave it at {field.default}"
                 )
-        checks.non_negative(self, "w_mim", "w_bc")
-        checks.counts(self, "projector_depth", "predictor_depth", "crop_padding", least=0)
-        checks.counts(self, "head_hidden")
-        checks.in_unit_interval(self, "teacher_momentum")
         if self.w_mim == self.w_bc == 0:
             raise ValueError("w_mim=0 with w_bc=0: nothing is left to learn")
 

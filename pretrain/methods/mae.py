@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
+from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Reconstruction, Step, Views
 from pretrain.parts.decoders import TokenDecoder
 from pretrain.parts.losses import patch_baseline
@@ -40,27 +40,25 @@ GRID_RATIO = 0.75  # one of each 2 x 2 patches is visible
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The ablations of table 1 and figure 5; the defaults are the paper's."""
 
-    mask_ratio: float = 0.75  # share of patches that are hidden (figure 5)
-    decoder_width: int = 512  # table 1b
-    decoder_depth: int = 8  # blocks of the decoder, table 1a
-    decoder_heads: int = 16  # of the decoder's attention
+    mask_ratio: UnitInterval = 0.75  # share of patches that are hidden (figure 5)
+    decoder_width: PositiveInt = 512  # table 1b
+    decoder_depth: PositiveInt = 8  # blocks of the decoder, table 1a
+    decoder_heads: PositiveInt = 16  # of the decoder's attention
     encoder_mask_tokens: bool = False  # the encoder sees mask tokens, instead of the visible patches alone (table 1c)
     norm_pixels: bool = True  # targets are normalised patch by patch (table 1d)
     # of random size, of fixed size, or the centre without a flip (table 1e); the last two are cut from an image whose
     # short side was resized to 256/224 of image_size (ours)
     crop: Crop = "random"
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the area, of the crop of random size
-    colour_jitter: float = 0.0  # chance of colour jitter (table 1e; its strength is ours)
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the area, of the crop of random size
+    colour_jitter: UnitInterval = 0.0  # chance of colour jitter (table 1e; its strength is ours)
     # how the mask is drawn (table 1f); with grid, one patch of each 2 x 2 stays, drawn for each image (ours)
     sampling: Masks = "random"
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.in_unit_interval(self, "mask_ratio", "colour_jitter")
-        checks.scales(self, "crop_scale")
+        super().__post_init__()
         if self.sampling == "grid" and self.mask_ratio != GRID_RATIO:
             raise ValueError(f"mask_ratio={self.mask_ratio} with sampling='grid': it hides {GRID_RATIO}")
 

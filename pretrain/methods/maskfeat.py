@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import AreaRange, NonNegativeInt, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, Step, Views
 from pretrain.parts.losses import patch_baseline
 from pretrain.parts.mask_shapes import BlockMask, MaskedView
@@ -32,21 +32,15 @@ TRUNK = dict(position="learned", position_resize="bilinear", pool="avg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are those of configs/masked_ssl/in1k_VIT_B_MaskFeat_PT.yaml."""
 
-    mask_ratio: float = 0.4  # share of the patches that are hidden, at most
-    hog_bins: int = 9  # directions
-    hog_cell: int = 8  # side of a histogram's cell, in pixels
-    hog_window: int = 0  # side of the Gaussian that weights gradients, in pixels; 16 in mmpretrain, 0 for none
-    crop_scale: tuple[float, float] = (0.5, 1.0)  # least and largest share of the area, of the crop
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.in_unit_interval(self, "mask_ratio")
-        checks.counts(self, "hog_bins", "hog_cell")
-        checks.counts(self, "hog_window", least=0)
-        checks.scales(self, "crop_scale")
+    mask_ratio: UnitInterval = 0.4  # share of the patches that are hidden, at most
+    hog_bins: PositiveInt = 9  # directions
+    hog_cell: PositiveInt = 8  # side of a histogram's cell, in pixels
+    # side of the Gaussian that weights gradients, in pixels; 16 in mmpretrain, 0 for none
+    hog_window: NonNegativeInt = 0
+    crop_scale: AreaRange = (0.5, 1.0)  # least and largest share of the area, of the crop
 
 
 class MaskFeat(Method):

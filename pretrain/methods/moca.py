@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
+from engine.settings import (
+    AreaRange,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, Views, decay_groups
 from pretrain.parts.codebook import (
     Codebook,
@@ -40,45 +48,42 @@ CHOICES = 3  # numbers that an image brings along for the codebook's update
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """Defaults are those of the final models. The encoder's `pool` is the global embedding: avg, or cls (table 2f)."""
 
-    words: int = 4096  # K, words of the codebook
-    new_words: int = 4  # words that a step replaces
-    border: int = 2  # rows and columns of patches on each side that neither count nor become words
-    inv_delta: float = 10.0  # the temperature of assignments is mu / inv_delta
+    words: PositiveInt = 4096  # K, words of the codebook
+    new_words: PositiveInt = 4  # words that a step replaces
+    border: NonNegativeInt = 2  # rows and columns of patches on each side that neither count nor become words
+    inv_delta: PositiveFloat = 10.0  # the temperature of assignments is mu / inv_delta
     # what replaces a word: a random token, the mean token of an image, or the tokens farthest from all words (inferred)
     new_word: NewWords = "token"
     # share of patches hidden from the student in each round (tables 1b, 2e)
-    mask_ratios: tuple[float, ...] = (0.55, 0.75)
+    mask_ratios: tuple[UnitInterval, ...] = (0.55, 0.75)
     # share of patches that the decoder neither sees nor predicts, in each round (2e)
-    decoder_mask_ratios: tuple[float, ...] = (0.35, 0.55)
+    decoder_mask_ratios: tuple[UnitInterval, ...] = (0.35, 0.55)
     complementary: bool = True  # rounds hide complementary patches, as in the code; independent in the paper
-    image_weight: float = 0.5  # lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out
+    # lambda of Eq. 1 (table 2g); at 0 or 1 the other loss and its networks are left out
+    image_weight: UnitInterval = 0.5
     # one decoder for each value, which sees the patches that many blocks before the last: 4 is the condenser of a
     # ViT-B (tables 2c, 2h), 0 the default decoder, 4,0 both with their losses added (table 8, inferred)
     early_layers: tuple[int, ...] = (4,)
-    decoder_width: int = 512  # of each decoder
-    decoder_depth: int = 2  # blocks of each decoder (table 2d)
-    decoder_heads: int = 16  # of each decoder
+    decoder_width: PositiveInt = 512  # of each decoder
+    decoder_depth: PositiveInt = 2  # blocks of each decoder (table 2d)
+    decoder_heads: PositiveInt = 16  # of each decoder
     target: LocalTarget = "assignments"  # what decoders predict (table 3); pixels and embeddings (table 8) are inferred
-    kappa: float = 3.0  # 1 / tau_b = 1 / tau_d of Eq. 2 and 5
-    generator_ratio: float = 2.0  # hidden width of the weight generators, over D
-    generator_lr: float = 1e-4  # of the weight generators, constant: neither scaled by the batch nor warmed up (code)
-    generator_weight_decay: float = 0.05  # of the weight generators, constant (code)
-    teacher_momentum: float = 0.994  # alpha at the start
-    teacher_momentum_end: float = 1.0  # alpha at the end, which a cosine leads to
-    crop_scale: tuple[float, float] = (0.2, 1.0)  # least and largest share of the image's area in a view
-    blur: tuple[float, float] = (1.0, 0.1)  # chance for the first and for the second view (C.4)
-    solarise: float = 0.2  # chance for the second view (C.4)
+    kappa: PositiveFloat = 3.0  # 1 / tau_b = 1 / tau_d of Eq. 2 and 5
+    generator_ratio: PositiveFloat = 2.0  # hidden width of the weight generators, over D
+    # of the weight generators, constant: neither scaled by the batch nor warmed up (code)
+    generator_lr: PositiveFloat = 1e-4
+    generator_weight_decay: NonNegativeFloat = 0.05  # of the weight generators, constant (code)
+    teacher_momentum: UnitInterval = 0.994  # alpha at the start
+    teacher_momentum_end: UnitInterval = 1.0  # alpha at the end, which a cosine leads to
+    crop_scale: AreaRange = (0.2, 1.0)  # least and largest share of the image's area in a view
+    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and for the second view (C.4)
+    solarise: UnitInterval = 0.2  # chance for the second view (C.4)
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.in_unit_interval(self, "image_weight", "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
-        checks.in_unit_interval(self, "mask_ratios", "decoder_mask_ratios")
-        checks.positive(self, "inv_delta", "kappa", "generator_ratio", "generator_lr")
-        checks.non_negative(self, "generator_weight_decay")
-        checks.scales(self, "crop_scale")
+        super().__post_init__()
         if self.image_weight < 1 and not self.early_layers:
             raise ValueError("early_layers is empty: name a decoder, or set image_weight=1 to train without any")
 

@@ -10,8 +10,8 @@ from math import log
 
 from torch import Tensor, nn
 
-from engine import checks
 from engine.distributed import current_world
+from engine.settings import PositiveFloat
 from pretrain.method import Encoder, Group, Step, TrainProgress
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import info_nce
@@ -26,11 +26,7 @@ DIRECTIONS = 2  # the loss is the sum over both (builder.py:96)
 class Settings(SiameseSettings):
     """What MoCo-v3 adds to the settings of both siamese methods."""
 
-    temperature: float = 0.2  # tau of Eq. 1; CONFIG.md, where the parser has 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive(self, "temperature")
+    temperature: PositiveFloat = 0.2  # tau of Eq. 1; CONFIG.md, where the parser has 1.0
 
 
 class MoCoV3(Siamese):

@@ -16,8 +16,17 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import l2_normalize
+from engine.settings import (
+    AreaRange,
+    BelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    Validated,
+)
 from pretrain.method import Encoder, Group, Method, Step, TrainProgress, decay_groups
 from pretrain.parts.heads import Norm, class_token, mlp, projector_tensors
 from pretrain.parts.losses import mean_entropy_loss
@@ -35,40 +44,30 @@ JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue at streng
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are those of configs/pretrain/msn_vits16.yaml."""
 
-    prototypes: int = 1024  # K
-    head_hidden: int = 2048  # width of the projection head's two hidden layers
-    head_width: int = 256  # output_dim, of projections and prototypes
+    prototypes: PositiveInt = 1024  # K
+    head_hidden: PositiveInt = 2048  # width of the projection head's two hidden layers
+    head_width: PositiveInt = 256  # output_dim, of projections and prototypes
     head_norm: Norm = "bn"  # after the hidden layers
-    mask_ratio: float = 0.15  # share of the patches that random views lose (patch_drop)
+    mask_ratio: BelowOne = 0.15  # share of the patches that random views lose (patch_drop)
     shared_mask: bool = True  # all images of a forward pass lose the same patches, as in the code; else each its own
-    random_views: int = 1  # anchors of the encoder's size, beside the target
-    focal_views: int = 10  # small anchors, which keep all patches
-    focal_size: int = 96  # pixels
-    random_scale: tuple[float, float] = (0.3, 1.0)  # share of the image's area in a random view and in the target
-    focal_scale: tuple[float, float] = (0.05, 0.3)  # the same, of a focal view
-    colour_strength: float = 0.5  # color_jitter_strength
-    blur: float = 0.5  # chance
-    temperature: float = 0.1  # tau
-    sharpening: float = 0.25  # T, at the start: targets are p^(1/T), of which the paper says tau+ = tau T
-    sharpening_end: float = 0.25  # T, which changes linearly
+    random_views: PositiveInt = 1  # anchors of the encoder's size, beside the target
+    focal_views: NonNegativeInt = 10  # small anchors, which keep all patches
+    focal_size: PositiveInt = 96  # pixels
+    random_scale: AreaRange = (0.3, 1.0)  # share of the image's area in a random view and in the target
+    focal_scale: AreaRange = (0.05, 0.3)  # the same, of a focal view
+    colour_strength: NonNegativeFloat = 0.5  # color_jitter_strength
+    blur: UnitInterval = 0.5  # chance
+    temperature: PositiveFloat = 0.1  # tau
+    sharpening: PositiveFloat = 0.25  # T, at the start: targets are p^(1/T), of which the paper says tau+ = tau T
+    sharpening_end: PositiveFloat = 0.25  # T, which changes linearly
     sinkhorn: bool = True  # targets are brought near to using all prototypes alike
-    memax_weight: float = 1.0  # lambda of Eq. 1, for the entropy of the mean prediction
-    entropy_weight: float = 0.0  # for the mean entropy of predictions
-    teacher_momentum: float = 0.996  # of the target encoder at the start, linear to 1
-    drop_path: float = 0.0  # of the anchor encoder
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "prototypes", "head_hidden", "head_width", "random_views")
-        checks.counts(self, "focal_views", least=0)
-        checks.below_one(self, "mask_ratio", "drop_path")
-        checks.in_unit_interval(self, "teacher_momentum", "blur")
-        checks.scales(self, "random_scale", "focal_scale")
-        checks.positive(self, "temperature", "sharpening", "sharpening_end")
-        checks.non_negative(self, "memax_weight", "entropy_weight", "colour_strength")
+    memax_weight: NonNegativeFloat = 1.0  # lambda of Eq. 1, for the entropy of the mean prediction
+    entropy_weight: NonNegativeFloat = 0.0  # for the mean entropy of predictions
+    teacher_momentum: UnitInterval = 0.996  # of the target encoder at the start, linear to 1
+    drop_path: BelowOne = 0.0  # of the anchor encoder
 
 
 class SiameseNetwork(nn.Module):

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from checkpoints.spec import ViTSpec
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import NonNegativeFloat, PositiveInt, UnitInterval
 from pretrain.method import Reconstruction, Step
 from pretrain.parts.decoders import WIDTH, convolutional, linear
 from pretrain.parts.heads import Norm, PrototypeHead
@@ -57,15 +57,15 @@ class Settings(DistillationSettings):
     head_norm: Norm = "bn"  # of the projection head
     # which patches may be hidden: those that the teacher's class token attends to least, all, or none
     sampling: Hidden = "attention"
-    low_fraction: float = 1 / 8  # share of patches that count as least attended, with sampling=attention
-    mask_chance: float = 0.05  # p, with which each of these patches is hidden
+    low_fraction: UnitInterval = 1 / 8  # share of patches that count as least attended, with sampling=attention
+    mask_chance: UnitInterval = 0.05  # p, with which each of these patches is hidden
     per: Per = "token"  # draw for each token, or once for all tokens of an image
     replace: Replace = "mask"  # by the mask token, or as BERT does
     restore: Restore = "all"  # pixels to rebuild: of the whole image, or of hidden patches
-    inst_weight: float = 1.0  # lambda 1 (section 7)
-    restore_weight: float = 0.6  # lambda 2 (section 7)
+    inst_weight: NonNegativeFloat = 1.0  # lambda 1 (section 7)
+    restore_weight: NonNegativeFloat = 0.6  # lambda 2 (section 7)
     decoder: Decoder = "conv"  # of pretrain/parts/decoders.py
-    decoder_width: int = WIDTH  # channels of the conv decoder
+    decoder_width: PositiveInt = WIDTH  # channels of the conv decoder
     decoder_norm: bool = True  # batch norms in the conv decoder
     # absolute differences are summed over a pixel's channels, averaged over all (mean), or summed over the image; the
     # sums are then averaged
@@ -75,9 +75,6 @@ class Settings(DistillationSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.in_unit_interval(self, "mask_chance", "low_fraction")
-        checks.non_negative(self, "inst_weight", "restore_weight")
-        checks.counts(self, "decoder_width")
         if self.inst_weight == self.restore_weight == 0:
             raise ValueError("inst_weight=0 with restore_weight=0: nothing is left to learn")
         if self.local_crops and not self.inst_weight:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import AreaRange, BelowOne, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Group, Method, Reconstruction, Step, Views, decay_groups
 from pretrain.parts.heads import mlp
 from pretrain.parts.losses import patch_baseline
@@ -37,27 +37,19 @@ COUNT_EPS = 1e-5  # beside the number of masked pixels (simmim.py:120)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The ablations of tables 1, 2 and 4; the defaults are the paper's."""
 
-    mask_ratio: float = 0.6  # share of blocks that are hidden
-    mask_patch: int = 32  # side of a block in pixels
+    mask_ratio: UnitInterval = 0.6  # share of blocks that are hidden
+    mask_patch: PositiveInt = 32  # side of a block in pixels
     sampling: Masks = "random"  # blocks at random, BEiT's rectangles, or one square, of about mask_ratio (table 1)
-    head_depth: int = 1  # linear layers of the pixel head, with GELU between them (table 2)
+    head_depth: PositiveInt = 1  # linear layers of the pixel head, with GELU between them (table 2)
     loss: PixelLoss = "l1"  # table 4
     # pixels that the loss is on: those of hidden patches (prediction), or all (reconstruction)
     loss_area: Area = "masked"
-    layer_scale_start: float = 0.1  # initial value of layer scale
-    drop_path: float = 0.1  # rate of the last block, in pretraining too
-    crop_scale: tuple[float, float] = (0.67, 1.0)  # least and largest share of the image's area in the random crop
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "mask_patch", "head_depth")
-        checks.in_unit_interval(self, "mask_ratio")
-        checks.below_one(self, "drop_path")
-        checks.positive(self, "layer_scale_start")
-        checks.scales(self, "crop_scale")
+    layer_scale_start: PositiveFloat = 0.1  # initial value of layer scale
+    drop_path: BelowOne = 0.1  # rate of the last block, in pretraining too
+    crop_scale: AreaRange = (0.67, 1.0)  # least and largest share of the image's area in the random crop
 
 
 class MaskedPredictor(nn.Module):

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import AreaRange, BelowOne, NonNegativeFloat, PositiveInt, UnitInterval, Validated
 from engine.training.schedules import TimmCosine
 from imagesets.augmentation import check_policy, random_transform
 from imagesets.mixing import drawn_mix, mixed, smoothed
@@ -26,28 +26,23 @@ from pretrain.recipe import VIT_32PX, VIT_B, VIT_S, VIT_SMOKE, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """The defaults are DeiT's for ImageNet (table 9; main.py)."""
 
-    classes: int = 1000  # of the labels
+    classes: PositiveInt = 1000  # of the labels
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of the random crop, as a share of the image's
-    flip: float = 0.5  # chance of a mirror image
-    erase: float = 0.25  # chance of a rectangle of noise
-    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
-    cutmix: float = 1.0  # alpha; 0: none
-    smoothing: float = 0.1  # of the labels
-    repeated: int = 3  # times that an image occurs in an epoch, which then shows fewer images
-    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    crop_scale: AreaRange = (0.08, 1.0)  # area of the random crop, as a share of the image's
+    flip: UnitInterval = 0.5  # chance of a mirror image
+    erase: UnitInterval = 0.25  # chance of a rectangle of noise
+    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    cutmix: NonNegativeFloat = 1.0  # alpha; 0: none
+    smoothing: BelowOne = 0.1  # of the labels
+    repeated: PositiveInt = 3  # times that an image occurs in an epoch, which then shows fewer images
+    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_policy(self.policy)
-        checks.annotations(self)
-        checks.counts(self, "classes", "repeated")
-        checks.in_unit_interval(self, "flip", "erase")
-        checks.non_negative(self, "mixup", "cutmix")
-        checks.below_one(self, "smoothing", "drop_path")
-        checks.scales(self, "crop_scale")
 
 
 class Supervised(Method):

@@ -20,15 +20,11 @@ class TokenDecoder(nn.Module):
     """Width D -> width d, `depth` pre-norm blocks with LayerNorm eps 1e-6, a last norm (MAE models_mae.py:46-60).
 
     spec: of the encoder, whose grid and MLP ratio the decoder shares, as in the three codes. The initial weights are
-    MAE's. Raises ValueError for sizes that cannot be, under the names that the methods' settings have for them:
-    decoder_width, decoder_depth, decoder_heads.
+    MAE's. Raises ValueError for sizes that do not fit each other, by their names among the methods' settings.
     """
 
     def __init__(self, spec: ViTSpec, width: int, depth: int, heads: int) -> None:
         super().__init__()
-        for name, value in (("width", width), ("depth", depth), ("heads", heads)):
-            if value < 1:
-                raise ValueError(f"decoder_{name}={value}: must be 1 or more")
         if width % 4:
             raise ValueError(f"decoder_width={width}: sine-cosine positions need a multiple of 4")
         if width % heads:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
+from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
@@ -65,41 +65,32 @@ def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationSettings:
+class DistillationSettings(Validated):
     """The defaults are main_dino.py's (49-122)."""
 
-    prototypes: int = 65536  # K, outputs of the projection head
-    head_layers: int = 3  # of the projection head's MLP
-    head_hidden: int = 2048  # hidden width of the projection head
-    bottleneck: int = 256  # width before the prototypes
+    prototypes: PositiveInt = 65536  # K, outputs of the projection head
+    head_layers: PositiveInt = 3  # of the projection head's MLP
+    head_hidden: PositiveInt = 2048  # hidden width of the projection head
+    bottleneck: PositiveInt = 256  # width before the prototypes
     head_norm: Norm = "none"  # of the projection head: bn, ln or none
     fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
-    freeze_prototypes: int = 1  # epochs in which the prototypes stand still
-    teacher_momentum: float = 0.996  # at the start; 1 at the end
-    teacher_temperature: float = 0.04  # after the warm-up
-    teacher_temperature_start: float = 0.04  # at the start of the warm-up
-    teacher_warmup: int = 0  # epochs that the teacher's temperature takes to get there
-    student_temperature: float = 0.1  # constant
+    freeze_prototypes: NonNegativeInt = 1  # epochs in which the prototypes stand still
+    teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
+    teacher_temperature: PositiveFloat = 0.04  # after the warm-up
+    teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
+    teacher_warmup: NonNegativeInt = 0  # epochs that the teacher's temperature takes to get there
+    student_temperature: PositiveFloat = 0.1  # constant
     center: bool = True  # centre the teacher's outputs; without it: table 7
-    center_momentum: float = 0.9  # of the centre
-    global_scale: tuple[float, float] = (0.4, 1.0)  # least and largest share of the image's area in a global crop
-    local_scale: tuple[float, float] = (0.05, 0.4)  # the same of a local crop
-    local_size: int = 96  # side of a local crop in pixels
-    local_crops: int = 8  # of each image; 0: none
+    center_momentum: UnitInterval = 0.9  # of the centre
+    global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
+    local_scale: AreaRange = (0.05, 0.4)  # the same of a local crop
+    local_size: PositiveInt = 96  # side of a local crop in pixels
+    local_crops: NonNegativeInt = 8  # of each image; 0: none
     # chance for the first and the second global crop, and for local crops
-    blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
-    solarise: tuple[float, float] = (0.0, 0.2)  # chance for the first and the second global crop
-    drop_path: float = 0.1  # of the student
+    blur: tuple[UnitInterval, UnitInterval, UnitInterval] = (1.0, 0.1, 0.5)
+    solarise: tuple[UnitInterval, UnitInterval] = (0.0, 0.2)  # chance for the first and the second global crop
+    drop_path: BelowOne = 0.1  # of the student
     one_norm = False  # whether one norm serves all of the head's layers; no setting
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "prototypes", "head_layers", "head_hidden", "bottleneck")
-        checks.counts(self, "freeze_prototypes", "teacher_warmup", "local_crops", least=0)
-        checks.positive(self, "teacher_temperature", "teacher_temperature_start", "student_temperature")
-        checks.in_unit_interval(self, "teacher_momentum", "center_momentum", "blur", "solarise")
-        checks.scales(self, "global_scale", "local_scale")
-        checks.below_one(self, "drop_path")
 
 
 class Branch(nn.Module):

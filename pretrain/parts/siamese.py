@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
+from engine.settings import AreaRange, PositiveInt, UnitInterval, Validated
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import class_token, projector_tensors
 from pretrain.parts.teachers import frozen_copy, move
@@ -54,23 +54,17 @@ def small_siamese_recipes(published: Recipe, on_32px: Any, smoke: Any) -> dict[s
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiameseSettings:
+class SiameseSettings(Validated):
     """The defaults are MoCo-v3's for ViTs (CONFIG.md, main_moco.py:79-106, 262-285)."""
 
-    projector_hidden: int = 4096  # width of the hidden layers of projector and predictor
-    projector_width: int = 256  # of what they give
-    teacher_momentum: float = 0.99  # of the moving average, at the start
-    teacher_momentum_end: float = 1.0  # to which a cosine leads it; the start's for none (without --moco-m-cos)
+    projector_hidden: PositiveInt = 4096  # width of the hidden layers of projector and predictor
+    projector_width: PositiveInt = 256  # of what they give
+    teacher_momentum: UnitInterval = 0.99  # of the moving average, at the start
+    teacher_momentum_end: UnitInterval = 1.0  # to which a cosine leads it; the start's for none (without --moco-m-cos)
     freeze_patches: bool = True  # whether the patch embedding keeps its random initial weights
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # area of a view, as a share of the image's
-    blur: tuple[float, float] = (1.0, 0.1)  # chance for the first and the second view
-    solarise: float = 0.2  # chance for the second view
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "projector_hidden", "projector_width")
-        checks.in_unit_interval(self, "teacher_momentum", "teacher_momentum_end", "blur", "solarise")
-        checks.scales(self, "crop_scale")
+    crop_scale: AreaRange = (0.08, 1.0)  # area of a view, as a share of the image's
+    blur: tuple[UnitInterval, UnitInterval] = (1.0, 0.1)  # chance for the first and the second view
+    solarise: UnitInterval = 0.2  # chance for the second view
 
 
 class ProjectedViT(nn.Module):

@@ -10,12 +10,12 @@ from torch import Tensor
 from checkpoints.backbone import Backbone, Features
 from checkpoints.flops import forward_flops
 from checkpoints.frozen import FrozenSpec
-from engine import checks
+from engine.settings import Validated
 from engine.work import Kind, Part
 
 
 @dataclass(frozen=True)
-class FeatureKind:
+class FeatureKind(Validated):
     """One vector an image.
 
     pool: "cls", the class token, or "avg", the mean of the patch tokens. layer: block number, negative from the end.
@@ -25,9 +25,6 @@ class FeatureKind:
     pool: Literal["cls", "avg"]
     layer: int = -1
     norm: bool = True
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,17 @@ from math import sqrt
 from typing import Literal
 
 from checkpoints.export import Tables
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    UnitInterval,
+    Validated,
+    check_less,
+)
 from engine.tasks import ADDED
 from engine.training.schedules import LayerSchedule, TableCosine, TimmCosine, WarmupCosine
 from imagesets.augmentation import check_policy
@@ -21,26 +31,26 @@ RULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
+class FinetuneSettings(Validated):
     """Settings of one training."""
 
-    lr: float = 1e-3  # peak learning rate, of the head; times lr_rule
+    lr: PositiveFloat = 1e-3  # peak learning rate, of the head; times lr_rule
     lr_rule: Literal["batch/256", "batch/512", "sqrt(batch)/8", "absolute"] = "batch/256"  # factor; absolute: 1
-    batch: int = 1024  # images in an update, whatever the machine
-    epochs: int = 100  # passes over the training images
-    warmup_epochs: float = 5.0  # over which the rate rises
+    batch: PositiveInt = 1024  # images in an update, whatever the machine
+    epochs: PositiveInt = 100  # passes over the training images
+    warmup_epochs: NonNegativeFloat = 5.0  # over which the rate rises
     schedule: Literal["mae", "beit", "simmim", "deit"] = "mae"  # whose warm-up and half cosine it is
-    floor: float = 1e-6  # rate at the end
-    start: float = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
-    layer_decay: float = 0.65  # factor on the rate for every block further from the head
-    weight_decay: float = 0.05  # of matrices; biases and norms have none
+    floor: NonNegativeFloat = 1e-6  # rate at the end
+    start: NonNegativeFloat = 0.0  # rate at the start of the warm-up, under simmim's schedule alone
+    layer_decay: Fraction = 0.65  # factor on the rate for every block further from the head
+    weight_decay: NonNegativeFloat = 0.05  # of matrices; biases and norms have none
     decay_tokens: bool = False  # weight decay on class token and position table too
-    drop_path: float = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
-    clip: float = 0.0  # largest norm of the gradient; 0: any
-    average: float = 0.0  # decay of averaged weights, which are then evaluated; 0: none
+    drop_path: BelowOne = 0.1  # chance of the last block to be skipped; it rises linearly from 0 at the first
+    clip: NonNegativeFloat = 0.0  # largest norm of the gradient; 0: any
+    average: BelowOne = 0.0  # decay of averaged weights, which are then evaluated; 0: none
     pool: Literal["avg", "cls"] = "avg"  # the head reads the mean of the patches behind a new norm, or the class token
-    head_std: float = 2e-5  # standard deviation of the head's initial weights
-    head_scale: float = 1.0  # factor on these weights
+    head_std: NonNegativeFloat = 2e-5  # standard deviation of the head's initial weights
+    head_scale: NonNegativeFloat = 1.0  # factor on these weights
     # Relative position tables: a shared one copied into every block or kept, or fresh ones for a network that has none.
     tables: Tables = "per_block"
     # Train the position table that is added to the patches.
@@ -49,37 +59,29 @@ class FinetuneSettings:
     pooled_norm: PooledNorm = field(default="fresh", metadata=ADDED)
     projector: bool = False  # the head reads the first layer of the pretrained projector
     policy: str = "rand-m9-mstd0.5-inc1"  # timm's name of a RandAugment policy; empty: none
-    crop_scale: float = 0.08  # least share of the image that a random crop takes
-    flip: float = 0.5  # chance of a mirror image
-    erase: float = 0.25  # chance of a rectangle of noise
-    mixup: float = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
-    cutmix: float = 1.0  # alpha; 0: none
-    smoothing: float = 0.1  # of the labels
+    crop_scale: Fraction = 0.08  # least share of the image that a random crop takes
+    flip: UnitInterval = 0.5  # chance of a mirror image
+    erase: UnitInterval = 0.25  # chance of a rectangle of noise
+    mixup: NonNegativeFloat = 0.8  # alpha; 0: none. Where there is cutmix too, either is as likely
+    cutmix: NonNegativeFloat = 1.0  # alpha; 0: none
+    smoothing: BelowOne = 0.1  # of the labels
     train_interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for training
-    mixed_together: int = 128  # images that mixup and cutmix draw from; in the source those of one GPU
-    repeats: int = 1  # of an image in an epoch, which then shows fewer images
-    fraction: float = 1.0  # share of the training images, class-balanced, drawn by the seed
+    mixed_together: PositiveInt = 128  # images that mixup and cutmix draw from; in the source those of one GPU
+    repeats: PositiveInt = 1  # of an image in an epoch, which then shows fewer images
+    fraction: Fraction = 1.0  # share of the training images, class-balanced, drawn by the seed
     lists: str = ""  # folder with MSN's lists of images, in place of the draw; published: that of the images
-    image_size: int | None = None  # pixels; none: the export's own
-    crop: float = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
+    image_size: PositiveInt | None = None  # pixels; none: the export's own
+    crop: Fraction = 0.875  # of the evaluation: images are resized to image_size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of resizing, for evaluation
     select: Select = "last"  # epoch to report: the last, the best on held-out training images, or the best on val
-    holdout: float = 0.05  # share of the training images that is held out for this
-    judge_every: int = 1  # epochs between evaluations
+    holdout: ProperFraction = 0.05  # share of the training images that is held out for this
+    judge_every: PositiveInt = 1  # epochs between evaluations
     size: str = ""  # of the network that the recipe is for (S, B, ...); a result of another one says so
     branch: str = ""  # of a checkpoint that the source fine-tunes; a result of another one says so
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.positive(self, "lr")
-        checks.non_negative(self, "warmup_epochs", "floor", "start", "weight_decay", "clip", "mixup", "cutmix")
-        checks.non_negative(self, "head_std", "head_scale")
-        checks.factors(self, "layer_decay", "crop_scale", "fraction", "crop")
-        checks.below_one(self, "drop_path", "average", "smoothing")
-        checks.in_unit_interval(self, "flip", "erase")
-        checks.counts(self, "batch", "epochs", "mixed_together", "repeats", "image_size", "judge_every")
-        checks.proper_shares(self, "holdout")
-        checks.below(self, "warmup_epochs", "epochs")
+        super().__post_init__()
+        check_less(self, "warmup_epochs", "epochs")
         check_policy(self.policy)
 
     @property

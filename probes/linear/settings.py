@@ -5,7 +5,19 @@ from itertools import product
 from typing import Literal, Self
 
 from checkpoints.frozen import FrozenSpec
-from engine import checks
+from engine.settings import (
+    BelowOne,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOrMoreDifferent,
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    TwoOrMore,
+    Validated,
+    check_less,
+)
 from engine.tasks import SelectOn, Workspace
 from engine.training.schedules import Pace
 from imagesets.random_crops import CropRule
@@ -17,44 +29,35 @@ from probes.linear.heads import LR_BATCH, Entry, Head, Heads, HeadSettings, Opti
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearSettings:
+class LinearSettings(Validated):
     """Settings of one evaluation: a head for every readout, learning rate and weight decay."""
 
-    lrs: tuple[float, ...] = (0.001,)  # learning rates for 256 images; times batch / 256
+    lrs: OneOrMoreDifferent[PositiveFloat] = (0.001,)  # learning rates for 256 images; times batch / 256
     # What heads read: clsN, the class tokens of the last N blocks; avg, the mean of the last patches; clsN+avg, both;
     # avg@N, the mean of the patches of the Nth block, and cls+avg@N, its class token and mean.
-    readouts: tuple[str, ...] = ("cls1",)
-    weight_decays: tuple[float, ...] = (0.0,)  # of the heads
+    readouts: OneOrMoreDifferent[str] = ("cls1",)
+    weight_decays: OneOrMoreDifferent[NonNegativeFloat] = (0.0,)  # of the heads
     norm: bool = True  # read behind the network's final norm
     optimizer: Optimizer = "sgd"  # sgd with momentum, LARS, MSN's own SGD, or AdamW
-    momentum: float = 0.9  # of the optimizer
+    momentum: BelowOne = 0.9  # of the optimizer
     entry: Entry = "plain"  # norm in front of a head: none, batch norm without parameters, or MSN's trained layer norm
-    eps: float = 1e-5  # of that norm
+    eps: PositiveFloat = 1e-5  # of that norm
     augment: bool = True  # train on random crops and mirror images; false: on one cached feature of each image
     crop_rule: CropRule = "torchvision"  # whose random crop it is
     train_interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing the random crops
-    batch: int = 1024  # images in a step; all training images where they are fewer
-    epochs: int = 100  # passes over the training images
-    warmup_epochs: int = 0  # over which the rate rises from 0
+    batch: TwoOrMore = 1024  # images in a step; all training images where they are fewer
+    epochs: PositiveInt = 100  # passes over the training images
+    warmup_epochs: NonNegativeInt = 0  # over which the rate rises from 0
     pace: Pace = "epoch"  # how often the rate moves on along its half cosine
     drop_last: bool = False  # leave out the images of an epoch that do not fill a batch
     select: SelectOn = "holdout"  # images that select head and epoch: held-out ones, or validation's
-    holdout: float = 0.1  # share of the training images that is held out for this
-    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    holdout: ProperFraction = 0.1  # share of the training images that is held out for this
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.distinct(self, "lrs", "readouts", "weight_decays")
-        checks.positive(self, "lrs", "eps")
-        checks.non_negative(self, "weight_decays")
-        checks.below_one(self, "momentum")
-        checks.counts(self, "batch", least=2)
-        checks.counts(self, "epochs")
-        checks.counts(self, "warmup_epochs", least=0)
-        checks.below(self, "warmup_epochs", "epochs")
-        checks.proper_shares(self, "holdout")
-        checks.factors(self, "crop")
+        super().__post_init__()
+        check_less(self, "warmup_epochs", "epochs")
         if (self.entry == "layer_norm") != (self.optimizer == "msn"):
             raise ValueError(f"entry={self.entry}, optimizer={self.optimizer}: layer_norm and msn go together alone")
         for readout in self.readouts:

@@ -17,11 +17,11 @@ import torch
 
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine import checks
 from engine.machine import run_on_core_threads
 from engine.neighbours import Neighbours, first_search_seconds, search, search_bytes, tiles_of, unit_rows
 from engine.progress import Progress
 from engine.rows import row_slices
+from engine.settings import Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
 from engine.tasks import Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.decoding import UnreadableImage
@@ -209,24 +209,17 @@ SHOWN = 8  # validation images whose neighbours results keep, for `bench report`
 class Knn(Task):
     """Settings of one evaluation. Every k is evaluated with every temperature."""
 
-    k: tuple[int, ...] = (10, 20, 100, 200)  # numbers of neighbours that vote
+    k: OneOrMoreDifferent[PositiveInt] = (10, 20, 100, 200)  # numbers of neighbours that vote
     # T of a vote's weight exp(similarity / T). Of several the best on the validation images is reported, under the name
     # top1_k20_bestT: an optimistic number, not comparable with one of a fixed T.
-    temperature: tuple[float, ...] = (0.07,)
+    temperature: OneOrMoreDifferent[PositiveFloat] = (0.07,)
     pool: Literal["cls", "avg"] = "cls"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
     norm: bool = True  # read behind the network's final norm
-    fraction: float = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
-    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    fraction: Fraction = 1.0  # share of the training images in the gallery, class-balanced, drawn by the seed
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing
     backend: Literal["faiss", "torch"] = "faiss"  # library that searches
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.distinct(self, "k", "temperature")
-        checks.counts(self, "k")
-        checks.positive(self, "temperature")
-        checks.factors(self, "fraction", "crop")
 
     @property
     def kind(self) -> FeatureKind:

@@ -14,8 +14,8 @@ import numpy as np
 
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine import checks
 from engine.neighbours import unit_rows
+from engine.settings import Fraction, OneOrMoreDifferent, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Scale, Work
 from imagesets.sets import ImageSet
@@ -43,21 +43,16 @@ class Locality(Task):
 
     COST: ClassVar[float] = 2.0
 
-    tiles: int = 4  # validation images in a mosaic, a square number
+    tiles: PositiveInt = 4  # validation images in a mosaic, a square number
     # sides of the candidate boxes, as shares of the mosaic's; the paper has five, and does not state them
-    scales: tuple[float, ...] = (0.2, 0.35, 0.5, 0.65, 0.8)
-    locations: int = 5  # random places of a box of each scale
+    scales: OneOrMoreDifferent[Fraction] = (0.2, 0.35, 0.5, 0.65, 0.8)
+    locations: PositiveInt = 5  # random places of a box of each scale
     pool: Literal["cls", "avg"] = "cls"  # the representation: class token, or mean of the patches
-    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bicubic"  # of that resizing; boxes are bilinear
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "tiles", "locations")
-        checks.factors(self, "crop")
-        checks.distinct(self, "scales")
-        if not all(0 < scale <= 1 for scale in self.scales):
-            raise ValueError(f"scales={self.scales}: give shares of the mosaic's side, above 0 and up to 1")
+        super().__post_init__()
         if self.tiles < 2 or round(self.tiles**0.5) ** 2 != self.tiles:
             raise ValueError(f"tiles={self.tiles}: a mosaic is square, so give 4, 9 or 16")
 

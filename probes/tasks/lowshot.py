@@ -15,8 +15,8 @@ import torch
 
 from checkpoints.flops import frozen_bytes
 from checkpoints.frozen import FrozenExport, FrozenSpec
-from engine import checks
 from engine.resampling import resampled
+from engine.settings import BelowOne, Different, Fraction, OneOrMoreDifferent, PositiveFloat, PositiveInt
 from engine.tasks import Metric, Outcome, Protocol, Task, Workspace
 from engine.work import Kind, Part, Scale, Work
 from imagesets.sets import ImageSet
@@ -106,38 +106,33 @@ class LowShot(Task):
 
     COST: ClassVar[float] = 1.5  # after k-NN, whose pass over the training images may serve this task as well
 
-    shots: tuple[int, ...] = (1, 2, 5)  # training images of each class
-    splits: int = 3  # draws of each number of shots, whose mean is reported
-    fractions: tuple[float, ...] = (0.01,)  # shares of all training images, class-balanced, one draw of each
+    shots: Different[PositiveInt] = (1, 2, 5)  # training images of each class
+    splits: PositiveInt = 3  # draws of each number of shots, whose mean is reported
+    fractions: Different[Fraction] = (0.01,)  # shares of all training images, class-balanced, one draw of each
     # Folder with MSN's lists of images, in place of draws by the seed; published: that of the images.
     lists: str = ""
-    lambdas: tuple[float, ...] = (0.1,)  # weights of the penalty, as the source writes them
+    lambdas: OneOrMoreDifferent[PositiveFloat] = (0.1,)  # weights of the penalty, as the source writes them
     # How a lambda becomes the coefficient of 0.5 ||W||^2 against the mean loss: divided by the number n of training
     # images, or as it is.
     lambda_convention: Convention = "divided by n"
     # Share of the training images that chooses among the lambdas, of which one is then fitted to all images and
     # reported; 0: every lambda is reported.
-    holdout: float = 0.0
+    holdout: BelowOne = 0.0
     # Of each feature: its own mean over D values subtracted and scaled to unit length, scaled alone, or left as it is.
     preprocess: Preprocess = "centre_and_normalise"
     pool: Literal["cls", "avg"] = "avg"  # feature: the class token, or the mean of the patches
     layer: int = -1  # block that it is read from; -1 is the last
     norm: bool = False  # read behind the network's final norm
-    crop: float = 0.875  # images are resized to the network's image size / crop, and the centre is taken
+    crop: Fraction = 0.875  # images are resized to the network's image size / crop, and the centre is taken
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of that resizing
     solver: Solver = "lbfgs"  # library that minimises: ours, or cyanure as in the source
-    tolerance: float | None = None  # certified relative gap to stop at; none: the solver's own
-    max_iterations: int | None = None  # of a fit, epochs for cyanure; none: the solver's own
+    tolerance: PositiveFloat | None = None  # certified relative gap to stop at; none: the solver's own
+    max_iterations: PositiveInt | None = None  # of a fit, epochs for cyanure; none: the solver's own
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.distinct(self, "shots", least=0 if self.fractions else 1)
-        checks.distinct(self, "fractions", least=0)
-        checks.distinct(self, "lambdas")
-        checks.counts(self, "shots", "splits", "max_iterations")
-        checks.factors(self, "fractions", "crop")
-        checks.positive(self, "lambdas", "tolerance")
-        checks.below_one(self, "holdout")
+        super().__post_init__()
+        if not self.shots and not self.fractions:
+            raise ValueError("shots=(): must be 1 or more different values, where there are no fractions either")
 
     @property
     def kind(self) -> FeatureKind:

@@ -28,6 +28,7 @@ class Toy(Task):
     table: dict | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.layers < 1:
             raise ValueError("layers must be 1 or more")
         if self.layers > 8 and not self.label:
@@ -44,7 +45,7 @@ GOOD = [
     ("rate", "1e-3", 0.001),
     ("rate", "2", 2.0),
     ("centre", "true", True),
-    ("centre", "No", False),
+    ("centre", "False", False),
     ("pool", "avg", "avg"),
     ("bits", "16", 16),
     ("depth", "4", 4),
@@ -56,14 +57,14 @@ GOOD = [
     ("folder", "there/x", Path("there/x")),
 ]
 BAD = [
-    ("layers", "1.5", "--set layers=1.5: expected a whole number"),
-    ("rate", "fast", "expected a number"),
-    ("centre", "maybe", "expected true or false"),
+    ("layers", "1.5", "--set layers=1.5: must be a whole number"),
+    ("rate", "fast", "must be a number"),
+    ("centre", "maybe", "true or false"),
     ("pool", "max", "choose one of cls, avg"),
-    ("k", "1,x", "expected comma-separated values, each a whole number"),
-    ("pair", "1", "expected 2 comma-separated values"),
-    ("depth", "deep", "expected a whole number or none"),
-    ("table", "{}", "expected dict or none"),
+    ("k", "1,x", "separated by commas, each a whole number"),
+    ("pair", "1", "2 values separated by commas"),
+    ("depth", "deep", "a whole number or none"),
+    ("table", "{}", "dict or none"),
     ("layers", "0", "--set: toy: layers must be 1 or more"),
     ("layer", "1", "did you mean 'layers'? there are: k, pair, layers"),
 ]

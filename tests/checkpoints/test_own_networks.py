@@ -105,7 +105,7 @@ WRONG = {
     "def other(): raise KeyError('weights')": "raised an error: KeyError: 'weights'",
     "def other(): return nn.Linear(3, 3)": "the network has no attribute image_size, mean, std; set image_size",
     changed("network.mean = (0.5,)"): "mean=(0.5,), std=(0.25, 0.25, 0.25): give whole pixels and three numbers each",
-    changed("network.crop = 2.0"): "crop=2.0: must be above 0 and up to 1",
+    changed("network.crop = 2.0"): "crop=2.0: must be a number above 0 and up to 1",
     changed("network.image_size = 21"): "give another image_size",
     changed(
         "network.forward = lambda x: x"

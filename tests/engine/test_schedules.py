@@ -98,18 +98,18 @@ SANE = {
 @pytest.mark.parametrize(
     ("kind", "field", "value", "rule"),
     [
-        (TimmCosine, "warmup", -1.0, "a finite number, 0 or more"),
-        (TimmCosine, "floor", float("nan"), "a finite number, 0 or more"),
-        (TimmCosine, "start", float("inf"), "a finite number, 0 or more"),
+        (TimmCosine, "warmup", -1.0, "a number of at least 0"),
+        (TimmCosine, "floor", float("nan"), "a number of at least 0"),
+        (TimmCosine, "start", float("inf"), "a number of at least 0"),
         (TimmCosine, "told", "step", "choose one of update, epoch"),
-        (PacedCosine, "warmup", -0.5, "a finite number, 0 or more"),
+        (PacedCosine, "warmup", -0.5, "a number of at least 0"),
         (PacedCosine, "pace", "day", "choose one of epoch, iteration"),
-        (Polynomial, "power", 0.0, "a finite number above 0"),
-        (Polynomial, "floor", -1e-6, "a finite number, 0 or more"),
-        (StepDecay, "milestones", (8, -1), "0 or more"),
-        (StepDecay, "factor", -0.1, "a finite number, 0 or more"),
-        (MultipliedWarmup, "updates", -1, "0 or more"),
-        (MultipliedWarmup, "start", 1.5, "from 0 to 1"),
+        (Polynomial, "power", 0.0, "a number above 0"),
+        (Polynomial, "floor", -1e-6, "a number of at least 0"),
+        (StepDecay, "milestones", (8, -1), "at least 0"),
+        (StepDecay, "factor", -0.1, "a number of at least 0"),
+        (MultipliedWarmup, "updates", -1, "at least 0"),
+        (MultipliedWarmup, "start", 1.5, "a number from 0 to 1"),
     ],
 )
 def test_a_field_that_cannot_be_is_named(kind, field, value, rule):

@@ -102,9 +102,9 @@ def test_every_switch_trains_all_that_is_trainable(changes):
         (dict(mask_ratios=(0.5, 0.5), decoder_mask_ratios=(0.25, 0.25)), "set complementary=False"),
         (dict(decoder_heads=5), "decoder_heads=5"),
         (dict(decoder_width=30), "decoder_width=30"),
-        (dict(decoder_width=0), "decoder_width=0: must be 1 or more"),
-        (dict(decoder_heads=0), "decoder_heads=0: must be 1 or more"),
-        (dict(decoder_depth=-1), "decoder_depth=-1: must be 1 or more"),
+        (dict(decoder_width=0), "decoder_width=0: must be a whole number of at least 1"),
+        (dict(decoder_heads=0), "decoder_heads=0: must be a whole number of at least 1"),
+        (dict(decoder_depth=-1), "decoder_depth=-1: must be a whole number of at least 1"),
     ],
 )
 def test_mistakes_are_named_in_one_line(changes, words):

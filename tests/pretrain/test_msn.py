@@ -212,7 +212,10 @@ def test_an_encoder_that_does_not_fit_is_one_line():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CountedCosine(warmup=1, start=0.2, stretch=0.5), r"schedule.stretch=0.5: must be 1 or more"),
+        (
+            lambda: CountedCosine(warmup=1, start=0.2, stretch=0.5),
+            r"schedule.stretch=0.5: must be a number of at least 1",
+        ),
         (lambda: CosineTo(end=0.4, stretch=0.5), r"weight_decay_schedule.stretch=0.5"),
         (lambda: CosineTo(end=0.4, first=2), r"first=2"),
     ],

@@ -389,7 +389,7 @@ def test_a_norm_that_is_for_the_mean_patch_is_not_put_behind_the_class_token(tmp
         ({"layer_decay": 0.0}, "layer_decay="),
         ({"epochs": 5}, "^warmup_epochs=5.0: must be less than epochs=5$"),
         ({"schedule": "cosine"}, "^schedule='cosine': choose one of mae, beit, simmim, deit$"),
-        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be above 0 and up to 1$"),
+        ({"crop_scale": 0.0}, "^crop_scale=0.0: must be a number above 0 and up to 1$"),
         ({"holdout": 1.0}, "holdout="),
         ({"average": 1.0}, "average="),
         ({"policy": "augmix"}, "policy="),

@@ -179,9 +179,9 @@ def test_constant_features_are_said(export, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lrs": ()}, r"^lrs=\(\): must be 1 or more different values$"),
-        ({"lrs": (0.1, 0.1)}, r"^lrs=\(0.1, 0.1\): must be 1 or more different values$"),
-        ({"lrs": (0.0,)}, r"^lrs=\(0.0,\): must be a finite number above 0$"),
+        ({"lrs": ()}, r"^lrs=\(\): must be 1 or more different values"),
+        ({"lrs": (0.1, 0.1)}, r"^lrs=\(0.1, 0.1\): must be 1 or more different values"),
+        ({"lrs": (0.0,)}, r"^lrs=\(0.0,\): must be .* a number above 0$"),
         ({"weight_decays": ()}, "^weight_decays="),
         ({"crop_rule": "timm"}, "^crop_rule='timm': choose one of torchvision, mae$"),
         ({"readouts": ("cls",)}, "write clsN, clsN\\+avg, avg or avgN"),

@@ -14,11 +14,11 @@ from torch import Tensor
 from bench.reporting import visualize
 from bench.reporting.panels import Block, Picture, arranged
 from bench.reporting.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
-from engine import checks
+from engine.settings import Validated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
@@ -27,7 +27,7 @@ class Attention:
     at: tuple[float, ...] = visualize.QUARTERS
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
+        super().__post_init__()
         visualize.check_places(self.at)
         visualize.check_heads(self.heads)
 

@@ -13,18 +13,18 @@ from torch import Tensor
 from bench.reporting import visualize
 from bench.reporting.panels import Block, Picture, arranged
 from bench.reporting.visualize import NamedImage, PictureRequest, Viewer, errors_naming, image_panel, map_panel
-from engine import checks
+from engine.settings import Validated
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassAttention:
+class ClassAttention(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end; of models with class-attention blocks one of those
     heads: str = "mean"  # of the heads, or all of them in columns, or numbers from 0 such as 0,3
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
+        super().__post_init__()
         visualize.check_heads(self.heads)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from bench.reporting.panels import Block, Panel, Picture, arranged
 from bench.reporting.visualize import PictureRequest, Viewer, as_image, errors_naming, image_panel
 from checkpoints.vit import ViT
-from engine import checks
 from engine.progress import Progress
+from engine.settings import BelowOne, NonEmpty, PositiveFloat, PositiveInt, Validated
 from pretrain.parts.masking import kept
 
 CHANNELS = (16, 32, 64, 128, 128, 128)  # of the levels, down and up
@@ -132,19 +132,12 @@ UNIFORM = (0.5, 0.6, 0.75, 0.8, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inversion:
+class Inversion(Validated):
     """Settings of the picture."""
 
-    mask_ratios: tuple[float, ...] = UNIFORM  # shares of hidden patches, from 0 on; the text does not name figure 2's
-    steps: int = 3000  # of the fit (appendix C)
-    lr: float = 1e-3  # of Adam (appendix C)
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "steps")
-        checks.positive(self, "lr")
-        if not self.mask_ratios or not all(0 <= ratio < 1 for ratio in self.mask_ratios):
-            raise ValueError(f"mask_ratios={self.mask_ratios}: give shares from 0 to below 1")
+    mask_ratios: NonEmpty[BelowOne] = UNIFORM  # shares of hidden patches, from 0 on; the text does not name figure 2's
+    steps: PositiveInt = 3000  # of the fit (appendix C)
+    lr: PositiveFloat = 1e-3  # of Adam (appendix C)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: of each image what is seen and, below, what is found; columns are mask ratios."""

@@ -19,8 +19,8 @@ from bench.reporting.visualize import (
     image_panel,
     read_image,
 )
-from engine import checks
 from engine.neighbours import unit_rows
+from engine.settings import Validated
 from imagesets.selection import evenly
 from imagesets.sets import open_set
 from imagesets.transforms import FILTERS, EvalTransform, planes
@@ -45,13 +45,10 @@ class Scene:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalityPicture:
+class LocalityPicture(Validated):
     """Settings of the picture."""
 
     query: str = ""  # an image file, looked for in each of --images; else --images are a labelled set, such as digits:
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are scenes; columns are the query, the scene, and the box that each checkpoint finds."""

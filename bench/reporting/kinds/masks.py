@@ -18,10 +18,10 @@ from bench.reporting.panels import Panel, PanelRow, Picture
 from bench.reporting.visualize import PictureRequest, as_image, image_panel, method_views
 from checkpoints.spec import Preparation
 from checkpoints.vit import ViT
-from engine import checks
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
 from engine.seeding import DROP, seeded
+from engine.settings import PositiveInt, Validated
 from pretrain.loop.trainer import build
 from pretrain.method import Method
 
@@ -43,16 +43,15 @@ class GivenView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masks:
+class Masks(Validated):
     """Settings of the picture."""
 
     methods: tuple[str, ...] = ()  # such as mae,lut; all, where none is named
     recipe: str = ""  # of all these methods, such as 32px; the first recipe of each, where none is named
-    views: int | None = None  # of each network, student and teacher, at most; all, where no number is named
+    views: PositiveInt | None = None  # of each network, student and teacher, at most; all, where no number is named
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
-        checks.counts(self, "views")
+        super().__post_init__()
         for name in self.methods:
             if name not in (known := list(source_files("methods"))):
                 raise ValueError(f"methods={name}: there is no such method{did_you_mean(name, known)}")

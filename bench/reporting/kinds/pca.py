@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.reporting.panels import Block, Panel, Picture, arranged
 from bench.reporting.visualize import PictureRequest, Viewer, block_text, image_panel
-from engine import checks
+from engine.settings import Validated
 
 # OKLab to linear sRGB (B. Ottosson, bottosson.github.io/posts/oklab): to cone responses, cubed, then to colours.
 TO_CONES = np.array(
@@ -93,7 +93,7 @@ LEAST = 4  # patches, for three components
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pca:
+class Pca(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
@@ -102,9 +102,6 @@ class Pca:
     # lab: the first component is the lightness, the second blue to yellow, the third green to red, which can be read in
     # grey and by colour-blind readers; rgb: red, green and blue, as DINOv2's
     colours: Literal["lab", "rgb"] = "lab"
-
-    def __post_init__(self) -> None:
-        checks.annotations(self)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are images, columns checkpoints."""

@@ -20,8 +20,8 @@ from bench.reporting.visualize import (
     patches_at,
     points_at,
 )
-from engine import checks
 from engine.neighbours import search, unit_rows
+from engine.settings import NonNegativeInt, PositiveInt, Validated
 
 
 class Near(NamedTuple):
@@ -33,19 +33,17 @@ class Near(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retrieval:
+class Retrieval(Validated):
     """Settings of the picture."""
 
     layer: int = -1  # block, negative from the end
     at: tuple[float, ...] = (0.5, 0.5)  # the query patches of each image: x,y of each as shares of width and height
-    neighbours: int = 5  # shown of each query
-    context: int = 3  # patches that are shown around a neighbour, in each direction
+    neighbours: PositiveInt = 5  # shown of each query
+    context: NonNegativeInt = 3  # patches that are shown around a neighbour, in each direction
 
     def __post_init__(self) -> None:
-        checks.annotations(self)
+        super().__post_init__()
         check_places(self.at)
-        checks.counts(self, "neighbours")
-        checks.counts(self, "context", least=0)
 
     def pictures(self, request: PictureRequest) -> Iterator[Picture]:
         """One picture: rows are queries of each image, columns their neighbours under each checkpoint."""

@@ -1,0 +1,169 @@
+"""Settings of tasks, methods, recipes and networks: each field's annotation says which values it may have.
+
+    class Settings(Validated):
+        mask_ratio: UnitInterval = 0.75  # share of the patches that are hidden
+        crop_scale: AreaRange = (0.2, 1.0)
+
+msgspec checks the annotations wherever the dataclass is made: in Python, from `--set`, from a file. A function in an
+annotation is a rule that msgspec lacks. Rules between fields stand in `__post_init__`, after the call of super's.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+T = TypeVar("T")
+
+PositiveInt = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+NonNegativeInt = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
+TwoOrMore = Annotated[int, Meta(ge=2, description="a whole number of at least 2")]
+PositiveFloat = Annotated[float, Meta(gt=0, description="a number above 0")]
+NonNegativeFloat = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+OneOrMore = Annotated[float, Meta(ge=1, description="a number of at least 1")]
+UnitInterval = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+BelowOne = Annotated[float, Meta(ge=0, lt=1, description="a number from 0 to below 1")]
+Fraction = Annotated[float, Meta(gt=0, le=1, description="a number above 0 and up to 1")]
+ProperFraction = Annotated[float, Meta(gt=0, lt=1, description="a number above 0 and below 1")]
+
+
+def ascending(values: tuple[float, ...]) -> bool:
+    """Whether no value is less than the one before it."""
+    return all(values[i] <= values[i + 1] for i in range(len(values) - 1))
+
+
+def different(values: tuple[Any, ...]) -> bool:
+    """Whether no value occurs twice."""
+    return len(set(values)) == len(values)
+
+
+AreaRange = Annotated[
+    tuple[Fraction, Fraction], Meta(description="two shares of the image's area, the smaller one first"), ascending
+]
+FactorRange = Annotated[
+    tuple[PositiveFloat, PositiveFloat], Meta(description="two numbers above 0, the smaller one first"), ascending
+]
+NonEmpty = Annotated[tuple[T, ...], Meta(min_length=1, description="1 or more values")]
+Different = Annotated[tuple[T, ...], Meta(description="different values"), different]
+OneOrMoreDifferent = Annotated[tuple[T, ...], Meta(min_length=1, description="1 or more different values"), different]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """Base of settings: a frozen dataclass whose values fit their annotations. ValueError names field, value and rule.
+
+    Lists become tuples, and numpy's numbers Python's. A whole number stays one where any number may stand, as digests
+    of settings tell 1 and 1.0 apart. PREFIX: what `--set` writes before the names of the fields, such as "schedule.".
+    """
+
+    PREFIX: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+def validate(settings: Any) -> None:
+    """ValueError for the first field of a dataclass that does not fit its annotation."""
+    hints = annotations(type(settings))  # type: ignore[arg-type]  # mypy's: a type is hashable
+    for field in fields(settings):
+        value = _plain(getattr(settings, field.name))
+        try:
+            checked = fitting(value, hints[field.name])
+        except ValueError as error:
+            raise ValueError(f"{getattr(settings, 'PREFIX', '')}{field.name}={value!r}: {error}") from None
+        object.__setattr__(settings, field.name, value if checked == value else checked)
+
+
+@cache
+def annotations(kind: type) -> dict[str, Any]:
+    """Field -> annotated type, with its constraints, of a dataclass and those that it inherits from."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def fitting(value: Any, hint: Any, strict: bool = True) -> Any:
+    """`value` as the annotated type. ValueError says what it must be. strict: false to read texts as numbers."""
+    for kind in _alternatives(hint):  # one by one: msgspec 0.22 crashes on `PositiveInt | tuple[int, int]`
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if isinstance(kind, type) and kind not in PLAIN:  # a dataclass checks its own fields, and may have such a one
+            if kind is Any or getattr(kind, "_is_protocol", False) or isinstance(value, kind):
+                return value
+            continue
+        try:
+            converted = msgspec.convert(value, kind, strict=strict)
+        except msgspec.ValidationError:
+            continue
+        numbers = converted if isinstance(converted, tuple) else (converted,)
+        rules = [rule for rule in getattr(kind, "__metadata__", ()) if callable(rule)]
+        if all(map(_finite, numbers)) and all(rule(converted) for rule in rules):
+            return converted
+    raise ValueError(f"{'choose' if get_origin(hint) is Literal else 'must be'} {describe(hint)}")
+
+
+def from_text(text: str, hint: Any) -> Any:
+    """A value that `--set` gives, as the annotated type: `10,20`, `none`. ValueError says what it must be."""
+    kinds = {_bare(kind) for kind in _alternatives(hint)}
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    if Any in kinds:
+        raise ValueError("cannot be set by a text")
+    if tuple in kinds and ("," in text or kinds <= {tuple, NoneType}):
+        return fitting([word.strip() for word in text.strip("()[] ").split(",") if word.strip()], hint, strict=False)
+    return fitting(text, hint, strict=False)
+
+
+def describe(hint: Any) -> str:
+    """What a message calls the values of a type: `a number from 0 to 1`, `one of cls, avg`."""
+    if len(kinds := _alternatives(hint)) > 1:
+        return " or ".join(map(describe, kinds))
+    described = next((meta.description for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, Meta)), "")
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    choices = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, choices))
+    if get_origin(kind) is tuple and ... in choices:
+        return f"{described or 'values'} separated by commas, each {describe(choices[0])}"
+    if get_origin(kind) is tuple:
+        return described or f"{len(choices)} values separated by commas, each {describe(choices[0])}"
+    return described or (PLAIN | {Path: "a path"}).get(kind, getattr(kind, "__name__", str(kind)))
+
+
+PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
+
+
+def check_less(settings: Any, name: str, limit: str) -> None:
+    """ValueError unless the field `name` is less than the field `limit`."""
+    if not getattr(settings, name) < getattr(settings, limit):
+        raise ValueError(f"{name}={getattr(settings, name)}: must be less than {limit}={getattr(settings, limit)}")
+
+
+def check_up_to(settings: Any, name: str, limit: str) -> None:
+    """ValueError where the field `name` is more than the field `limit`, or than the least of its values."""
+    bound = getattr(settings, limit)
+    if getattr(settings, name) > (min(bound) if isinstance(bound, tuple) else bound):
+        raise ValueError(f"{name}={getattr(settings, name)}: must be no more than {limit}={bound}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    # The types of a union, or the one type.
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _bare(kind: Any) -> Any:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_origin(kind) or kind
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _plain(value: Any) -> Any:
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
