@@ -11,7 +11,7 @@ from bench.published.rows import with_published
 from bench.reporting.contents import ReportContents, ShownTable, contents, grounds, headline, verdict
 from bench.reporting.figures import cost_figure, in_unit, log_of, training_figure
 from bench.reporting.saved_pictures import report_pictures
-from bench.reporting.views import TableView, views_of
+from bench.reporting.views import views_of
 from bench.results.board import board_of
 from bench.statistics.matching import read_measured
 from checkpoints.training_cost import COST_UNITS
@@ -71,7 +71,7 @@ def _costs(report: ReportContents, table: ShownTable, cost: str) -> dict[str, tu
 def page_of(
     report: ReportContents,
     figures: Mapping[str, str],
-    views: Mapping[str, TableView],
+    views: Mapping[str, Mapping[str, Any]],
     pictures: Mapping[str, Any] | None = None,
 ) -> str:
     """HTML of a report. figures: SVG by heading. views: what is beside a table, by its anchor. pictures: those of

@@ -7,12 +7,13 @@ Images are shown if their set is on this machine and still the one that was meas
 
 import base64
 import colorsys
+import functools
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -27,32 +28,34 @@ from imagesets.decoding import MAX_BYTES, UnreadableImage, open_image
 from imagesets.sets import ImageSet, open_set
 
 SIDE = 96  # pixels of the longer side of a small picture
-Opened = Callable[[Result, Literal["train", "val"]], ImageSet | None]
+OpenSplit = Callable[[Result, Literal["train", "val"]], ImageSet | None]
 
 
-def on_this_machine() -> Opened:
-    """A function that opens a split of the images of a result, each once; None where they are not here, or are others.
+def image_opener() -> OpenSplit:
+    """A function that opens a split of the images of a result, each once; None where they are not on this machine, or
+    are others. Of a result with a limit, the images that it saw."""
 
-    Of a result with a limit, the images that it saw.
-    """
-    found: dict[tuple[str, str], ImageSet | None] = {}
-
-    def opened(result: Result, split: Literal["train", "val"]) -> ImageSet | None:
-        url = result.data.url
-        if (url, split) not in found:
-            try:
-                found[url, split] = open_set(url, split)
-            except (ValueError, OSError):  # moved, unmounted, or no image set
-                found[url, split] = None
-        images = found[url, split]
-        if images is None or images.fingerprint != result.data.fingerprints.get(split):
+    @functools.cache
+    def opened(url: str, split: Literal["train", "val"]) -> ImageSet | None:
+        try:
+            return open_set(url, split)
+        except (ValueError, OSError):  # moved, unmounted, or no image set
             return None
-        return images if result.limit is None else images.limited(result.limit)
 
-    return opened
+    return lambda result, split: measured_images(opened(result.data.url, split), result, split)
 
 
-def small_picture(images: ImageSet, index: int) -> str:
+Images = TypeVar("Images", ImageSet, SceneSet)
+
+
+def measured_images(images: Images | None, result: Result, split: str) -> Images | None:
+    """Those that a result saw; None where they changed since."""
+    if images is None or images.fingerprint != result.data.fingerprints.get(split):
+        return None
+    return images if result.limit is None else images.limited(result.limit)
+
+
+def thumbnail_url(images: ImageSet, index: int) -> str:
     """An image of a set as a data: URL of a small JPEG; "" where it cannot be read."""
     try:
         return data_url(images.image(index))
@@ -84,18 +87,6 @@ FAR_APART = ("#F0E442", "#0072B2", "#D55E00", "#56B4E9", "#CC79A7", "#009E73", "
 Box = tuple[tuple[float, float, float, float], int]  # x1, y1, x2, y2 in pixels, and a class
 
 
-@dataclass(frozen=True, kw_only=True)
-class SceneView:
-    """Pictures of scenes. columns: "image", "labels" and checkpoints. legend: names of classes and their colours."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # data: URLs
-    legend: tuple[tuple[str, str], ...]  # largest first; colours as #rrggbb
-    unnamed: int  # other classes that the labels hold
-    things: bool  # whether they show things, each with its box, and not a class of every pixel
-    without_masks: tuple[str, ...] = ()  # checkpoints whose results keep boxes alone
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Detections:
     """Things in an image, the surest first. numbers (h, w) uint8: which covers a pixel, from 1 on, or 0 (None: not
@@ -105,89 +96,89 @@ class Detections:
     numbers: np.ndarray | None
 
 
-def scene_view(measured: Mapping[str, Measured], cache: Path) -> SceneView | None:
+def scene_view(measured: Mapping[str, Measured], cache: Path) -> dict[str, Any] | None:
     """What the named results of one table, the best first, saw. None where that is not kept, or the scenes are not on
-    this machine. cache: where tiny sets are drawn."""
-    kept = {name: each for name, each in measured.items() if _keeps(each)}
-    best = dict(list(kept.items())[:BEST])
-    scenes = _scenes_of(next(iter(best.values())), cache) if best else None
-    if scenes is None:
+    this machine. cache: where tiny sets are drawn.
+
+    columns: "image", "labels" and checkpoints; rows: their pictures, data: URLs. legend: names of classes and their
+    colours, the largest first; unnamed: how many classes it leaves out. things: whether the pictures show things, each
+    with its box, and not a class of every pixel. without_masks: checkpoints whose results keep boxes alone.
+    """
+    best = dict([(name, one) for name, one in measured.items() if _keeps_scenes(one)][:BEST])
+    if not best:
         return None
-    show = _things if isinstance(scenes.listing, Instances) else _masks
+    result = next(iter(best.values())).result
     try:
-        return show(best, scenes)
-    except (OSError, ValueError, IndexError):  # an image that cannot be read, or arrays of other scenes
+        scenes = measured_images(open_scenes(result.data.url, "val", cache), result, "val")
+        if scenes is None:
+            return None
+        return _things(best, scenes) if isinstance(scenes.listing, Instances) else _masks(best, scenes)
+    except (OSError, ValueError, IndexError):  # moved, unmounted, cannot be read, or arrays of other scenes
         return None
 
 
-def _keeps(measured: Measured) -> bool:
+def _keeps_scenes(measured: Measured) -> bool:
     names = set(measured.result.arrays)
     return {"shown_of", "shown_masks", "shown_sizes"} <= names or {"boxes", "scores", "classes"} <= names
 
 
-def _scenes_of(measured: Measured, cache: Path) -> SceneSet | None:
-    data, limit = measured.result.data, measured.result.limit
-    try:
-        scenes = open_scenes(data.url, "val", cache)
-    except (ValueError, OSError):  # moved, unmounted, or no scenes
-        return None
-    if scenes.fingerprint != data.fingerprints.get("val"):
-        return None
-    return scenes if limit is None else scenes.limited(limit)
-
-
-def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
+def _masks(measured: Mapping[str, Measured], scenes: SceneSet) -> dict[str, Any]:
     places = next(iter(measured.values())).arrays["shown_of"].tolist()
-    kept = {name: each for name, each in measured.items() if each.arrays["shown_of"].tolist() == places}
+    kept = {name: one for name, one in measured.items() if one.arrays["shown_of"].tolist() == places}
     labels = [mask_classes(scenes, index) for index in places]
-    seen = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
-    colours, rows = class_colours(seen, len(scenes.classes)), []
+    pixels = Counter(np.concatenate([mask[mask != IGNORED] for mask in labels]).tolist())
+    colours, rows = class_colours(pixels, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
-        image, masks = scene_picture(scenes, index), [label, *(_kept_mask(each, row) for each in kept.values())]
-        rows.append((data_url(image, PIXELS), *(data_url(tinted(image, mask, colours), PIXELS) for mask in masks)))
-    return _view(kept, rows, scenes, seen, colours)
+        image, masks = scene_picture(scenes, index), [label, *(_kept_mask(one, row) for one in kept.values())]
+        rows.append([data_url(picture, PIXELS) for picture in (image, *(tinted(image, m, colours) for m in masks))])
+    return {
+        "columns": ["image", "labels", *kept],
+        "rows": rows,
+        "things": False,
+        "without_masks": [],
+        **_legend(scenes, pixels, colours),
+    }
 
 
-def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> SceneView:
+def _things(measured: Mapping[str, Measured], scenes: SceneSet) -> dict[str, Any]:
     places = preview_indices(len(scenes)).tolist()
     labels = [labelled_things(scenes.outlined, index) for index in places]
-    seen = Counter(number for each in labels for _, number in each.boxes)
-    colours, rows = class_colours(seen, len(scenes.classes)), []
+    counts = Counter(number for label in labels for _, number in label.boxes)
+    colours, rows = class_colours(counts, len(scenes.classes)), []
     for row, (index, label) in enumerate(zip(places, labels, strict=True)):
         image, entry = scene_picture(scenes, index), scenes.outlined.entries[index]
-        found = [label, *(found_things(each, row, index, max(1, len(label.boxes))) for each in measured.values())]
+        things = [label, *(found_things(one, row, index, max(1, len(label.boxes))) for one in measured.values())]
         scale = image.width / entry["width"], image.height / entry["height"]
-        drawn = (with_things(image, each, scale, colours) for each in found)
-        rows.append((data_url(image, PIXELS), *(data_url(picture, PIXELS) for picture in drawn)))
-    bare = tuple(name for name, each in measured.items() if "shown_masks" not in each.result.arrays)
-    return replace(_view(measured, rows, scenes, seen, colours), things=True, without_masks=bare)
+        drawn = [with_things(image, detections, scale, colours) for detections in things]
+        rows.append([data_url(picture, PIXELS) for picture in (image, *drawn)])
+    without_masks = [name for name, one in measured.items() if "shown_masks" not in one.result.arrays]
+    return {
+        "columns": ["image", "labels", *measured],
+        "rows": rows,
+        "things": True,
+        "without_masks": without_masks,
+        **_legend(scenes, counts, colours),
+    }
 
 
-def _view(
-    names: Iterable[str], rows: Sequence[tuple[str, ...]], scenes: SceneSet, seen: Counter[int], colours: np.ndarray
-) -> SceneView:
-    largest = [number for number, _ in seen.most_common(NAMED)]
-    return SceneView(
-        columns=("image", "labels", *names),
-        rows=tuple(rows),
-        legend=tuple((scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest),
-        unnamed=len(seen) - len(largest),
-        things=False,
-    )
+def _legend(scenes: SceneSet, counts: Counter[int], colours: np.ndarray) -> dict[str, Any]:
+    largest = [number for number, _ in counts.most_common(NAMED)]
+    legend = [(scenes.classes[number], "#" + bytes(colours[number].tolist()).hex()) for number in largest]
+    return {"legend": legend, "unnamed": len(counts) - len(largest)}
 
 
-def class_colours(seen: Counter[int], classes: int) -> np.ndarray:
-    """(256 or more, 3) uint8: colours of classes. The most frequent of those seen get FAR_APART, in their order; the
+def class_colours(counts: Counter[int], classes: int) -> np.ndarray:
+    """(256 or more, 3) uint8: colours of classes. The most frequent get FAR_APART, in their order; the
     others hues that are far apart for neighbours in number, light and dark in turn."""
     hues = np.arange(classes) * 0.618034 % 1.0  # the golden ratio: every stretch of them is spread over the circle
     values = np.where(np.arange(classes) % 2, 0.65, 1.0)
-    found = np.zeros((max(256, classes), 3), np.uint8)
+    colours = np.zeros((max(256, classes), 3), np.uint8)
     drawn = [colorsys.hsv_to_rgb(hue, 0.85, value) for hue, value in zip(hues, values, strict=True)]
-    found[:classes] = np.rint(255 * np.array(drawn).reshape(-1, 3))
-    largest = seen.most_common(len(FAR_APART))
+    colours[:classes] = np.rint(255 * np.array(drawn).reshape(-1, 3))
+    largest = counts.most_common(len(FAR_APART))
     for (number, _), colour in zip(largest, FAR_APART[: len(largest)], strict=True):
-        found[number] = list(bytes.fromhex(colour[1:]))
-    return found
+        colours[number] = list(bytes.fromhex(colour[1:]))
+    return colours
 
 
 def scene_picture(scenes: SceneSet, index: int) -> Image.Image:
@@ -214,11 +205,11 @@ def tinted(image: Image.Image, mask: np.ndarray, colours: np.ndarray, bare: int 
 def labelled_things(listing: Instances, index: int) -> Detections:
     """What the labels of an image hold."""
     numbers = {value: place for place, value in enumerate(listing.categories)}
-    own, entry, boxes = listing.objects[index], listing.entries[index], []
-    for thing in own:
+    things, entry, boxes = listing.objects[index], listing.entries[index], []
+    for thing in things:
         x, y, width, height = thing["bbox"]
         boxes.append(((x, y, x + width, y + height), numbers[thing["category_id"]]))
-    outlines = [thing["segmentation"] for thing in own] if listing.outlined else []
+    outlines = [thing["segmentation"] for thing in things] if listing.outlined else []
     covered = number_outlines(outlines, entry["height"], entry["width"]) if listing.outlined else None
     return Detections(boxes=boxes, numbers=covered)
 

@@ -220,16 +220,17 @@ def test_the_hardest_images_and_classes(board):
     measured, _ = read_measured(board)
     images = open_set("digits:", "val")
     named = {each.result.checkpoint.name: each for each in measured}
-    view = image_view(named, "top1", images)
-    assert [image.path for image in view.hardest[:2]] == [images.path(7), images.path(300)]
-    assert [image.right for image in view.hardest] == [0, 0, *[1] * 10] and {image.of for image in view.hardest} == {2}
-    assert len(view.classes) == view.all_classes == 10 and view.classes[0].accuracies[1] == 0
+    view = image_view(named, "top1", {}, images)
+    assert [image["path"] for image in view["hardest"][:2]] == [images.path(7), images.path(300)]
+    assert [image["right"] for image in view["hardest"]] == [0, 0, *[1] * 10]
+    assert {image["of"] for image in view["hardest"]} == {2}
+    assert len(view["classes"]) == view["all_classes"] == 10 and view["classes"][0]["accuracies"][1] == 0
     wrong = {images.labels[7], images.labels[300]}
-    assert {each.name for each in view.classes if each.accuracies[0] < 100} == {
+    assert {entry["name"] for entry in view["classes"] if entry["accuracies"][0] < 100} == {
         images.classes[label] for label in wrong
     }
-    assert image_view(named, "top1", images.limited(100)) is None, "other images than those measured"
-    assert image_view(named, "seconds", images) is None
+    assert image_view(named, "top1", {}, images.limited(100)) is None, "other images than those measured"
+    assert image_view(named, "seconds", {}, images) is None
 
 
 def test_a_folder_of_results_becomes_one_file(board, bench):

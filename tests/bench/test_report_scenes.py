@@ -35,9 +35,9 @@ def test_masks_lie_where_labels_do(tmp_path, cache):
     wrong = preview_masks([thumbnail(torch.from_numpy((mask + 1) % len(scenes.classes))) for mask in labels])
     found = {f"c{n}": measured(tmp_path, scenes, n, arrays) for n, arrays in ((1, right), (2, wrong))}
     view = scene_view(found, cache)
-    assert view.columns == ("image", "labels", "c1", "c2") and len(view.rows) == 8
-    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in view.rows)
-    assert {name for name, _ in view.legend} <= set(scenes.classes) and view.legend[0][1].startswith("#")
+    assert view["columns"] == ["image", "labels", "c1", "c2"] and len(view["rows"]) == 8
+    assert all(row[1] == row[2] and len({row[0], row[1], row[3]}) == 3 for row in view["rows"])
+    assert {name for name, _ in view["legend"]} <= set(scenes.classes) and view["legend"][0][1].startswith("#")
     text = report_page(tmp_path, pictures=True)
     assert text.count('alt="scene 8, ') == 4
     others = measured(tmp_path / "other", scenes.limited(3), 1, right)
@@ -62,9 +62,9 @@ def test_things_lie_where_the_labels_say(tmp_path, cache):
         "c3": measured(tmp_path, scenes, 3, right),
     }
     view = scene_view(found, cache)
-    seen = [row for row, at in zip(view.rows, masks["shown_of"], strict=True) if scenes.listing.objects[at]]
+    seen = [row for row, at in zip(view["rows"], masks["shown_of"], strict=True) if scenes.listing.objects[at]]
     assert all(row[1] == row[2] and len(set(row)) == 4 for row in seen) and len(seen) > 4
-    assert view.things and view.without_masks == ("c3",)
+    assert view["things"] and view["without_masks"] == ["c3"]
     assert "c3: boxes alone" in report_page(tmp_path)
 
 
