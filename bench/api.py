@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from bench.results.record import Result, Results
     from bench.statistics.compare import Comparisons
     from checkpoints.export import ViTExport
-    from checkpoints.frozen import FrozenExport
-    from checkpoints.own_networks import Forward
+    from checkpoints.frozen import Forward, FrozenExport
     from probes.features.extract import FeatureSet
 
 
@@ -305,8 +304,8 @@ def load(
     with commands():
         from bench.run.checkpoints import default_name, opened
         from checkpoints.export import ViTExport
+        from checkpoints.frozen import SCHEME
         from checkpoints.import_options import ImportOptions
-        from checkpoints.own_networks import SCHEME
         from checkpoints.resolve import load_frozen, of_module
         from engine.printing import say
 

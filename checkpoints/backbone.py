@@ -58,17 +58,17 @@ class Backbone(nn.Module):
         return (images.to(self.mean.device).float() / 255 - self.mean) / self.std
 
     @torch.inference_mode()
-    def views(self, images: Tensor, wanted: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
+    def views(self, images: Tensor, layers_and_norms: Sequence[tuple[int, bool]]) -> dict[tuple[int, bool], Features]:
         """Prepared images -> (layer, with final norm?) -> Features, all from one pass."""
-        layers = sorted({layer for layer, _ in wanted})
+        layers = sorted({layer for layer, _ in layers_and_norms})
         grid = self.spec.grid_of(images.shape[-2:])
-        found = {}
+        features = {}
         with autocast(images.device.type, self.precision):
             for layer, raw in zip(layers, self.vit(images, layers=layers, norm=False), strict=True):
-                for norm in {norm for other, norm in wanted if other == layer}:
+                for norm in {norm for of_layer, norm in layers_and_norms if of_layer == layer}:
                     tokens = self.vit.normalise(raw, layer) if norm else raw
-                    found[layer, norm] = self._split(tokens.float(), grid, norm)
-        return found
+                    features[layer, norm] = self._split(tokens.float(), grid, norm)
+        return features
 
     def _split(self, tokens: Tensor, grid: tuple[int, int], norm: bool) -> Features:
         patches = tokens[:, tokens.shape[1] - grid[0] * grid[1] :]

@@ -70,11 +70,11 @@ def read_distributed(folder: Path) -> ForeignFile:
     """Tensors put together of their pieces. ValueError, in one line, for what is missing, damaged or otherwise."""
     try:
         with open_regular(folder / METADATA) as stream:
-            known = read_pickle(stream, STAND_INS, "latin1").values
-        stored, places = known["state_dict_metadata"], known["storage_data"]
+            metadata = read_pickle(stream, STAND_INS, "latin1").values
+        stored, places = metadata["state_dict_metadata"], metadata["storage_data"]
         pieces = {(index.values["fqn"], index.values.get("offset")): place.values for index, place in places.items()}
         _check_lengths(folder, pieces.values())
-        tensors = {name: _tensor(folder, name, each, pieces) for name, each in stored.items() if _is_tensor(each)}
+        tensors = {name: _tensor(folder, name, entry, pieces) for name, entry in stored.items() if _is_tensor(entry)}
     except OSError as error:
         raise ValueError(
             f"{folder} cannot be read: {error.filename} ({error.strerror}); copy the whole folder"
@@ -103,14 +103,14 @@ def _is_tensor(stored: Any) -> bool:
 def _tensor(folder: Path, name: str, stored: Attributes, pieces: Mapping[tuple[str, Any], dict[str, Any]]) -> Tensor:
     size = stored.values["size"]
     boxes: Boxes = [(chunk.values["offsets"], chunk.values["sizes"]) for chunk in stored.values["chunks"]]
-    found = [pieces[name, start if len(boxes) > 1 or (name, start) in pieces else None] for start, _ in boxes]
-    if prod(size) > sum(place["length"] for place in found):
+    places = [pieces[name, start if len(boxes) > 1 or (name, start) in pieces else None] for start, _ in boxes]
+    if prod(size) > sum(place["length"] for place in places):
         raise ValueError(f"{name} is larger than its files")
     _check_boxes(name, size, boxes)
     if OPTIMISER.fullmatch(name):
         return torch.empty(size, device="meta")
     whole: Tensor | None = None
-    for (start, sides), place in zip(boxes, found, strict=True):
+    for (start, sides), place in zip(boxes, places, strict=True):
         piece = _piece(folder, place)
         if piece.shape != sides:
             raise ValueError(f"a piece of {name} is {tuple(piece.shape)}, not {sides}")

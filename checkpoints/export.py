@@ -22,9 +22,8 @@ from torch import Tensor
 
 from checkpoints.fingerprint import PROBES, Fingerprint, fingerprint, fingerprint_differences
 from checkpoints.positions import resize_positions, resize_relative
-from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, PreparesImages, ViTSpec
-from checkpoints.vit import ViT
+from checkpoints.vit import ViT, skip_init
 from engine.files import digest, folder_atomic, write_atomic
 
 FORMAT = 1
@@ -93,11 +92,11 @@ class ViTExport(PreparesImages):
             if not tensor.is_floating_point():
                 raise ValueError(f"tensor {name} holds {tensor.dtype}: quantised weights cannot be read without scales")
         plain = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
-        more = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
-        for name, tensor in (plain | more).items():
+        plain_extra = {name: tensor.detach().float().contiguous() for name, tensor in (extra or {}).items()}
+        for name, tensor in (plain | plain_extra).items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"tensor {name} holds NaN or infinite values: the checkpoint is broken")
-        export = cls(spec=spec, preparation=preparation, tensors=plain, extra=more, facts=facts or {})
+        export = cls(spec=spec, preparation=preparation, tensors=plain, extra=plain_extra, facts=facts or {})
         return replace(export, fingerprint=fingerprint(export.build(), preparation))
 
     @classmethod
@@ -132,14 +131,14 @@ class ViTExport(PreparesImages):
         with torch.device("meta"), skip_init():  # neither time nor memory until the shapes are known to fit
             vit = ViT(self.spec, drop_path, initialise=False)
         blocks = {name: t for name, t in self.extra.items() if name.startswith(CLASS_ATTENTION)}
-        given = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
+        stored = {f"trunk.{name}": tensor for name, tensor in self.tensors.items()} | blocks
         expected = vit.state_dict()
-        problems = [("missing ", name, "") for name in expected if name not in given]
-        problems += [("unknown ", name, "") for name in given if name not in expected]
+        problems = [("missing ", name, "") for name in expected if name not in stored]
+        problems += [("unknown ", name, "") for name in stored if name not in expected]
         problems += [
-            ("", name, f" is {tuple(given[name].shape)}, not {tuple(expected[name].shape)}")
+            ("", name, f" is {tuple(stored[name].shape)}, not {tuple(expected[name].shape)}")
             for name in expected
-            if name in given and given[name].shape != expected[name].shape
+            if name in stored and stored[name].shape != expected[name].shape
         ]
         if problems:
             raise Misfit(self.spec, [(what, name.removeprefix("trunk."), shapes) for what, name, shapes in problems])
@@ -147,7 +146,7 @@ class ViTExport(PreparesImages):
             if hasattr(module, "init_non_persistent_buffers"):  # timm's: what a state dict does not hold
                 module.to_empty(device="cpu", recurse=False)
                 module.init_non_persistent_buffers()
-        vit.load_state_dict({name: tensor.clone() for name, tensor in given.items()}, strict=True, assign=True)
+        vit.load_state_dict({name: tensor.clone() for name, tensor in stored.items()}, strict=True, assign=True)
         return vit.eval()
 
     def at_size(self, image_size: int | tuple[int, int]) -> "ViTExport":
@@ -316,16 +315,16 @@ def some(words: Sequence[str], separator: str = ", ") -> str:
 
 def read_by_timm(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm reads of a config.json, flat, as JSON values; without what describes and decides nothing."""
-    found = {key: config.get(key) for key in ("architecture", "num_classes", "num_features", "global_pool")}
+    settings = {key: config.get(key) for key in ("architecture", "num_classes", "num_features", "global_pool")}
     for part in ("model_args", "pretrained_cfg"):
-        found |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIONS}
-    return json.loads(json.dumps(found))
+        settings |= {f"{part}.{key}": value for key, value in config[part].items() if key not in DESCRIPTIONS}
+    return json.loads(json.dumps(settings))
 
 
-def _changed(written: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _changed(written: Mapping[str, Any], read: Mapping[str, Any]) -> str:
     """The settings that differ; empty where none does."""
-    keys = [key for key in {**written, **found} if written.get(key, ABSENT) != found.get(key, ABSENT)]
-    return some([f"{key} is {found.get(key, ABSENT)}, not {written.get(key, ABSENT)}" for key in keys], "; ")
+    keys = [key for key in {**written, **read} if written.get(key, ABSENT) != read.get(key, ABSENT)]
+    return some([f"{key} is {read.get(key, ABSENT)}, not {written.get(key, ABSENT)}" for key in keys], "; ")
 
 
 def _is_replaceable(folder: Path) -> bool:

@@ -60,15 +60,15 @@ def _other_size(spec: ViTSpec) -> tuple[int, int]:
     return max(spec.grid[0] // 2, 1) * spec.patch_size, max(spec.grid[1] // 2, 1) * spec.patch_size
 
 
-def fingerprint_differences(stored: Fingerprint, found: Fingerprint) -> list[str]:
+def fingerprint_differences(stored: Fingerprint, computed: Fingerprint) -> list[str]:
     """One line for each point that differs, in network order; empty when the two agree."""
-    problems = [f"{name}: not in the stored fingerprint" for name in found if name not in stored]
+    problems = [f"{name}: not in the stored fingerprint" for name in computed if name not in stored]
     for name, point in stored.items():
-        if name not in found:
+        if name not in computed:
             problems.append(f"{name}: missing now")
             continue
         allowed = TOLERANCE * max(point["std"], 1e-6)
-        pairs = zip([point["mean"], point["std"], *point["probes"]], _values(found[name]), strict=True)
+        pairs = zip([point["mean"], point["std"], *point["probes"]], _values(computed[name]), strict=True)
         worst = max(abs(old - new) for old, new in pairs)
         if not worst <= allowed:
             problems.append(f"{name}: differs by {worst:.3g}, allowed {allowed:.3g}")

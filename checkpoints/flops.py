@@ -8,9 +8,8 @@ from math import prod
 import torch
 
 from checkpoints.frozen import FrozenSpec
-from checkpoints.skip_init import skip_init
 from checkpoints.spec import ViTSpec
-from checkpoints.vit import ViT
+from checkpoints.vit import ViT, skip_init
 from engine.work import count_flops
 
 
@@ -27,9 +26,9 @@ def training_flops(spec: ViTSpec, image_size: int | None = None) -> int:
     """FLOPs of a forward and a backward pass of one image, with all weights trained."""
 
     def both(vit: ViT, images: torch.Tensor) -> None:
-        found = vit(images)[0]
-        if found.requires_grad:  # raw pixels have no weights
-            found.sum().backward()
+        tokens = vit(images)[0]
+        if tokens.requires_grad:  # raw pixels have no weights
+            tokens.sum().backward()
 
     return _on_meta(spec, image_size, both)
 

@@ -68,6 +68,6 @@ def _beside(path: Path) -> str:
     """`; did you mean F?` where something beside the path that does not exist has nearly its name; raw pixels too."""
     if str(path) == "pixels":
         return "; raw pixels are pixels:SIDE, such as pixels:32"
-    there = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = closest(path.name, there)
+    siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = closest(path.name, siblings)
     return f"; did you mean {path.parent / near}?" if near else ""

@@ -330,8 +330,8 @@ def _branch(key: str, importer: ModuleType, file: ForeignFile, options: ImportOp
             name = options.branch or prefix.rstrip(".") if options.prefix else name
             return BranchTensors(file=file, importer=key, name=name, prefix=prefix, options=options)
     places = ", ".join(map(repr, prefixes))
-    found = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
-    advice = f"it holds the branches: {', '.join(found)}" if found and not options.prefix else ""
+    branches = [other for other, prefixes in importer.BRANCHES.items() if _holds(file, prefixes)]
+    advice = f"it holds the branches: {', '.join(branches)}" if branches and not options.prefix else ""
     advice = advice or beyond(file.tensors) or trunks_elsewhere(key, file) or f"it is not a file of {key}"
     raise ValueError(f"{file.path}: no patch embedding for branch {name!r} under {places}; {advice}")
 

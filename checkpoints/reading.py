@@ -111,10 +111,10 @@ def tensor_in(archive: bytes) -> torch.Tensor:
     if refused := [name for scan in _scan_archive(io.BytesIO(archive)) for name in scan.names if not is_allowed(name)]:
         raise ValueError(_about_refused(refused))
     with only_stand_ins():
-        found = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-    if not isinstance(found, torch.Tensor):
-        raise ValueError(f"a {type(found).__name__} in place of a tensor")
-    return found
+        value = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"a {type(value).__name__} in place of a tensor")
+    return value
 
 
 def _scan_archive(path: Path | io.BytesIO) -> list[Scan]:
@@ -151,8 +151,8 @@ def _about_refused(names: list[str]) -> str:
             return f"is a state of DeepSpeed's (it holds {ascii(name)[1:-1][:80]}); {ZERO}"
         if name.startswith("torch.distributed."):
             return f"is sharded over several processes (it holds {ascii(name)[1:-1]}); {GATHER}"
-    shown = ", ".join(ascii(name)[1:-1][:80] for name in names[:3])
-    return f"wants {shown} to be loaded, which could run code and is refused; if it is from a good source, {RESAVE}"
+    listed = ", ".join(ascii(name)[1:-1][:80] for name in names[:3])
+    return f"wants {listed} to be loaded, which could run code and is refused; if it is from a good source, {RESAVE}"
 
 
 def _short(error: Exception) -> str:

@@ -20,28 +20,59 @@ from types import ModuleType
 
 from torch import nn
 
-from checkpoints.baselines import pixels
 from checkpoints.distributed_folder import is_distributed, read_distributed
 from checkpoints.dotted import split
 from checkpoints.export import ViTExport, digest_of_tensors, is_export
-from checkpoints.frozen import FrozenExport
-from checkpoints.hub import transformers_snapshot
+from checkpoints.frozen import SCHEME, Forward, FrozenExport, held_network, own_network
+from checkpoints.hugging_face import is_in_parts, is_transformers, read_folder, read_parts, transformers_snapshot
 from checkpoints.import_options import TIMM_SCHEMES, ImportOptions, check_reference, file_importers
 from checkpoints.importing import ASSUMED_STATISTICS, import_file, trunks_elsewhere
-from checkpoints.own_networks import SCHEME, Forward, held_network, own_network
 from checkpoints.reading import ForeignFile, read_foreign
 from checkpoints.recognition import beyond
-from checkpoints.transformers_folder import is_in_parts, is_transformers, read_folder, read_parts
+from checkpoints.spec import Preparation, ViTSpec
 from checkpoints.vit import ViT
 from engine.extensions import extension_of, load_extension, load_extensions, warn_of
 
+MAX_SIDE = 48  # 6912 values an image, nine times a ViT-B's: 35 GB for ImageNet
+
+
+def pixels(side: int) -> ViTExport:
+    """Raw pixels as an export: its feature is the normalised image (3, S, S), resized to S and flattened.
+
+    The floor under every leaderboard, evaluated by the same code as a network: one patch is the whole image, its
+    embedding the D = 3 S S pixels, channel by channel, and there is no weight. ValueError for a side that is not 1 to
+    MAX_SIDE.
+    """
+    if not 1 <= side <= MAX_SIDE:
+        raise ValueError(f"pixels: give a side of 1 to {MAX_SIDE} pixels, as in pixels:32")
+    spec = ViTSpec(
+        architecture="pixels",
+        image_size=side,
+        patch_size=side,
+        width=3 * side * side,
+        depth=1,
+        heads=1,
+        mlp_hidden=1,
+        class_token=False,
+        class_position=False,
+        qkv_bias=False,
+        position="none",
+        position_resize="fixed",
+        final_norm="none",
+        pool="avg",
+    )
+    facts = {"name": f"pixels-{side}", "method": "pixels", "recipe": f"{side} px", "licence": "Apache-2.0"}
+    return ViTExport.make(spec, Preparation(crop=1.0), {}, facts=facts)
+
 
 def load_frozen(reference: str | Path, options: ImportOptions | None = None) -> FrozenExport:
-    """As `load`, for evaluation of frozen features: also a network of the user's own, whose code then runs."""
+    """The checkpoint that a reference names, for evaluation of frozen features.
+
+    Takes all that `load` takes, and module:PACKAGE:FUNCTION, a network of the user's own, whose code is run.
+    """
     if not str(reference).startswith(f"{SCHEME}:"):
         return load(reference, options)
-    if (options or ImportOptions()) != ImportOptions():
-        raise ValueError(f"{SCHEME}: it is no file: leave the options of imports")
+    _check_no_options(SCHEME, options)
     return own_network(str(reference))
 
 
@@ -90,8 +121,7 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     if colon and scheme in TIMM_SCHEMES and not is_file:
         return _from_timm(rest if scheme == "timm" else reference, options)
     if colon and scheme == "pixels":
-        if options != ImportOptions():
-            raise ValueError("pixels: it is no file: leave the options of imports")
+        _check_no_options(scheme, options)
         return pixels(int(rest) if rest.isdecimal() else 0)
     if colon and scheme == SCHEME:
         raise ValueError(f"{reference} is a network of your own; frozen evaluation alone takes it, this needs a ViT")
@@ -105,6 +135,11 @@ def load(reference: str | Path, options: ImportOptions | None = None) -> ViTExpo
     check_reference(reference)
     file = _foreign(path)
     return import_file(load_extension("importers", detect(file)), file, options)
+
+
+def _check_no_options(scheme: str, options: ImportOptions | None) -> None:
+    if (options or ImportOptions()) != ImportOptions():
+        raise ValueError(f"{scheme}: names no file, so that options of imports do not apply; leave them out")
 
 
 def _is_foreign(path: Path) -> bool:
@@ -123,26 +158,26 @@ def _foreign(path: Path) -> ForeignFile:
 
 def detect(file: ForeignFile) -> str:
     """Key of the one importer that recognises the file. ValueError if none does or several do."""
-    found = [key for key, importer in load_extensions("importers").items() if _recognises(importer, file)]
-    if not found and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
+    keys = [key for key, importer in load_extensions("importers").items() if _recognises(importer, file)]
+    if not keys and all(name.startswith(("method.", "optimizer.")) for name in file.tensors):
         run = file.path.parent.parent
         raise ValueError(
             f"{file.path} is a state to go on training with; bench run and bench inspect take {run}, the training's "
             f"folder, and `bench export {run}` writes its encoder"
         )
-    if not found and (reason := beyond(file.tensors)):
+    if not keys and (reason := beyond(file.tensors)):
         raise ValueError(f"{file.path}: {reason}")
-    if not found:
+    if not keys:
         examples = ", ".join(list(file.tensors)[:3])
         advice = f"say IMPORTER:{file.path} with one of {', '.join(file_importers())}"
         raise ValueError(
             f"{file.path}: no importer recognises its tensors ({examples}, ...); if you know the format, "
             f"{trunks_elsewhere('IMPORTER', file) or advice}"
         )
-    if len(found) > 1:
-        choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in found)
-        raise ValueError(f"{file.path} could come from {' or '.join(found)}: say {choices}")
-    return found[0]
+    if len(keys) > 1:
+        choices = " or ".join(shlex.quote(f"{key}:{file.path}") for key in keys)
+        raise ValueError(f"{file.path} could come from {' or '.join(keys)}: say {choices}")
+    return keys[0]
 
 
 def _recognises(importer: ModuleType, file: ForeignFile) -> bool:

@@ -47,8 +47,8 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
         raise ValueError(f"{path} is {_about_folder(path)}")
     if path.suffix == ".distcp" or path.name == ".metadata":
         raise ValueError(f"{path} is a part of a distributed checkpoint; name its folder: {path.parent}")
-    if not part and (found := SHARD.fullmatch(path.name)) and int(found[2]) > 1:
-        raise ValueError(f"{path} is one of {int(found[2])} parts; name their folder, with the index: {path.parent}")
+    if not part and (shard := SHARD.fullmatch(path.name)) and int(shard[2]) > 1:
+        raise ValueError(f"{path} is one of {int(shard[2])} parts; name their folder, with the index: {path.parent}")
     try:
         with open_regular(path) as file:
             head = file.read(512)
@@ -61,9 +61,9 @@ def kind_of(path: Path, part: bool = False) -> Literal["archive", "safetensors",
         return "archive"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
         return "safetensors"
-    for signature, what, remedy in SIGNATURES:
+    for signature, meaning, remedy in SIGNATURES:
         if head.startswith(signature):
-            raise ValueError(f"{path} is {what}; {remedy}")
+            raise ValueError(f"{path} is {meaning}; {remedy}")
     if head[257:262] == b"ustar":
         raise ValueError(f"{path} is a tar archive; {NAME_INSIDE}")
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
@@ -131,7 +131,7 @@ def _about_folder(path: Path) -> str:
     kinds = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors")
     inside = sorted(child.name for child in path.iterdir() if child.suffix in kinds)
     if not inside and (folders := sorted(path.glob("*/config.json")) + sorted(path.glob("*/run.json"))):
-        return f"a folder of checkpoints; name one of them: {', '.join(str(each.parent) for each in folders[:3])}"
+        return f"a folder of checkpoints; name one of them: {', '.join(str(file.parent) for file in folders[:3])}"
     return "a folder; name a file inside it" + (f": {', '.join(inside[:3])}" if inside else ", it holds no checkpoint")
 
 

@@ -2,7 +2,7 @@
 
 timm builds the network: `VisionTransformer`, `Beit` where there is a relative position bias, `Eva` where queries and
 keys turn with their positions or keys have no bias. The fields below override the named timm architecture, so one base
-name serves every size. "pixels" is the one name that is not timm's: no network at all, see checkpoints/baselines.py.
+name serves every size. "pixels" is the one name that is not timm's: no network at all, see checkpoints/resolve.py.
 """
 
 import re

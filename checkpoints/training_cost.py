@@ -30,8 +30,8 @@ class TrainingCost:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "TrainingCost":
         """That of an export's facts, as far as they are numbers."""
-        given = facts.get("cost")
-        known = given if isinstance(given, dict) else {}
+        cost = facts.get("cost")
+        known = cost if isinstance(cost, dict) else {}
         numbers = {name: value for name in COST_UNITS if type(value := known.get(name)) in (int, float)}
         return cls(**numbers, devices=str(known.get("devices") or ""))
 

@@ -20,7 +20,7 @@ queries and keys of a patch by angles that its position sets, two channels toget
 The numbers are those of timm's modules, computed in float32 at least, whatever the precision of the network.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -33,7 +33,9 @@ from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import init
 from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 from checkpoints.positions import resize_positions, resize_relative
 from checkpoints.spec import ViTSpec
@@ -220,14 +222,14 @@ class ViT(nn.Module):
         grid: rows and columns of the L patches; needed where blocks see positions and L is not square.
         The class token of class-attention models exists after the last block alone.
         """
-        wanted = [self._block_number(layer) for layer in layers]
+        numbers = [self._block_number(layer) for layer in layers]
         tokens, besides = self._enter(patches, keep, grid)
-        found = {}
-        for number, block in enumerate(self.trunk.blocks[: max(wanted) + 1]):
+        outputs = {}
+        for number, block in enumerate(self.trunk.blocks[: max(numbers) + 1]):
             tokens = block(tokens, **besides[number])
-            if number in wanted:
-                found[number] = self._with_class(tokens) if number == self.spec.depth - 1 else tokens
-        return [self.normalise(found[number], number) if norm else found[number] for number in wanted]
+            if number in numbers:
+                outputs[number] = self._with_class(tokens) if number == self.spec.depth - 1 else tokens
+        return [self.normalise(outputs[number], number) if norm else outputs[number] for number in numbers]
 
     def normalise(self, tokens: Tensor, layer: int = -1) -> Tensor:
         """The final norm on what `encode` gives for `layer` without it, for the tokens that the norm is made for."""
@@ -249,8 +251,8 @@ class ViT(nn.Module):
             raise ValueError("raw pixels have no attention; name a network")
         grid = (images.shape[-2] // self.spec.patch_size, images.shape[-1] // self.spec.patch_size)
         tokens, besides = self._enter(self.place(self.project(images), grid), None, grid)
-        for block, more in zip(self.trunk.blocks[:number], besides[:number], strict=True):
-            tokens = block(tokens, **more)
+        for block, arguments in zip(self.trunk.blocks[:number], besides[:number], strict=True):
+            tokens = block(tokens, **arguments)
         return self.attention_of(tokens, number, grid)
 
     def attention_of(
@@ -347,3 +349,29 @@ class ViT(nn.Module):
         for block in self.class_attention:
             query = block(tokens, query)
         return torch.cat([query, tokens], dim=1)
+
+
+DRAWS = {Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaiming_uniform_}
+SCALES = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}  # what makes a truncated normal of them
+
+
+class skip_init(TorchFunctionMode):
+    """`with skip_init():` builds networks without drawing initial weights that weights of a file will replace.
+
+    Parameters stay as torch.empty makes them, and the random generators as they are. Constants are still set, and buffers computed. On the device "meta", where there are no values, torch would work out
+    the shape of each draw in Python: it takes up to four fifths of the time of building.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        arguments = kwargs or {}
+        if func in DRAWS:
+            return args[0] if args else arguments["tensor"]
+        if func in SCALES and args[0].is_meta:
+            return args[0]
+        return func(*args, **arguments)

@@ -17,11 +17,9 @@ import torch
 
 from checkpoints.export import ViTExport
 from checkpoints.flops import frozen_bytes, training_bytes
-from checkpoints.frozen import FrozenExport, FrozenSpec
-from checkpoints.own_networks import OwnSpec, own_network
-from checkpoints.skip_init import skip_init
+from checkpoints.frozen import FrozenExport, FrozenSpec, OwnSpec, own_network
 from checkpoints.spec import Preparation
-from checkpoints.vit import ViT
+from checkpoints.vit import ViT, skip_init
 from downstream.detection_settings import DetectionSettings
 from downstream.loop.training import Plan
 from downstream.models.operators import quiet_libraries

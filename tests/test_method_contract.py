@@ -26,7 +26,7 @@ from torch import nn
 
 from bench.cli.settings import meanings
 from checkpoints.export import ViTExport
-from checkpoints.skip_init import skip_init
+from checkpoints.vit import skip_init
 from engine.extensions import load_extension, source_files
 from engine.tasks import Workspace
 from pretrain.loop.exporting import exports_in

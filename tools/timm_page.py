@@ -8,9 +8,9 @@ import timm
 import torch
 from torch import nn
 
-from checkpoints.skip_init import skip_init
+from checkpoints.importers.timm import FAMILY, spec_of
 from checkpoints.spec import ViTSpec
-from checkpoints.timm_models import pretrained_names, spec_of
+from checkpoints.vit import skip_init
 from engine.files import write_atomic
 from engine.printing import say
 
@@ -31,6 +31,17 @@ any number of patches (Qwen, Gemma, DeepSeek); `bench import` says so of each.
 
 `python -m tools.timm_page` writes this page from timm {version}: do not edit it by hand.
 """
+
+
+def pretrained_names() -> dict[str, list[str]]:
+    """timm's ViT-family architectures that have weights -> the tags of these weights."""
+    tags: dict[str, list[str]] = {}
+    family = set(timm.list_models(module=FAMILY))
+    for name in timm.list_pretrained():
+        architecture, _, tag = name.partition(".")
+        if architecture in family:
+            tags.setdefault(architecture, []).append(tag)
+    return tags
 
 
 def timm_page() -> str:

@@ -18,8 +18,8 @@ from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedVa
 from bench.run.prepare import named_urls
 from bench.run.suites import ChosenProtocol, catalogue, changed_protocols
 from checkpoints.export import is_export
+from checkpoints.frozen import SCHEME
 from checkpoints.import_options import TIMM_SCHEMES
-from checkpoints.own_networks import SCHEME
 from checkpoints.spec import ViTSpec
 from engine.extensions import load_extension, source_files, warn_of
 from engine.printing import did_you_mean, printable

@@ -8,9 +8,8 @@ from bench.cli.description import epochs_of
 from bench.cli.messages import in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
-from checkpoints.frozen import FrozenExport, FrozenSpec
+from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec
 from checkpoints.import_options import ImportOptions
-from checkpoints.own_networks import SCHEME
 from checkpoints.resolve import load, load_frozen
 from checkpoints.training_cost import TrainingCost
 from engine.printing import say

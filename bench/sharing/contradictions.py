@@ -25,9 +25,8 @@ from bench.sharing.card import read_config
 from bench.statistics import intervals
 from bench.statistics.matching import Measured
 from checkpoints.export import ViTExport, read_by_timm
-from checkpoints.skip_init import skip_init
 from checkpoints.spec import Preparation, ViTSpec
-from checkpoints.vit import ViT
+from checkpoints.vit import ViT, skip_init
 from downstream.metrics.scores import LABELLED, RIGHT, weighted_ap, weighted_scores
 from engine.resampling import Score, resampled
 from engine.tasks import settings_of

@@ -75,10 +75,10 @@ def _positions(
     if "pos_embed" in tensors:
         rows = tensors["pos_embed"].shape[1] if tensors["pos_embed"].ndim == 3 else 0
         side = square(branch, rows, f"the position table has {rows} rows")
-        found = dict(image_size=side * patch, position=kind_in(tensors), position_resize="bicubic_antialias")
-        return tensors, found
+        facts = dict(image_size=side * patch, position=kind_in(tensors), position_resize="bicubic_antialias")
+        return tensors, facts
     asked = branch.options.image_size or IMAGE // patch * patch
     size = asked if isinstance(asked, tuple) else (asked, asked)
     table = sincos_positions((size[0] // patch, size[1] // patch), sizes["width"], "column")
-    found = dict(image_size=asked, position="sincos_column_first", position_resize="fixed")
-    return tensors | {"pos_embed": table}, found
+    facts = dict(image_size=asked, position="sincos_column_first", position_resize="fixed")
+    return tensors | {"pos_embed": table}, facts

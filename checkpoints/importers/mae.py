@@ -23,8 +23,8 @@ def recognise(file: ForeignFile) -> bool:
     names = file.tensors
     full = {"model.pos_embed", "model.decoder_pos_embed"} <= {*names}
     if full or is_bare_vit(file, "sincos_column_first"):
-        others = ("model.predictor.", "model.projection_head.")  # LUT's and CAN's
-        return not any(name.startswith(others) for name in names)
+        other_methods = ("model.predictor.", "model.projection_head.")  # LUT's and CAN's
+        return not any(name.startswith(other_methods) for name in names)
     tuned = trunk_of(file, rf"{CLASSIFIER}|optimizer\..*")
     return ("fc_norm.weight" in tuned or is_plain(tuned)) and kind_in(tuned) == "sincos_column_first"
 

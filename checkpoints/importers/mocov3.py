@@ -41,15 +41,15 @@ def projector_of(branch: BranchTensors, width: int) -> dict[str, Tensor]:
 
     ValueError for a part of one, or for layers that do not fit each other.
     """
-    found = branch.take(r"head\.([036]\.weight)", r"projector.\1", biased=False)
-    found |= branch.take(rf"head\.([147]\.(?:weight|bias|{'|'.join(STATISTICS)}))", r"projector.\1")
-    if found and (lacking := PROJECTOR - found.keys()):
+    tensors = branch.take(r"head\.([036]\.weight)", r"projector.\1", biased=False)
+    tensors |= branch.take(rf"head\.([147]\.(?:weight|bias|{'|'.join(STATISTICS)}))", r"projector.\1")
+    if tensors and (lacking := PROJECTOR - tensors.keys()):
         path = branch.file.path
         raise ValueError(f"{path}: the projection head lacks {some(sorted(lacking))}; the file is not complete")
-    for layer in (0, 3, 6) if found else ():
-        weight, norm = found[f"projector.{layer}.weight"], f"projector.{layer + 1}."
-        lengths = {tensor.shape for name, tensor in found.items() if name.startswith(norm)}
+    for layer in (0, 3, 6) if tensors else ():
+        weight, norm = tensors[f"projector.{layer}.weight"], f"projector.{layer + 1}."
+        lengths = {tensor.shape for name, tensor in tensors.items() if name.startswith(norm)}
         if weight.shape[1:] != (width,) or lengths != {weight.shape[:1]}:
             raise ValueError(f"{branch.file.path}: layer {layer} of the projection head does not fit those beside it")
         width = len(weight)
-    return found
+    return tensors

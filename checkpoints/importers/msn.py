@@ -35,10 +35,10 @@ def projector(branch: BranchTensors) -> dict[str, Tensor]:
     """The head (src/msn_train.py:491-502) without its counters of batches; nothing where the file has none."""
     has_norms = any(name.startswith("fc.bn") for name in branch.names)
     layers = [layer for layer in LAYERS if has_norms or not layer.startswith("bn")]
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, layer in enumerate(layers):
         taken = branch.take(rf"fc\.{layer}\.(weight|bias|running_mean|running_var)", rf"projector.{number}.\1")
         if layer.startswith("bn") and len(taken) != 4:
             raise ValueError(f"{branch.file.path}: {branch.prefix}fc.{layer} is no batch norm with its statistics")
-        found |= taken
-    return found
+        tensors |= taken
+    return tensors

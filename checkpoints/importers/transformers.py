@@ -116,13 +116,13 @@ def with_joint_projections(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for start in sorted({name.split("q_proj.")[0] for name in tensors if ".q_proj." in name}):
         for kind in ("weight", "bias"):
             parts = {part: tensors.get(f"{start}{part}_proj.{kind}") for part in "qkv"}
-            there = {part: tensor for part, tensor in parts.items() if tensor is not None}
-            if len(there) == 3:
-                whole[f"{start}qkv.{kind}"] = torch.cat(list(there.values()))
-            elif {*there} == {"q", "v"} and kind == "bias":
-                whole |= {f"{start}q_bias": there["q"], f"{start}v_bias": there["v"]}
-            elif there:
-                raise ValueError(f"projections of {start} have a {kind} of {', '.join(there)} alone")
+            present = {part: tensor for part, tensor in parts.items() if tensor is not None}
+            if len(present) == 3:
+                whole[f"{start}qkv.{kind}"] = torch.cat(list(present.values()))
+            elif {*present} == {"q", "v"} and kind == "bias":
+                whole |= {f"{start}q_bias": present["q"], f"{start}v_bias": present["v"]}
+            elif present:
+                raise ValueError(f"projections of {start} have a {kind} of {', '.join(present)} alone")
     return whole
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from checkpoints.export import Tables, ViTExport
-from checkpoints.frozen import FrozenExport
-from checkpoints.own_networks import OwnNetwork
+from checkpoints.frozen import FrozenExport, OwnNetwork
 from checkpoints.positions import resize_relative
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT

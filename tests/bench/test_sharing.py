@@ -243,7 +243,7 @@ def test_mistakes_get_one_line(bench, export, words, why):
 
 
 def test_what_has_no_card(bench, tmp_path):
-    from checkpoints.baselines import pixels
+    from checkpoints.resolve import pixels
 
     code, _, err = bench("card", "--checkpoint", tmp_path)
     assert code == 2 and "is not an export; bench import makes one" in err

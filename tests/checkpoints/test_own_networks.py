@@ -9,7 +9,7 @@ import torch
 from own_networks import write_networks
 
 from checkpoints.backbone import Backbone
-from checkpoints.own_networks import OwnExport
+from checkpoints.frozen import OwnExport
 from checkpoints.resolve import load, load_frozen
 from engine.machine import run_on_core_threads
 from probes.features.kinds import FeatureKind

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from checkpoints.skip_init import skip_init
+from checkpoints.vit import skip_init
 
 SMALL = dict(img_size=32, embed_dim=32, depth=2, num_heads=4)
 NAMES = ["vit_base_patch16_224", "beit_base_patch16_224", "eva02_base_patch16_clip_224", "vit_small_patch16_dinov3"]

@@ -15,8 +15,7 @@ from timm.models import save_for_hf
 
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
-from checkpoints.timm_models import pretrained_names
-from tools.timm_page import description_of, outcome, outline
+from tools.timm_page import description_of, outcome, outline, pretrained_names
 
 NAMES = pretrained_names()
 PAGE = (Path(__file__).parents[2] / "docs/timm.md").read_text()

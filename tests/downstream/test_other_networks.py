@@ -8,7 +8,7 @@ import torch
 from own_networks import write_networks
 from toy_scenes import PLAIN, export_of, workspace
 
-from checkpoints.own_networks import OwnExport
+from checkpoints.frozen import OwnExport
 from checkpoints.positions import resize_positions
 from checkpoints.resolve import load_frozen
 from downstream.models.operators import quiet_libraries

@@ -18,8 +18,7 @@ from recordings import facts, matches, steps_per_epoch, tensors, under
 from small_trainings import forward_pass
 from torch import Tensor
 
-from checkpoints.skip_init import skip_init
-from checkpoints.vit import ViT
+from checkpoints.vit import ViT, skip_init
 from engine.distributed import World
 from pretrain.loop.updates import Updates
 from pretrain.method import TrainProgress
