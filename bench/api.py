@@ -577,6 +577,8 @@ def pretrain(
     out: str | Path,
     *,
     settings: Mapping[str, Any] | None = None,
+    init: str | Path | None = None,
+    freeze_first_epochs: int = 0,
     resume: bool = False,
     seed: int = 0,
     export_every: int = 0,
@@ -587,10 +589,11 @@ def pretrain(
     """Pretrain an encoder with a method's recipe in the folder `out`, as `bench pretrain` does; returns the encoder.
 
     recipe: one of the method's (`bench list methods --recipes`). images: a URL. settings: changes of recipe, method or
-    encoder, such as {"epochs": 100, "schedule.warmup": 5}. resume: go on where the training in `out` was, or start it.
-    export_every, knn_every: epochs between two exports, and between two lines of the log with k-NN accuracy on
-    `knn_data` (`images`). options: `batch_size` says how much of the recipe's batch a process has in a forward pass.
-    `out`/start is the encoder before the first update, `out`/log.jsonl the log.
+    encoder, such as {"epochs": 100, "schedule.warmup": 5}. init: a checkpoint that the encoder starts from, as
+    `bench pretrain --init`; freeze_first_epochs: in which the other parameters train alone. resume: go on where the
+    training in `out` was, or start it. export_every, knn_every: epochs between two exports, and between two lines of
+    the log with k-NN accuracy on `knn_data` (`images`). options: `batch_size` says how much of the recipe's batch a
+    process has in a forward pass. `out`/start is the encoder before the first update, `out`/log.jsonl the log.
 
     ValueError for a recipe that does not fit, a folder that holds another training, and a loss that is not finite;
     engine.training.interruptions.Stopped where a signal stopped it, with its state saved.
@@ -626,7 +629,15 @@ def pretrain(
             monitor=knn if knn_every else None,
         )
         changes = tuple(f"{field}={setting_text(value)}" for field, value in (settings or {}).items())
-        request = PretrainRequest(method=method, recipe=recipe, changes=changes, images=images, run=run)
+        request = PretrainRequest(
+            method=method,
+            recipe=recipe,
+            changes=changes,
+            images=images,
+            run=run,
+            init=str(init) if init else None,
+            frozen_epochs=freeze_first_epochs,
+        )
         if run_pretraining(request) == STOPPED:
             raise Stopped(f"stopped by a signal, state saved in {out}; to go on, call it again with resume=True")
         return opened(str(out))[1]

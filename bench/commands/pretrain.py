@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   bench pretrain mae --recipe smoke --images digits: --out runs/mae --dry-run
   bench pretrain mae --recipe vit_b --images imagenet:/data/ILSVRC --out runs/mae --micro-batch 128 --resume
+  bench pretrain dino --recipe vit_b --init timm:vit_base_patch16_224.dino --images images:/data/photos --out runs/on
   bench pretrain mae --recipe 32px --images images:/data/photos --out runs/photos --set epochs=50 schedule.warmup=5
   torchrun --nproc-per-node 8 --no-python bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae
   bench pretrain mae --recipe vit_b --images imagenet:/data --out runs/mae --cluster slurm --nodes 4 --gpus 8
@@ -43,6 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FIELD=VALUE",
         help="change recipe, method or encoder, such as epochs=100 schedule.warmup=5 mask_ratio=0.6",
+    )
+    parser.add_argument(
+        "--init",
+        metavar="CHECKPOINT",
+        help="start the encoder from these weights: a training's folder, an export, timm:NAME, a file, ...",
+    )
+    parser.add_argument(
+        "--freeze-first-epochs",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="with --init: train the other parameters alone for N epochs (0)",
     )
     parser.add_argument("--resume", action="store_true", help="go on where this run was; start it where there is none")
     parser.add_argument("--dry-run", action="store_true", help="print the recipe and its sizes, and do nothing")
@@ -139,6 +152,8 @@ def pretraining_request(arguments: argparse.Namespace, device: str, precision: "
         changes=tuple(arguments.set),
         images=arguments.images,
         run=settings,
+        init=arguments.init,
+        frozen_epochs=arguments.freeze_first_epochs,
         dry_run=arguments.dry_run,
     )
 

@@ -8,12 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.cli.settings import alternatives, changed, read_changes, setting_text, types_of
 from engine.extensions import load_extension, source_files
 from engine.printing import did_you_mean
 from pretrain.recipe import Recipe
+
+if TYPE_CHECKING:
+    from pretrain.loop.initial_weights import InitialWeights
 
 FIXED = ("source",)  # what a change cannot make true
 ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
@@ -21,19 +24,22 @@ ORDER = {"settings": 1, "spec": 2}  # in lists, after what is the recipe's own
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenRecipe:
-    """A method's file, and one of its recipes with the user's `changes`: name -> value that differs."""
+    """A method's file, and one of its recipes with the user's `changes`: name -> value that differs. init: the
+    checkpoint that its encoder is of."""
 
     method: str
     module: ModuleType
     name: str
     recipe: Recipe
     changes: Mapping[str, Any]
+    init: "InitialWeights | None" = None
 
     @property
     def label(self) -> str:
-        """`smoke`, `smoke with epochs=1 width=32`"""
+        """`smoke`, `smoke with epochs=1 width=32`, `smoke from vit_base_patch16_dinov3 with epochs=1`"""
         changes = " ".join(f"{name}={setting_text(value)}" for name, value in self.changes.items())
-        return f"{self.name} with {changes}" if changes else self.name
+        name = f"{self.name} from {self.init.name}" if self.init else self.name
+        return f"{name} with {changes}" if changes else name
 
 
 def choose_recipe(method: str, name: str | None, texts: Sequence[str]) -> ChosenRecipe:

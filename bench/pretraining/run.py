@@ -14,6 +14,7 @@ from bench.cli.messages import in_one_line, millions
 from bench.cli.settings import setting_text
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
+from checkpoints.spec import ViTSpec
 from checkpoints.training_cost import TrainingCost
 from engine.distributed import World, start_world
 from engine.extensions import extension_of
@@ -23,6 +24,7 @@ from engine.tasks import OpenedSets
 from engine.training.interruptions import STOPPED
 from imagesets.sets import ImageSet, open_set
 from pretrain.loop.cost import cost_of
+from pretrain.loop.initial_weights import initial_weights
 from pretrain.loop.run_folder import check_resume
 from pretrain.loop.trainer import Run, Trainer, build
 from pretrain.loop.updates import Precision
@@ -37,7 +39,9 @@ class PretrainRequest:
     recipe: str | None
     changes: tuple[str, ...] = ()  # FIELD=VALUE
     images: str  # URL
-    run: Run  # `run_pretraining` fills in its facts
+    run: Run  # `run_pretraining` fills in its facts and initial weights
+    init: str | None = None  # checkpoint that the encoder starts from
+    frozen_epochs: int = 0  # in which it stays as it is; of `init`
     dry_run: bool = False  # print recipe and sizes, and do nothing
 
 
@@ -93,7 +97,7 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     """Recipe and images; no images for a dry run of a recipe whose images are not there yet."""
     if request.run.wandb:
         require("wandb")
-    chosen = choose_recipe(request.method, request.recipe, request.changes)
+    chosen = _initialised(choose_recipe(request.method, request.recipe, request.changes), request)
     if request.dry_run and absent_images(request.images):
         return chosen, None
     monitor = request.run.monitor
@@ -114,7 +118,26 @@ def _opened(request: PretrainRequest) -> tuple[ChosenRecipe, ImageSet | None]:
     return chosen, images
 
 
-def _without(url: str, error: ValueError) -> str:
+def _initialised(chosen: ChosenRecipe, request: PretrainRequest) -> ChosenRecipe:
+    """The recipe with the encoder of --init, where it was asked for. ValueError where it does not fit."""
+    if not request.init:
+        if request.frozen_epochs:
+            raise ValueError("--freeze-first-epochs without --init CHECKPOINT, whose weights it keeps: add it")
+        return chosen
+    if request.frozen_epochs >= chosen.recipe.epochs:
+        raise ValueError(
+            f"--freeze-first-epochs {request.frozen_epochs} with epochs={chosen.recipe.epochs}: the encoder would "
+            "never train; give fewer"
+        )
+    try:
+        init = initial_weights(request.init, request.frozen_epochs)
+        changed = [name for name in chosen.changes if name in ViTSpec.__dataclass_fields__]
+        return replace(chosen, recipe=init.recipe(chosen.recipe, changed), init=init)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--init {request.init}: {_without(request.init, error)}") from error
+
+
+def _without(url: str, error: Exception) -> str:
     return str(error).removeprefix(f"{url}: ")
 
 
@@ -127,13 +150,17 @@ def _without_labels(url: str) -> str:
 
 def prepared(chosen: ChosenRecipe, images: ImageSet, run: Run, world: World) -> Trainer:
     """The trainer; nothing is written yet. ValueError for a recipe that does not fit the images or itself."""
-    facts = {"name": f"{chosen.method}-{chosen.name}", "recipe": chosen.label}
+    start = f"-from-{chosen.init.name}" if chosen.init else ""
+    facts = {"name": f"{chosen.method}-{chosen.name}{start}", "recipe": chosen.label}
     if plugin := extension_of("methods", chosen.module).plugin:
         facts["plugin"] = plugin
     try:
-        return Trainer(chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts), world)
+        return Trainer(
+            chosen.method, chosen.module, chosen.recipe, images, replace(run, facts=facts, init=chosen.init), world
+        )
     except ValueError as error:
-        raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}") from error
+        encoder = f" (the encoder is that of --init {chosen.init.reference})" if chosen.init else ""
+        raise ValueError(f"{chosen.method} {chosen.name}: {in_one_line(error)}{encoder}") from error
 
 
 def training_lines(chosen: ChosenRecipe, trainer: Trainer, settings: bool) -> Iterator[str]:
@@ -181,6 +208,8 @@ def recipe_lines(chosen: ChosenRecipe, method: Method, settings: bool) -> Iterat
     yield f"  encoder   {recipe.spec.label} at {recipe.spec.side} px, {millions(sizes[0])}"
     yield f"  method    {millions(sizes[1])}, of which {millions(trained)} are trained"
     yield from (f"  {name:<9} {fact}" for name, fact in method.facts().items())
+    if chosen.init:
+        yield f"  init      {chosen.init.summary(method)}"
 
 
 def lines_without_images(chosen: ChosenRecipe, url: str) -> Iterator[str]:

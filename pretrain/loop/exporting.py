@@ -6,6 +6,7 @@ works while the training goes on in another process, or on another machine.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,9 @@ def method_of(identity: Mapping[str, Any], folder: Path) -> Method:
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["settings"].items()}
     try:
         with seeded(START, 0):
-            return module.METHOD(ViTSpec(**settings["spec"]), kind(**own))
+            method = module.METHOD(ViTSpec(**settings["spec"]), kind(**own))
+        if init := identity.get("init"):
+            method.preparation = replace(method.preparation, mean=tuple(init["mean"]), std=tuple(init["std"]))
+        return method
     except TypeError as error:
         raise ValueError(f"{folder / RUN} has other settings than {identity['method']} in this version") from error

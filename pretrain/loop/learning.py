@@ -16,6 +16,7 @@ from pretrain.parts.batch_norm import in_eval_mode
 from pretrain.recipe import Recipe
 
 MIN_UPDATES = 200  # before a warning: an untrained network looks like a broken one
+FALL = 1.0  # points by which a monitored accuracy may be below that of the checkpoint that a training began with
 SHARE = 0.02  # of the newest update in the running mean of the losses, which so covers about 50
 NEAR = 0.98  # share of a baseline's loss; a loss above it has learned nothing
 COLLAPSED = 0.005  # spread of features below which the encoder has collapsed
@@ -29,6 +30,7 @@ class Learning:
 
     means: dict[str, float] = field(default_factory=dict)  # name of a log -> mean over the newest updates
     warnings: dict[str, str] = field(default_factory=dict)  # subject -> what is wrong
+    start: dict[str, float] = field(default_factory=dict)  # the monitor's values of the checkpoint it began with
 
     def add(self, step: int, logs: Mapping[str, float]) -> None:
         """Take in the logs of update `step`."""
@@ -69,6 +71,15 @@ class Learning:
         if spread < COLLAPSED:
             alike = f"the features of all images are the same, to {spread:.1g} of their length (rank {rank:.1f})"
             yield "features", f"{alike}: the encoder has collapsed; {advice}"
+
+    def fallen(self, values: Mapping[str, float]) -> Iterator[str]:
+        """Warnings of monitored accuracies that are below those of the checkpoint that the training began with."""
+        for name, before in self.start.items():
+            if values.get(name, before) < before - FALL:
+                yield (
+                    f"{name} is {values[name]:.2f}, and was {before:.2f} at the checkpoint that this training began "
+                    "with: lower lr, or let the new heads learn first with --freeze-first-epochs"
+                )
 
 
 def features_of(method: Method, views: Mapping[str, Tensor]) -> Tensor | None:

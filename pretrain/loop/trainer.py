@@ -41,6 +41,7 @@ from pretrain.loop.images import (
     load_micro_batches,
     piece_of,
 )
+from pretrain.loop.initial_weights import InitialWeights
 from pretrain.loop.learning import Learning
 from pretrain.loop.records import Averages, Records
 from pretrain.loop.run_folder import locked_run_folder
@@ -74,6 +75,7 @@ class Run:
     monitor_every: int = 0  # epochs; 0: never
     monitor: Monitor | None = None  # evaluates the encoder for the log
     wandb: str | None = None  # project of Weights & Biases
+    init: InitialWeights | None = None  # that the encoder starts from, in place of drawn ones
     facts: Mapping[str, Any] = field(default_factory=dict)  # for run.json and the exports: recipe's name, changes
 
 
@@ -85,6 +87,8 @@ class Trainer:
         if module.METHOD.needs_labels:
             require_labels(images, recipe.settings.classes)
         method = build(module, recipe, run.seed)
+        if run.init:
+            run.init.load_into(method)
         self.plan = batch_plan(
             len(images), recipe.batch, world.size, run.micro_batch, run.seed, images.url, method.repeats
         )
@@ -105,6 +109,7 @@ class Trainer:
             compiled=run.compiled,
             seed=run.seed,
             world=world,
+            frozen_epochs=run.init.frozen_epochs if run.init else 0,
         )
         self.step, self.asked_to_stop = 0, False
         self.unreadable: dict[str, str] = {}
@@ -173,6 +178,8 @@ class Trainer:
         bar = Progress(self.name, todo.stop * self.recipe.batch, quiet=not self.world.is_rank0)
         with closing(records), closing(self.micro_batches(todo)) as micro_batches, bar:
             bar.resume(todo.start * self.recipe.batch)
+            if self.run.init and self.step == 0:
+                self.learning.start = self.monitor(records, bar)
             while self.step < todo.stop:
                 requested = self.update(micro_batches, averages, requests)
                 bar.label = f"{self.name}, epoch {self.progress().time:.1f}, loss {self.updates.losses[-1]:.4g}"
@@ -265,11 +272,20 @@ class Trainer:
         last = epoch == self.recipe.epochs
         if run.export_every and epoch % run.export_every == 0 and not last:
             self.export()
-        if run.monitor and run.monitor_every and (epoch % run.monitor_every == 0 or last):
-            values = run.monitor(self.first_export(), self.progress())
-            if values:
-                bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in values.items())}")
-            self.write(records, values)
+        if run.monitor_every and (epoch % run.monitor_every == 0 or last):
+            for warning in self.learning.fallen(self.monitor(records, bar)):
+                bar.say(f"warning: epoch {epoch}: {warning}")
+
+    def monitor(self, records: Records, bar: Progress) -> dict[str, float]:
+        """Print, log and return the monitor's values of the encoder as it is; none where there is no monitor."""
+        if not (self.run.monitor and self.run.monitor_every):
+            return {}
+        values = dict(self.run.monitor(self.first_export(), self.progress()))
+        if values:
+            epoch = self.step // self.plan.steps_per_epoch
+            bar.say(f"epoch {epoch}: {', '.join(f'{name} {value:.2f}' for name, value in values.items())}")
+        self.write(records, values)
+        return values
 
     def micro_batches(self, steps: range, plan: BatchPlan | None = None) -> Generator[MicroBatch]:
         """The micro-batches of this process during `steps`, by `plan` or its own."""
@@ -297,6 +313,7 @@ class Trainer:
             "precision": self.run.precision,
             **({"compiled": True} if self.run.compiled else {}),
             **({"uses_labels": True} if self.method.needs_labels else {}),
+            **({"init": self.run.init.facts(self.method)} if self.run.init else {}),
         }
 
     def save(self) -> None:

@@ -29,7 +29,7 @@ EACH_EPS = 1e-6  # in the denominator of DINO's clipping (utils.py:138), torch's
 
 class Updates:
     """A method and its optimiser. compiled: blocks by torch.compile. seed: of drop path. Processes share every batch
-    equally."""
+    equally. frozen_epochs: in which the encoder's weights stay as they are."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Updates:
         compiled: bool = False,
         seed: int = 0,
         world: World | None = None,
+        frozen_epochs: int = 0,
     ) -> None:
         self.method, self.recipe, self.world = method.to(device), recipe, world or World()
         self.device, self.precision, self.seed = device, precision, seed
@@ -54,6 +55,8 @@ class Updates:
         if self.world.size > 1:
             # Buffers (MOCA's codebook, statistics of batch norms) are those of the first process, as in the sources.
             self.network = DistributedDataParallel(method, broadcast_buffers=True, gradient_as_bucket_view=True)
+        self.frozen_epochs, exported = frozen_epochs, method.encoders().values()
+        self.encoder = {parameter for encoder in exported for parameter in encoder.vit.parameters()}
         self.losses: deque[float] = deque(maxlen=SHOWN)
         self.norm = math.nan  # of the last gradient, before clipping
 
@@ -76,6 +79,9 @@ class Updates:
         logs = _means([self.backward(views, replace(progress, micro_batch=number)) for number, views in parts])
         logs |= self.reduce(logs["loss"], requests())
         self.check("loss", logs["loss"], progress)
+        if progress.time < self.frozen_epochs:
+            for parameter in self.encoder:
+                parameter.grad = None  # the optimiser passes over it, weight decay and moments too
         self.scaler.unscale_(self.optimizer)
         logs["grad_norm"] = self.clip_gradients()
         if not self.scaler.is_enabled():  # a scaler skips this update and lowers its scale instead

@@ -52,6 +52,18 @@ def test_it_ends_with_an_export_and_the_command_that_evaluates_it(pretrain, benc
     assert code == 0 and "mae-smoke: mae, ViT-16x1/4" in out
 
 
+def test_a_training_starts_from_anothers_encoder(pretrain, tmp_path):
+    assert pretrain()[0] == 0
+    first = ViTExport.load(tmp_path / "run/export")
+    code, out, _ = pretrain("--init", tmp_path / "run", "--freeze-first-epochs", 1, out=tmp_path / "on")
+    assert code == 0 and "smoke from mae-smoke" in out and "other parameters are drawn" in out
+    start = ViTExport.load(tmp_path / "on/start")
+    assert start.digest == first.digest and start.facts["init"]["digests"] == [first.digest]
+    assert ViTExport.load(tmp_path / "on/export").digest != first.digest
+    code, _, err = pretrain("--init", tmp_path / "run", "--set", "width=32", out=tmp_path / "wide")
+    assert code == 2 and "--set width=16" in err and err.count("\n") == 1
+
+
 def test_a_dry_run_tells_all_and_writes_nothing(pretrain, tmp_path):
     code, out, _ = pretrain("--dry-run", "--micro-batch", "4", "--knn-every", "5", "--set", "mask_ratio=0.5", "clip=3")
     assert code == 0 and list(tmp_path.iterdir()) == []

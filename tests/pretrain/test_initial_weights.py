@@ -1,0 +1,164 @@
+"""`--init`: encoders start from a checkpoint's weights, each branch from its like; all else is drawn."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from small_trainings import same, small_recipe, trainer
+from toys import SMALL
+
+from checkpoints.export import ViTExport
+from checkpoints.positions import sincos_positions
+from checkpoints.spec import HALF, Preparation
+from checkpoints.vit import ViT
+from engine.extensions import load_extension, source_files
+from pretrain.loop.exporting import exports_in
+from pretrain.loop.initial_weights import InitialWeights, encoders_of, initial_weights
+from pretrain.loop.trainer import build
+from pretrain.recipe import VIT_SMOKE
+
+
+@pytest.fixture(scope="module")
+def dino_run(tmp_path_factory):
+    """The folder of a finished training with a student and a teacher that differ."""
+    training = trainer("dino", tmp_path_factory.mktemp("dino"))
+    assert training.train() == "finished"
+    return training.run.out
+
+
+def started_from(export: ViTExport, **settings) -> InitialWeights:
+    return InitialWeights(reference="x", trained=export, averaged=export, **settings)
+
+
+def export_of(spec, preparation=None) -> ViTExport:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return ViTExport.from_vit(ViT(spec), preparation or Preparation())
+
+
+@pytest.mark.parametrize("name", source_files("methods"))
+def test_every_method_begins_with_the_checkpoints_encoder(name):
+    """Its moving averages and frozen copies too, and its loss is computed from them."""
+    recipe, module = small_recipe(name), load_extension("methods", name)
+    init = started_from(export_of(recipe.spec, Preparation(mean=HALF, std=HALF)))
+    method = build(module, init.recipe(recipe), seed=0)
+    init.load_into(method)
+    expected = init.trained.build().state_dict()
+    assert all(same(vit.state_dict(), expected) for vit in encoders_of(method))
+    assert {id(encoder.vit) for encoder in method.encoders().values()} <= {id(vit) for vit in encoders_of(method)}
+    assert method.preparation.mean == HALF
+    others = [copy for copy in method.modules() if isinstance(copy, ViT) and copy not in encoders_of(method)]
+    assert all(copy.spec != method.spec for copy in others)
+
+
+def test_student_and_teacher_go_to_their_like(dino_run, tmp_path):
+    exports = {export.facts["branch"]: export for _, export in exports_in(dino_run)}
+    assert exports["teacher"].digest != exports["student"].digest
+    init = initial_weights(str(dino_run))
+    continued = trainer("dino", tmp_path, init=init)
+    for branch, encoder in continued.method.encoders().items():
+        assert same(encoder.vit.state_dict(), exports[branch].build().state_dict())
+    alone = initial_weights(str(dino_run / "export-student"))
+    assert alone.trained.digest == alone.averaged.digest == exports["student"].digest
+
+
+def test_both_branches_of_a_file_are_read(tmp_path):
+    wide = replace(VIT_SMOKE, width=384, depth=1, heads=6, mlp_hidden=64)  # a width with a published number of heads
+    both = {branch: ViTExport.from_vit(ViT(wide), Preparation()) for branch in ("student", "teacher")}
+    names = {branch: {f"backbone.{name}": t for name, t in export.tensors.items()} for branch, export in both.items()}
+    torch.save(names, tmp_path / "checkpoint.pth")
+    init = initial_weights(f"dino:{tmp_path / 'checkpoint.pth'}")
+    assert same(init.trained.tensors, both["student"].tensors) and same(init.averaged.tensors, both["teacher"].tensors)
+
+
+def test_positions_go_to_the_recipes_grid_and_features_stay_alike():
+    export = export_of(replace(SMALL, image_size=32))
+    recipe = replace(small_recipe("simmim"), spec=SMALL)
+    init = started_from(export)
+    assert init.recipe(recipe).spec == replace(export.spec, image_size=SMALL.image_size)
+    method = build(load_extension("methods", "dino"), init.recipe(replace(small_recipe("dino"), spec=SMALL)), seed=0)
+    init.load_into(method)
+    assert same(method.student.vit.state_dict(), export.at_size(16).build().state_dict())
+    assert init.facts(method)["resized_from"] == 32
+
+
+def test_the_architecture_is_the_checkpoints():
+    export = export_of(replace(SMALL, registers=3, layer_scale=True))
+    init = started_from(export)
+    recipe = replace(small_recipe("dino"), spec=SMALL)
+    assert (init.recipe(recipe).spec.registers, init.recipe(recipe).spec.layer_scale) == (3, True)
+    with pytest.raises(ValueError, match=r"registers=3.*--set registers"):
+        init.recipe(replace(recipe, spec=replace(SMALL, registers=1)), ["registers"])
+    with pytest.raises(ValueError, match=r"--set width=32 depth=2"):
+        init.recipe(small_recipe("dino"))
+
+
+def test_timms_copy_of_a_sine_cosine_table_serves_mae():
+    mae = small_recipe("mae")
+    learned = export_of(replace(mae.spec, position="learned"))
+    table = sincos_positions(mae.spec.grid, mae.spec.width, "column", 1)
+    copied = replace(learned, tensors={**learned.tensors, "pos_embed": table})
+    assert started_from(copied).recipe(mae).spec.position == mae.spec.position
+    assert started_from(learned).recipe(mae).spec.position == "learned"  # which MAE then refuses
+
+
+def test_a_frozen_encoder_stays_while_the_rest_learns(tmp_path):
+    recipe = {"epochs": 3, "weight_decay": 0.1}
+    init = started_from(export_of(small_recipe("mae").spec), frozen_epochs=2)
+    training = trainer("mae", tmp_path, init=init, recipe=recipe, export_every=2)
+    before = {name: tensor.clone() for name, tensor in training.method.state_dict().items()}
+    exported = {}
+    training.export = lambda: exported.update(
+        {training.step: {name: tensor.clone() for name, tensor in training.method.state_dict().items()}}
+    )
+    assert training.train() == "finished"
+    frozen, last = exported[6], exported[9]
+    encoder = [name for name in before if ".vit." in name]
+    assert all(torch.equal(frozen[name], before[name]) for name in encoder)
+    assert not torch.equal(frozen["autoencoder.pixels.weight"], before["autoencoder.pixels.weight"])
+    moved = [name for name in encoder if not torch.equal(last[name], before[name])]
+    assert any(name.endswith("attn.qkv.weight") for name in moved)
+
+
+def test_it_resumes_to_the_same_bits_and_only_from_the_same_weights(dino_run, tmp_path):
+    init = initial_weights(str(dino_run))
+    whole = trainer("dino", tmp_path / "whole", init=init)
+    whole.train()
+    first = trainer("dino", tmp_path / "parts", init=init)
+    first.run = replace(first.run, monitor_every=1, monitor=lambda *_: first.stop() or {})
+    assert first.train() == "stopped"
+    with pytest.raises(ValueError, match="init"):
+        trainer("dino", tmp_path / "parts", resume=True).train()
+    second = trainer("dino", tmp_path / "parts", init=init, resume=True)
+    assert second.train() == "finished"
+    assert same(second.method.state_dict(), whole.method.state_dict())
+
+
+def test_the_monitor_sees_the_checkpoint_first_and_a_fall_is_told(tmp_path, capsys):
+    recipe = small_recipe("mae")
+    init = started_from(export_of(recipe.spec))
+    accuracies = iter([60.0, 59.5, 40.0])
+    seen = []
+
+    def monitor(export, progress):
+        seen.append((progress.step, export.digest))
+        return {"knn_top1": next(accuracies)}
+
+    trainer("mae", tmp_path, init=init, monitor=monitor, monitor_every=1).train()
+    assert [step for step, _ in seen] == [0, 3, 6]
+    assert seen[0][1] == ViTExport.load(tmp_path / "start").digest
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["knn_top1"] for line in lines if "knn_top1" in line] == [60.0, 59.5, 40.0]
+    warned = [line for line in "".join(capsys.readouterr()).splitlines() if "warning" in line]
+    assert len(warned) == 1 and "40.00" in warned[0] and "60.00" in warned[0]
+
+
+def test_exports_keep_the_checkpoints_statistics(tmp_path):
+    """Those of an unfinished run too, whose method is built anew from run.json."""
+    init = started_from(export_of(small_recipe("mae").spec, Preparation(mean=HALF, std=HALF)))
+    training = trainer("mae", tmp_path, init=init)
+    training.run = replace(training.run, monitor_every=1, monitor=lambda *_: training.stop() or {})
+    assert training.train() == "stopped"
+    _, export = next(exports_in(tmp_path))
+    assert export.preparation.mean == HALF and export.facts["init"]["digests"] == [init.trained.digest]
