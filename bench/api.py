@@ -144,7 +144,7 @@ def in_python(message: str) -> str:
 
 def workspace(out: Path, options: Options | None, seed: int, limit: int | None) -> "Workspace":
     """Where tasks run whose results are in `out`; the runner names the data."""
-    from bench.cli.checks import ready_device
+    from bench.cli.settings import ready_device
     from engine.tasks import Workspace
 
     options = options or Options()
@@ -201,7 +201,7 @@ def source_pool(spec: "FrozenSpec") -> Literal["cls", "avg"]:
 
 def named_url(data: str) -> str:
     """`NAME=URL`, as it is; a URL alone is named after the last part of its path, or its scheme."""
-    from bench.cli.checks import name_from
+    from bench.cli.settings import name_from
     from bench.run.checkpoints import SAFE_NAME
 
     name, equals, _ = data.partition("=")
@@ -600,8 +600,7 @@ def pretrain(
     """
     check(method=method, recipe=recipe, settings=settings, seed=seed, options=options)
     with commands():
-        from bench.cli.checks import ready_device
-        from bench.cli.settings import setting_text
+        from bench.cli.settings import ready_device, setting_text
         from bench.pretraining.online_knn import OnlineKnn, knn_space
         from bench.pretraining.run import PretrainRequest, run_pretraining, training_precision
         from bench.run.checkpoints import opened
@@ -669,8 +668,7 @@ def visualize(
     """
     check(kind=kind, settings=settings, limit=limit, seed=seed)
     with commands():
-        from bench.cli.checks import chosen_device
-        from bench.cli.settings import setting_text
+        from bench.cli.settings import chosen_device, setting_text
         from bench.reporting.panels import Format
         from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
         from engine.optional import require

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from bench.cli.messages import in_one_line, memory_limit
+from bench.cli.output import in_one_line, memory_limit
 from bench.results.environment import cores, cpu_model, installed, memory_bytes
 from engine import blas_kernel
 from engine.extensions import FOLDERS, extensions, loaded, refused

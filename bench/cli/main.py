@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from bench.cli.messages import in_one_line, traceback_of
+from bench.cli.output import in_one_line, traceback_of
 from engine.extensions import one_line
 from engine.printing import did_you_mean, say
 from engine.training.interruptions import STOPPED, Stopped

@@ -1,24 +1,291 @@
-"""`--set NAME=VALUE`: texts into the types that a dataclass of settings declares, all changes of a call together.
+"""What a user writes: values and names of options, read and checked before the work, and `--set NAME=VALUE`.
 
-TASK.FIELD=VALUE for the tasks of a run (bench/run/suites.py), FIELD=VALUE for a pretraining recipe
-(bench/pretraining/recipes.py) and for pictures. engine/settings.py turns each text into the annotated type.
+TASK.FIELD=VALUE changes the tasks of a run (bench/run/suites.py), FIELD=VALUE a pretraining recipe
+(bench/pretraining/recipes.py) or a picture; engine/settings.py turns a text into the annotated type. What a setting
+means is the comment beside its field, or above it, read from the source of the dataclass.
 
-What a setting means is the comment beside its field, or above it, read from the source of the dataclass.
+Every command imports this file to say its options: nothing heavy is imported here, and torch for `--device` alone.
 """
 
+import argparse
 import ast
 import dataclasses
 import inspect
 import io
+import os
+import re
 import textwrap
 import tokenize
-from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench.cli.output import in_one_line
+from engine.extensions import extensions
 from engine.printing import did_you_mean
-from engine.settings import annotations, from_text
+from engine.settings import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, annotations, from_text
+
+if TYPE_CHECKING:
+    from checkpoints.import_options import ImportOptions
+
+
+REFERENCES = "export folder, checkpoint file, folder of a training, timm:NAME, hf-hub:ID, IMPORTER:PATH, pixels:SIDE"
+
+
+def option_type(hint: Any) -> Callable[[str], Any]:
+    """The `type` of an option whose values are those of an annotated type."""
+
+    def read(text: str) -> Any:
+        try:
+            return from_text(text, hint)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+    return read
+
+
+positive_integer, whole_number = option_type(PositiveInt), option_type(NonNegativeInt)
+share, above_zero = option_type(Fraction), option_type(PositiveFloat)
+
+
+def image_size(text: str) -> int | tuple[int, int]:
+    """Pixels of a side, or height and width with an x between them."""
+    try:
+        return from_text(text.lower().replace("x", ","), PositiveInt | tuple[PositiveInt, PositiveInt])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be pixels, as 224 or 384x512 (height x width)") from None
+
+
+def statistics(text: str) -> str:
+    """Image statistics that there are, as typed."""
+    from checkpoints.import_options import ImportOptions
+
+    try:
+        _ = ImportOptions(statistics=text).preparation
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--statistics ")) from error
+    return text
+
+
+def add_statistics(parser: argparse.ArgumentParser) -> None:
+    """--statistics, of commands that import checkpoints."""
+    parser.add_argument(
+        "--statistics",
+        type=statistics,
+        metavar="S",
+        help="imagenet, half, clip, or six numbers M,M,M,S,S,S: mean and std that the source trained with, of "
+        "checkpoint files that do not name them",
+    )
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """What a user may say of a checkpoint that no tensor of its file shows."""
+    add_statistics(parser)
+    parser.add_argument("--branch", metavar="B", help="student, teacher, ...: whichever the format has")
+    parser.add_argument(
+        "--prefix",
+        metavar="P",
+        help="what the names of the network's tensors begin with, in a file of other training code",
+    )
+    parser.add_argument(
+        "--heads", type=positive_integer, metavar="N", help="attention heads, where no tensor tells them"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=image_size,
+        metavar="N",
+        help="resize the position tables to N pixels, or to HxW, height and width",
+    )
+    parser.add_argument("--architecture", metavar="NAME", help="timm's name of the model, for a file of its weights")
+
+
+def import_options(arguments: argparse.Namespace) -> "ImportOptions":
+    """The same as given."""
+    from checkpoints.import_options import ImportOptions
+
+    return ImportOptions(**{each.name: getattr(arguments, each.name) for each in fields(ImportOptions)})
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """--compile, of commands that run networks."""
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="transformer blocks by torch.compile, which needs a compiler and a minute or two, and rounds otherwise",
+    )
+
+
+def add_publication(parser: argparse.ArgumentParser) -> None:
+    """--hub-dataset and --source, of commands that make what is published."""
+    parser.add_argument(
+        "--hub-dataset",
+        nargs="+",
+        default=[],
+        metavar="NAME=ORG/NAME",
+        help="an image set's id on the Hugging Face Hub, such as cifar10=uoft-cs/cifar10",
+    )
+    parser.add_argument("--source", default="", metavar="URL", help="where results, logs and commands are published")
+
+
+def check_writable(out: Path) -> None:
+    """Make the folder, if need be, and write into it. ValueError, naming the option, where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+
+
+def _naming(out: Path, error: OSError) -> ValueError:
+    return ValueError(f"--out: {in_one_line(OSError(error.errno, error.strerror, str(out)))}")
+
+
+def check_new_export(out: Path) -> None:
+    """ValueError, naming the option, where an export folder `out` could not be written; nothing is left behind."""
+    try:
+        others = out.exists() and any(out.iterdir())
+        nearest = next(place for place in (out, *out.absolute().parents) if place.exists())
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _naming(out, error) from error
+    if others and not (out / "config.json").exists():
+        raise ValueError(f"--out {out}: this folder is not empty and not an export: choose a new one")
+
+
+def ready_device(text: str, compiled: bool) -> str:
+    """`chosen_device`, where a compiler is needed with one. ValueError says what is missing."""
+    device = chosen_device(text)
+    if compiled:
+        from engine.compiling import check_compiler
+
+        check_compiler(device)
+    return device
+
+
+def chosen_device(text: str) -> str:
+    """`auto` -> "cuda" or "cpu"; otherwise `text` itself. ValueError for a device that is not here."""
+    import torch
+
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {text}: choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {text}: torch sees no GPU here; use --device cpu, or see `bench doctor`")
+    if device.index is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--device {text}: each process takes the GPU of its local rank; use --device cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {text}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    return text
+
+
+TASK_KINDS = ("probes", "downstream")
+NAME = r"[a-z0-9_]+@[A-Za-z0-9_.]+"
+
+
+def check_names(checkpoints: Sequence[str], suite: str, data: Sequence[str]) -> None:
+    """ValueError for the first of the names that certainly means nothing; others are found later, with torch."""
+    from checkpoints.import_options import check_reference
+    from imagesets.sets import open_set, parse_url
+
+    refuse_unknown(suite)
+    for text in data:
+        name, equals, url = text.partition("=")
+        if not (equals and name and url):
+            raise ValueError(f"--data {text}: write NAME=URL, for example {quote(example(text))}")
+        scheme = url.partition(":")[0]
+        if scheme.removeprefix("tiny-") not in extensions("layouts"):
+            try:
+                layouts = extensions("layouts")
+                parse_url(url, dict.fromkeys(layouts, "ROOT") | {f"tiny-{layout}": "" for layout in layouts})
+                if absent_images(url):
+                    open_set(url, "train")  # says what its scheme misses
+            except ValueError as error:
+                raise ValueError(f"--data {text}: {str(error).removeprefix(f'{url}: ')}") from error
+    for reference in checkpoints:
+        try:
+            check_reference(reference)
+        except ValueError as error:
+            raise ValueError(f"--checkpoint {reference}: {error}") from error
+
+
+def refuse_unknown(suite: str) -> None:
+    """ValueError for a word of `--suite` that no task file has.
+
+    The files are read, not imported: a protocol's name stands in them as a whole, or up to a `_` where a function makes
+    it. Plugins may make theirs in any way, so nothing is refused where there are any.
+    """
+    tasks = [extension for kind in TASK_KINDS for extension in extensions(kind).values()]
+    if any(task.plugin for task in tasks):
+        return
+    folders = {task.path.parents[1] for task in tasks}
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
+    stems = {name for text in texts for name in re.findall(f'"({NAME})"', text)}
+    suites = {
+        name
+        for text in texts
+        for part in re.findall(r"^SUITES = \{(.*?)^\}", text, re.M | re.S)
+        for name in re.findall(r'"([^"@]+)":', part)
+    }
+    words = {*suites, *(task.key for task in tasks), *(stem.partition("@")[0] for stem in stems)}
+    for word in filter(None, map(str.strip, suite.split(","))):
+        if word not in words and not any(word == stem or word.startswith(f"{stem}_") for stem in stems):
+            named = {name for text in texts for name in re.findall(f'"({NAME})":', text)}
+            raise ValueError(
+                f"--suite: no suite, task or protocol {word!r}"
+                f"{did_you_mean(word, sorted(words | named), '`bench list --protocols`')}"
+            )
+
+
+def absent_images(url: str) -> Path | None:
+    """The path in `SCHEME:PATH` of images where nothing is there; None where there is something, or no path."""
+    from imagesets.sets import OPTIONS
+
+    scheme, _, place = OPTIONS.sub("", url).partition(":")
+    return _absent(place) if any(scheme in extensions(kind) for kind in ("imagesets", "layouts")) else None
+
+
+def absent_file(reference: str) -> Path | None:
+    """The path in a reference to a checkpoint, PATH or IMPORTER:PATH, where nothing is there; None as above."""
+    from checkpoints.import_options import TIMM_SCHEMES
+
+    scheme, colon, place = reference.partition(":")
+    if colon and scheme in TIMM_SCHEMES:
+        return None
+    return _absent(place if colon and scheme in extensions("importers") else reference)
+
+
+def _absent(place: str) -> Path | None:
+    path = Path(place).expanduser()
+    return path if place and not path.exists() else None
+
+
+def example(url: str) -> str:
+    """A likely meaning of a URL or a path without a name: `x=folder:/tmp/x`."""
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.isalnum():
+        return f"{name_from(url)}={url}"
+    if "/" in url or Path(url).is_dir():
+        return f"{name_from(url) or 'images'}=folder:{url}"
+    return "digits=digits:"
+
+
+def name_from(url: str) -> str:
+    """A name for the set at a URL or a path: the last part of the path, else the scheme."""
+    from imagesets.sets import OPTIONS
+
+    scheme, colon, place = OPTIONS.sub("", url).partition(":")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(place if colon else url).name) or (scheme if colon else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

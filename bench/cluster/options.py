@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.cli.arguments import positive_integer
+from bench.cli.settings import positive_integer
 
 DAY = 24 * 60  # minutes
 YEAR = 365 * DAY

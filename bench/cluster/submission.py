@@ -20,8 +20,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from bench.cli.checks import check_writable
 from bench.cli.main import add_shared_arguments, command_module
+from bench.cli.settings import check_writable
 from bench.cluster.options import PREFIX, ClusterOptions
 from bench.cluster.status import WAITING_OR_RUNNING, ending_of, rows_of
 from bench.cluster.task import (

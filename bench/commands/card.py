@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import add_publication
+from bench.cli.settings import add_publication
 
 EPILOG = """README.md says what the export is, how it was trained, how timm loads it and what was measured. Its header
 has the numbers as model-index. .eval_results/ has those on image sets of the Hub: ImageNet-1k is known, others are

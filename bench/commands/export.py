@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: the exports are there, and their fingerprints come out again when they are read back."""
-    from bench.cli.checks import check_new_export
-    from bench.cli.description import epochs_of
+    from bench.cli.output import epochs_of
+    from bench.cli.settings import check_new_export
     from bench.pretraining.run import evaluation
     from checkpoints.export import ViTExport
     from pretrain.loop.exporting import exports_in, finished_export, is_run

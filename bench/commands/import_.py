@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.arguments import add_import_options, import_options
+from bench.cli.settings import add_import_options, import_options
 
 if TYPE_CHECKING:
     from checkpoints.export import ViTExport
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_reference(arguments.source)  # before torch is imported
     from dataclasses import replace
 
-    from bench.cli.checks import check_new_export
-    from bench.cli.description import export_lines
+    from bench.cli.output import export_lines
+    from bench.cli.settings import check_new_export
     from bench.run.checkpoints import checked_name
     from checkpoints.export import ViTExport
     from checkpoints.resolve import load

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench.cli.arguments import REFERENCES, add_import_options, import_options
+from bench.cli.settings import REFERENCES, add_import_options, import_options
 
 EPILOG = """examples:
   bench inspect dino_deitsmall16_pretrain.pth      its format, sizes, where it is from, its digest
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from checkpoints.import_options import check_reference
 
     check_reference(arguments.checkpoint)  # before torch is imported
-    from bench.cli.description import export_lines
+    from bench.cli.output import export_lines
     from bench.run.checkpoints import opened
     from engine.printing import say
 

@@ -97,7 +97,7 @@ def _list_protocols(kind: str | None) -> int:
 
 
 def _list_recipes(kind: str | None) -> int:
-    from bench.cli.messages import in_one_line
+    from bench.cli.output import in_one_line
     from bench.pretraining.recipes import costs
     from engine.extensions import load_extension
 

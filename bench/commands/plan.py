@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0, or 1 where a job would fail."""
-    from bench.cli.checks import check_names
+    from bench.cli.settings import check_names
 
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
-    from bench.cli.checks import chosen_device
+    from bench.cli.settings import chosen_device
     from bench.cluster.submission import argv_of
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.arguments import above_zero, add_compile, positive_integer, share, whole_number
+from bench.cli.settings import above_zero, add_compile, positive_integer, share, whole_number
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         there: Precision = "bfloat16" if options.gpus else "float32"
         precision: Precision = there if arguments.precision == "auto" else arguments.precision
         return launch_pretraining(arguments, pretraining_request(arguments, "cpu", precision), options)
-    from bench.cli.checks import ready_device
+    from bench.cli.settings import ready_device
     from bench.pretraining.run import run_pretraining, training_precision
 
     device = ready_device(arguments.device, arguments.compile)

@@ -4,7 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from bench.cli.arguments import add_publication
+from bench.cli.settings import add_publication
 
 EPILOG = """A record holds what the numbers rest on, but weights and images: result files with their values for every
 image, logs, what each checkpoint is, commands, tables, model cards, and records in the form of Every Eval Ever. Folders

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from bench.cli.arguments import positive_integer
+from bench.cli.settings import positive_integer
 
 EPILOG = """examples:
   bench reproduce                                   the tables, and how much of each is within reach

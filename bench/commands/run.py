@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cli.arguments import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
+from bench.cli.settings import REFERENCES, add_compile, add_statistics, positive_integer, whole_number
 from bench.cluster.options import add_cluster
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: every task has a good result; 1: some task failed; Stopped, which ends with 75, where a signal stopped a
     training."""
-    from bench.cli.checks import check_names
+    from bench.cli.settings import check_names
     from bench.cluster.options import cluster_of
 
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         from bench.cluster.submission import launch_evaluation
 
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
-    from bench.cli.checks import ready_device
+    from bench.cli.settings import ready_device
     from bench.run.runner import run_suite
 
     device = ready_device(arguments.device, arguments.compile)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import positive_integer, whole_number
+from bench.cli.settings import positive_integer, whole_number
 from engine.extensions import one_line
 
 KINDS = sorted((Path(__file__).parents[1] / "reporting" / "kinds").glob("[!_]*.py"))
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all pictures are written; the same input gives the same bytes."""
-    from bench.cli.checks import check_writable, chosen_device
+    from bench.cli.settings import check_writable, chosen_device
     from bench.reporting.visualize import PictureRequest, chosen_kind, draw_pictures
     from engine.optional import require
     from engine.printing import say

@@ -9,9 +9,8 @@ from typing import Literal
 
 import torch
 
-from bench.cli.checks import absent_images, example
-from bench.cli.messages import in_one_line, millions
-from bench.cli.settings import setting_text
+from bench.cli.output import in_one_line, millions
+from bench.cli.settings import absent_images, example, setting_text
 from bench.pretraining.online_knn import OnlineKnn
 from bench.pretraining.recipes import ChosenRecipe, choose_recipe, names_by_path, unused, values_by_path
 from checkpoints.spec import ViTSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from bench.cli.checks import absent_file, absent_images
+from bench.cli.settings import absent_file, absent_images
 from bench.pretraining.recipes import changed_recipe
 from bench.published.values import LOG, PRETRAINED_ON, SETS, TABLES, PublishedValue, values_of
 from bench.run.prepare import named_urls

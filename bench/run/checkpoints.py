@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.description import epochs_of
-from bench.cli.messages import in_one_line
+from bench.cli.output import epochs_of, in_one_line
 from bench.results.record import CheckpointUsed
 from checkpoints.export import ViTExport, is_export
 from checkpoints.frozen import SCHEME, FrozenExport, FrozenSpec

@@ -14,7 +14,7 @@ from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
-from bench.cli.messages import in_one_line
+from bench.cli.output import in_one_line
 from bench.cli.settings import setting_text
 from bench.published.values import SETS
 from bench.results.environment import cores

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.cli.checks import check_writable, example
-from bench.cli.messages import in_one_line, millions
+from bench.cli.output import in_one_line, millions
+from bench.cli.settings import check_writable, example
 from bench.results.index import read_results
 from bench.results.record import (
     DataUsed,

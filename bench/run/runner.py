@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.board import files as leaderboard
 from bench.board.tables import to_terminal
-from bench.cli.messages import in_one_line, traceback_of
+from bench.cli.output import in_one_line, traceback_of
 from bench.published.values import against_published
 from bench.results.board import group_of
 from bench.results.environment import hardware, versions

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from bench.cli.messages import in_one_line
+from bench.cli.output import in_one_line
 from bench.cli.settings import Change, changed, read_changes
 from engine.extensions import Extension, extensions, loaded, refused
 from engine.printing import did_you_mean

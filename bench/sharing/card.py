@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.board.tables import number
-from bench.cli.checks import check_writable
-from bench.cli.description import epochs_of
-from bench.cli.messages import millions
+from bench.cli.output import epochs_of, millions
+from bench.cli.settings import check_writable
 from bench.results.board import group_of
 from bench.results.record import CheckpointUsed, Result
 from bench.run.checkpoints import default_name, describe

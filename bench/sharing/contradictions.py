@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from bench.cli.messages import in_one_line
+from bench.cli.output import in_one_line
 from bench.results.record import CheckpointUsed, Result, images_seen, result_path, result_stem
 from bench.run.checkpoints import describe
 from bench.run.suites import ChosenProtocol, catalogue

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.main import COMMANDS, command_module, parse_arguments, with_dashes
-from bench.cli.messages import in_one_line
+from bench.cli.output import in_one_line
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "timm", "faiss", "sklearn", "scipy", "numpy", "PIL", "torchvision", "matplotlib", "mmcv")
@@ -82,7 +82,10 @@ WRONG = [
     (["inspect", __file__.replace("test_cli", "test_clii")], f"IMPORTER:PATH; did you mean {__file__}?"),
     (["leaderboard", "--out", "/nowhere"], "/nowhere holds no results"),
     (["data", "check", "digitz:"], "unknown scheme 'digitz'; did you mean 'digits:'?"),
-    (["import", "/nowhere", "--out", "x", "--heads", "many"], "argument --heads: expected a whole number from 1 on"),
+    (
+        ["import", "/nowhere", "--out", "x", "--heads", "many"],
+        "argument --heads: 'many' must be a whole number of at least 1",
+    ),
 ]
 
 

@@ -153,16 +153,19 @@ WRONG = [
     (["--set", "decoder_heads=3"], "mae smoke: decoder_heads=3 does not divide decoder_width="),
     (["--set", "batch=65"], "mae smoke: batch=65 is more than the 64 images of tiny:; lower it with --set batch=64"),
     (["--precision", "float16"], "--precision float16: a CPU computes it over 100 times slower"),
-    (["--save-minutes", "0"], "argument --save-minutes: expected a number above 0, not '0'"),
-    (["--micro-batch", "0"], "argument --micro-batch/--at-once: expected a whole number from 1 on"),
+    (["--save-minutes", "0"], "argument --save-minutes: '0' must be a number above 0"),
+    (["--micro-batch", "0"], "argument --micro-batch/--at-once: '0' must be a whole number of at least 1"),
     (["--images", "digitz:"], "--images digitz:: 'digitz:' has the unknown scheme"),
     (["--images", "images:/nowhere"], "--images images:/nowhere: no folder /nowhere"),
     (
         ["--knn-data", "digits:", "--knn-k", "5"],
         "--knn-data and --knn-k without --knn-every EPOCHS, which says how often",
     ),
-    (["--knn-every", "1", "--knn-fraction", "1.5"], "argument --knn-fraction: expected a share above 0 and up to 1"),
-    (["--knn-every", "1", "--knn-k", "0"], "argument --knn-k: expected a whole number from 1 on"),
+    (
+        ["--knn-every", "1", "--knn-fraction", "1.5"],
+        "argument --knn-fraction: '1.5' must be a number above 0 and up to 1",
+    ),
+    (["--knn-every", "1", "--knn-k", "0"], "argument --knn-k: '0' must be a whole number of at least 1"),
     (["--knn-every", "1", "--knn-data", "folder:/nowhere"], "--knn-data folder:/nowhere: no folder /nowhere"),
     (["--resum"], "no option --resum; did you mean '--resume'?"),
 ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_networks import randomise
 
-from bench.cli.arguments import image_size
+from bench.cli.settings import image_size
 from checkpoints.backbone import Backbone
 from checkpoints.export import ViTExport
 from checkpoints.resolve import load
@@ -96,7 +96,7 @@ def test_an_image_that_is_not_square(key, tmp_path):
 def test_the_command_line_takes_height_and_width():
     assert (image_size("224"), image_size("384x512")) == (224, (384, 512))
     for wrong in ("0", "384x", "x", "1x2x3", "-4", "4x0"):
-        with pytest.raises(ArgumentTypeError, match="expected pixels, as 224 or 384x512"):
+        with pytest.raises(ArgumentTypeError, match="must be pixels, as 224 or 384x512"):
             image_size(wrong)
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from bench.cli.messages import in_one_line
+from bench.cli.output import in_one_line
 from engine.training.interruptions import SIGNALS, Stopped, StopRequest, ignore_signals, listening, loaded_by
 
 
