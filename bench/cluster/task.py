@@ -1,16 +1,16 @@
 """What a job does: it runs `bench` as a process of its own, passes signals on, and is queued again where it stopped.
 
-submitit starts one of these for every process of a job; torchrun has no part in it. The command runs below it, so that
-its memory, its signals and its death are its own: this one only waits. A scheduler announces the end of a job's time,
+submitit starts one of these for every process of a job, without torchrun. The command is a child process, so that its
+memory, its signals and its death are its own: this one only waits. A scheduler announces the end of a job's time,
 or a preemption, by a signal. The command then saves its state and leaves with code STOPPED, submitit's `checkpoint`
 keeps the task for the next attempt, and the job is queued again.
 
-This file imports nothing heavy, and nothing of ours but files: it stays in memory beside the command.
+This file imports nothing heavy: it stays in memory beside the command.
 
 What is known of submitted jobs lies in files below OUT/cluster/, written by the submitting command and by the jobs:
 
     OUT/cluster/TIME/submission.json     what was submitted: a task for each job, with its command and its results
-    OUT/cluster/TIME/task-N.json         how task N goes, as its job last said; task-N.lock is held while it runs
+    OUT/cluster/TIME/task-N.json         the state of task N, as its job last wrote it; task-N.lock: held while it runs
     OUT/cluster/TIME/logs/               what the jobs print, and submitit's own files
 
 All are JSON: submitit's pickles are read by its jobs alone.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -133,11 +133,6 @@ def _read(path: Path, kind: type[Record]) -> Record:
         ) from error
 
 
-def results_of(tasks: Sequence[TaskRecord]) -> set[str]:
-    """All result files of tasks."""
-    return {result for task in tasks for result in task.results}
-
-
 PORTS = (10000, 20000)  # below those that the kernel gives out by itself
 LEAVE_TO_OTHERS = 0.3  # seconds in which other processes can find out how one died (engine/peers.py)
 RUNNING = "RUNNING"  # SLURM's state of a job that nobody has cancelled
@@ -155,10 +150,7 @@ class BenchTask:
         """Run the command. SystemExit with its code where that is not 0, so that the scheduler sees it too."""
         from submitit import JobEnvironment
 
-        environment = JobEnvironment()
-        running = Running(self, environment)
-        code = running.run()
-        if code:
+        if code := Attempt(self, JobEnvironment()).run():
             sys.exit(code)
         return 0
 
@@ -169,7 +161,7 @@ class BenchTask:
         return DelayedSubmission(self)
 
 
-class Running:
+class Attempt:
     """One attempt, in one process of the job."""
 
     def __init__(self, task: BenchTask, environment: Any) -> None:

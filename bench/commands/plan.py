@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Sets of an assumed machine are named alone, as `imagenet`.
     check_names(arguments.checkpoint, arguments.suite, [text for text in arguments.data if "=" in text])
     from bench.cli.settings import chosen_device
-    from bench.cluster.submission import argv_of
+    from bench.cluster.submit import argv_of
     from bench.commands.run import evaluation_request
     from bench.run.calibration import free_memory, machine
     from bench.run.forecast import as_json, entries, forecasts_by_checkpoint, report, script_lines

@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
-        from bench.cluster.submission import launch_pretraining
+        from bench.cluster.submit import launch_pretraining
 
         there: Precision = "bfloat16" if options.gpus else "float32"
         precision: Precision = there if arguments.precision == "auto" else arguments.precision

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_names(arguments.checkpoint, arguments.suite, arguments.data)
     options = cluster_of(arguments)
     if options and not arguments.dry_run:
-        from bench.cluster.submission import launch_evaluation
+        from bench.cluster.submit import launch_evaluation
 
         return launch_evaluation(arguments, evaluation_request(arguments, "cpu"), options)
     from bench.cli.settings import ready_device

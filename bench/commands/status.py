@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     from bench.cluster.status import rows_of, status_json, status_lines
     from engine.printing import say
 
-    if arguments.json:
-        say(*json.dumps(status_json(arguments.out), indent=2).split("\n"))
-    else:
-        say(*status_lines(arguments.out))
-    return int(any(row.state in ("failed", "stopped") for row in rows_of(arguments.out)))
+    out = arguments.out
+    if not (rows := rows_of(out)):
+        raise ValueError(f"{out}: nothing was submitted from there; `bench run ... --out {out} --cluster slurm` does")
+    say(*(json.dumps(status_json(rows), indent=2).split("\n") if arguments.json else status_lines(rows)))
+    return int(any(row.state in ("failed", "stopped") for row in rows))

@@ -15,8 +15,8 @@ from elsewhere import program
 
 from bench.cli.main import parse_arguments
 from bench.cluster.options import YEAR, cluster_of, minutes_of
-from bench.cluster.status import UNSAID, rows_of
-from bench.cluster.submission import argv_of
+from bench.cluster.status import KILLED, rows_of
+from bench.cluster.submit import argv_of
 from bench.cluster.task import (
     AttemptState,
     Submission,
@@ -24,7 +24,6 @@ from bench.cluster.task import (
     lock_of,
     new_folder,
     now,
-    read_attempt,
     submissions,
     write_attempt,
     write_submission,
@@ -210,7 +209,7 @@ def test_states_are_what_jobs_and_scheduler_say(slurm, bench):
     rows = rows_of(out)
     assert [row.state for row in rows] == ["finished", "running", "waiting", "failed", "failed", "stopped", "failed"]
     assert [rows[number].reason for number in (2, 3)] == ["Resources", "no memory"]
-    assert UNSAID in rows[4].reason and "more memory than --mem" in rows[6].reason
+    assert KILLED in rows[4].reason and "more memory than --mem" in rows[6].reason
     code, said, _ = bench("status", "--out", out)
     assert code == 1 and said.splitlines()[-1] == "1 finished, 1 running, 1 waiting, 1 stopped, 3 failed"
     assert f"log: {log}" in said and "job 5_1" in said and "on node7" in said
@@ -230,8 +229,8 @@ def test_local_jobs_live_as_long_as_their_locks(tmp_path):
 
 def test_a_later_submission_takes_results_over(tmp_path):
     record(tmp_path, "local", 3)
-    folder = record(tmp_path, "local", 2)
-    assert [(row.folder == folder, row.task.number) for row in rows_of(tmp_path)] == [(False, 2), (True, 0), (True, 1)]
+    record(tmp_path, "local", 2)
+    assert [(len(row.submission.tasks), row.task.number) for row in rows_of(tmp_path)] == [(3, 2), (2, 0), (2, 1)]
 
 
 def test_a_folder_without_jobs_is_one_line(tmp_path, bench):
@@ -257,7 +256,7 @@ def test_local_jobs_run_two_at_once_and_end_as_a_plain_run(bench, toys, toy_pack
     results = [read_result(path) for path in (out / "results").rglob("*.json")]
     assert {(each.status, each.processes) for each in results} == {("ok", 1), ("ok", 2)}
     assert [row.state for row in rows_of(out)] == ["finished", "finished"]
-    assert [read_attempt(row.folder, row.task.number).code for row in rows_of(out)] == [0, 0]
+    assert [row.attempt.code for row in rows_of(out)] == [0, 0]
 
 
 def processes_with(variable: str, words: str) -> list[int]:

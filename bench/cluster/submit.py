@@ -1,10 +1,10 @@
-"""`--cluster` of `bench run` and `bench pretrain`: tasks given to submitit's executors, one array of SLURM jobs or
-processes of this machine, so many at once.
+"""`--cluster` of `bench run` and `bench pretrain`: tasks for submitit's executors, one array of SLURM jobs, or jobs on
+this machine with a limit on how many run at once.
 
 Every checkpoint and protocol is a task, cheap ones first: the same command with fewer checkpoints and protocols, so
-that tasks share a folder of results as runs of a user's own would. Protocols of a checkpoint that read the same
-features, or train on the same stream of augmented images, are one task: in jobs of their own they would compute these
-again, or wait for each other beside idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
+that tasks share a folder of results as a user's own runs would. Protocols of a checkpoint that read the same features,
+or train on the same stream of augmented images, are one task: separate jobs would compute these again, or wait for each
+other beside idle GPUs. The checkpoints are imported here, once; the tasks read the exports.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -23,7 +23,7 @@ from typing import Any
 from bench.cli.main import add_shared_arguments, command_module
 from bench.cli.settings import check_writable
 from bench.cluster.options import PREFIX, ClusterOptions
-from bench.cluster.status import WAITING_OR_RUNNING, ending_of, rows_of
+from bench.cluster.status import GO_ON, WAITING_OR_RUNNING, ended_state, good_results, rows_of
 from bench.cluster.task import (
     FOLDER,
     AttemptState,
@@ -34,7 +34,7 @@ from bench.cluster.task import (
     new_folder,
     now,
     read_attempt,
-    results_of,
+    seconds_since,
     write_attempt,
     write_submission,
 )
@@ -47,14 +47,14 @@ from downstream.data.scenes import layout_of
 from engine.files import locked
 from engine.optional import require
 from engine.printing import say
+from engine.progress import span
 from engine.tasks import Workspace
 from engine.training.interruptions import STOPPED, listening
 
 ATTEMPTS = 1000  # times that a job may be queued again; a pretraining of weeks needs many
 NOTICE = 180  # seconds before the end of the time at which a job is asked to save its state
-KEPT = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
-LOOK = 0.5  # seconds between two looks at the local jobs
-Heard = Callable[[TaskRecord, AttemptState], None]  # of a local job that began or ended
+CLUSTER_VARIABLES = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")  # of the cluster, not of a job
+POLL = 0.5  # seconds between two looks at the local jobs
 
 
 def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> Submission:
@@ -62,34 +62,34 @@ def submit_to_slurm(out: Path, tasks: Sequence[TaskRecord], options: ClusterOpti
     if not shutil.which("sbatch"):
         raise ValueError("--cluster slurm: there is no sbatch here; run this on a login node, or --cluster local")
     require("submitit")
-    with _folder_of(out) as folder:
+    with _submission_folder(out) as folder:
         executor = slurm_executor(folder / "logs", options)
         try:
-            with _no_job_of_ours(), redirect_stderr(StringIO()):  # submitit prints what it raises
-                jobs = executor.submit_array([_task(folder, task) for task in tasks])
-        except (RuntimeError, ValueError, OSError) as error:  # what sbatch said is its last line
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"--cluster slurm: {said[-1].removeprefix('sbatch: error: ')}") from error
-        named = tuple(replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True))
-        submission = Submission(cluster="slurm", date=now(), at_once=options.jobs, tasks=named)
+            with _outside_any_job(), redirect_stderr(StringIO()):  # submitit prints what it raises
+                jobs = executor.submit_array([_callable(folder, task) for task in tasks])
+        except (RuntimeError, ValueError, OSError) as error:  # sbatch's message is its last line
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"--cluster slurm: {lines[-1].removeprefix('sbatch: error: ')}") from error
+        with_jobs = tuple(replace(task, job=job.job_id) for task, job in zip(tasks, jobs, strict=True))
+        submission = Submission(cluster="slurm", date=now(), at_once=options.jobs, tasks=with_jobs)
         write_submission(folder, submission)
     return submission
 
 
 @contextmanager
-def _no_job_of_ours() -> Iterator[None]:
-    """Without the variables of a job that this command runs in: the jobs that it submits have places of their own."""
+def _outside_any_job() -> Iterator[None]:
+    """Without the variables of a job that this command runs in, which are not those of the jobs that it submits."""
     from submitit.helpers import clean_env
 
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
     with clean_env():
         os.environ.update(kept)
         yield
 
 
 @contextmanager
-def _folder_of(out: Path) -> Iterator[Path]:
-    """A new submission's folder, which goes again where nothing was submitted."""
+def _submission_folder(out: Path) -> Iterator[Path]:
+    """A new submission's folder, which is removed where nothing was submitted."""
     folder = new_folder(out)
     try:
         yield folder
@@ -98,7 +98,7 @@ def _folder_of(out: Path) -> Iterator[Path]:
         raise
 
 
-def _task(folder: Path, task: TaskRecord) -> BenchTask:
+def _callable(folder: Path, task: TaskRecord) -> BenchTask:
     return BenchTask(folder=str(folder.absolute()), number=task.number, words=task.words)
 
 
@@ -106,9 +106,9 @@ def slurm_executor(logs: Path, options: ClusterOptions) -> Any:
     """submitit's executor with the options as sbatch's own. A job that SLURM preempts or whose node dies comes back."""
     from submitit import SlurmExecutor
 
-    further = {key: value or True for key, _, value in (text.partition("=") for text in options.slurm)}
+    extra = {key: value or True for key, _, value in (text.partition("=") for text in options.slurm)}
     executor = SlurmExecutor(logs, max_num_timeout=ATTEMPTS)
-    given = {
+    optional = {
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
@@ -123,42 +123,41 @@ def slurm_executor(logs: Path, options: ClusterOptions) -> Any:
         ntasks_per_node=options.processes,
         signal_delay_s=min(NOTICE, options.minutes * 60 // 4),
         stderr_to_stdout=True,
-        additional_parameters={"requeue": True} | ({"mem": options.mem} if options.mem else {}) | further,
-        **{name: value for name, value in given.items() if value is not None},
+        additional_parameters={"requeue": True} | ({"mem": options.mem} if options.mem else {}) | extra,
+        **{name: value for name, value in optional.items() if value is not None},
     )
     return executor
 
 
 class LocalQueue:
-    """Jobs of this machine, so many at once. heard: called when one begins and when it ends."""
+    """Jobs on this machine, at most `options.jobs` at once: submitit's LocalExecutor alone starts all of them."""
 
-    def __init__(self, folder: Path, tasks: Sequence[TaskRecord], options: ClusterOptions, heard: Heard) -> None:
-        require("submitit")
-        self.folder, self.options, self.heard = folder, options, heard
+    def __init__(self, out: Path, folder: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> None:
+        self.out, self.folder, self.options, self.count = out, folder, options, len(tasks)
+        self.begun = now()
         self.waiting = list(tasks)
-        self.places: dict[int, tuple[TaskRecord, Any]] = {}  # place -> the task in it, and submitit's job
+        self.running: dict[int, tuple[TaskRecord, Any]] = {}  # slot -> its task, and submitit's job
         self.stopping = False
 
     def run(self) -> list[int]:
-        """Run all to their end; their exit codes. A signal stops them, with their states saved."""
+        """Run all jobs to their end; their exit codes. A signal stops them, with their states saved."""
         codes = []
         with listening(self.stop):
-            while (self.waiting and not self.stopping) or self.places:
-                self.start_some()
-                time.sleep(LOOK)
-                codes += [self.ended(place) for place, (_, job) in [*self.places.items()] if job.done()]
+            while (self.waiting and not self.stopping) or self.running:
+                for slot in range(self.options.jobs or 1):
+                    if slot not in self.running and self.waiting and not self.stopping:
+                        task = self.waiting.pop(0)
+                        self.running[slot] = task, self.start(task, slot)
+                        self.say(task, "begins")
+                time.sleep(POLL)
+                codes += [self.ended(slot) for slot, (_, job) in [*self.running.items()] if job.done()]
         return codes + [STOPPED] * len(self.waiting)
 
-    def start_some(self) -> None:
-        """A job in every free place."""
-        for place in range(self.options.jobs or 1):
-            if place not in self.places and self.waiting and not self.stopping:
-                task = self.waiting.pop(0)
-                self.places[place] = task, self.start(task, place)
-                self.heard(task, AttemptState(stage="running"))
+    def say(self, task: TaskRecord, what: str) -> None:
+        say(f"  [{task.number + 1}/{self.count}] {task.title}: {what}")
 
-    def start(self, task: TaskRecord, place: int) -> Any:
-        """submitit's job, on the GPUs of its place."""
+    def start(self, task: TaskRecord, slot: int) -> Any:
+        """submitit's job, on the GPUs of its slot."""
         from submitit import LocalExecutor
 
         gpus = self.options.gpus
@@ -168,38 +167,33 @@ class LocalQueue:
             signal_delay_s=min(NOTICE, self.options.minutes * 60 // 4),
             tasks_per_node=self.options.processes,
             gpus_per_node=gpus,
-            visible_gpus=tuple(range(place * gpus, (place + 1) * gpus)),
+            visible_gpus=tuple(range(slot * gpus, (slot + 1) * gpus)),
             stderr_to_stdout=True,
         )
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the jobs hear of it by `stop`
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the jobs by `stop` alone
         try:
-            return executor.submit(_task(self.folder, task))
+            return executor.submit(_callable(self.folder, task))
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def ended(self, place: int) -> int:
-        """Free a place; the exit code of its task."""
-        task, _ = self.places.pop(place)
+    def ended(self, slot: int) -> int:
+        """Free a slot; the exit code of its task."""
+        task, _ = self.running.pop(slot)
         attempt = read_attempt(self.folder, task.number) or AttemptState(stage="ended", code=1)
-        if attempt.stage == "running":  # it was killed, and could not say so
+        if attempt.stage == "running":  # it was killed before it could write its end
             attempt = replace(attempt, stage="ended", code=-signal.SIGKILL, ended=now())
             write_attempt(self.folder, task.number, attempt)
-        self.heard(task, attempt)
+        complete = len(good_results(self.out, self.begun, task)) == len(task.results)
+        state, reason = ended_state(self.out, task, attempt, complete=complete)
+        took = f" in {span(seconds_since(attempt.begun, attempt.ended))}" if attempt.begun else ""
+        self.say(task, f"{state}{took}" if state == "finished" else f"{state}: {reason} (log: {attempt.log})")
         return attempt.code if attempt.code is not None else 1
 
     def stop(self) -> None:
         """Ask all jobs to save and leave; no other one begins."""
         self.stopping = True
-        for _, job in self.places.values():
+        for _, job in self.running.values():
             os.kill(int(job.job_id), signal.SIGTERM)
-
-
-def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions, heard: Heard) -> list[int]:
-    """Run the tasks on this machine and return their exit codes."""
-    with _folder_of(out) as folder:
-        write_submission(folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks)))
-    with locked(lock_of(folder), "it starts these jobs"):
-        return LocalQueue(folder, tasks, options, heard).run()
 
 
 NOT_OF_A_JOB = ("help", "cluster", "command")
@@ -244,8 +238,8 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
     """
     preparation = prepare(request)
     say(*preparation.left_out)
-    found: list[tuple[LoadedCheckpoint, list[Job]]] = []
-    expected: dict[Path, float] = {}
+    tasks: list[tuple[LoadedCheckpoint, list[Job]]] = []
+    seconds: dict[Path, float] = {}
     left_out = {"have a result": 0, "are submitted already": 0}
     for checkpoint, jobs in without_problems(preparation)[0]:
         export = preparation.exports[checkpoint.key]
@@ -253,24 +247,25 @@ def evaluation_tasks(arguments: argparse.Namespace, request: RunRequest, submitt
         new = [job for job in todo if str(job.path.relative_to(request.out)) not in submitted]
         left_out["have a result"] += len(jobs) - len(todo)
         left_out["are submitted already"] += len(todo) - len(new)
-        expected |= expectations(new, export, request.space)
-        found += [(checkpoint, group) for group in groups_sharing(new, export, request.space)]
+        seconds |= expectations(new, export, request.space)
+        tasks += [(checkpoint, group) for group in groups_sharing(new, export, request.space)]
     say(*(f"{count} jobs {why}, skipped" for why, count in left_out.items() if count))
-    found.sort(key=lambda pair: _cost(pair[1]))
-    tasks = [_task_of(number, arguments, request, *pair) for number, pair in enumerate(found)]
-    seconds = {_relative(path, request.out): each for path, each in expected.items()}
-    return [replace(task, expected={name: seconds[name] for name in task.results if name in seconds}) for task in tasks]
+    tasks.sort(key=lambda task: _cost(task[1]))
+    return [
+        _task_of(number, arguments, request, checkpoint, jobs, seconds)
+        for number, (checkpoint, jobs) in enumerate(tasks)
+    ]
 
 
 def groups_sharing(jobs: Sequence[Job], export: FrozenExport, space: Workspace) -> list[list[Job]]:
     """The jobs of one checkpoint in groups: those of a group share features or a stream, or are one protocol."""
     groups: list[tuple[set[Hashable], list[Job]]] = []
     for job in jobs:
-        shares = _shared(job, export, space)
-        met = [group for group in groups if group[0] & shares]
-        groups = [group for group in groups if group not in met]
-        keys = shares.union(*(keys for keys, _ in met))
-        groups.append((keys, [*(each for _, members in met for each in members), job]))
+        keys = _shared(job, export, space)
+        joined = [group for group in groups if group[0] & keys]
+        groups = [group for group in groups if group not in joined]
+        members = [member for _, others in joined for member in others]
+        groups.append((keys.union(*(keys for keys, _ in joined)), [*members, job]))
     return [sorted(members, key=jobs.index) for _, members in groups]
 
 
@@ -294,32 +289,35 @@ def _cost(jobs: Sequence[Job]) -> float:
 
 
 def _task_of(
-    number: int, arguments: argparse.Namespace, request: RunRequest, checkpoint: LoadedCheckpoint, jobs: Sequence[Job]
+    number: int,
+    arguments: argparse.Namespace,
+    request: RunRequest,
+    checkpoint: LoadedCheckpoint,
+    jobs: Sequence[Job],
+    seconds: Mapping[Path, float],
 ) -> TaskRecord:
-    chosen = {job.chosen.name: job.chosen for job in jobs}
-    targets = {word for each in chosen.values() for word in (each.key, each.name)}
-    layouts = {each.layout for each in chosen.values()}
+    protocols = {job.chosen.name: job.chosen for job in jobs}
+    targets = {word for protocol in protocols.values() for word in (protocol.key, protocol.name)}
+    layouts = {protocol.layout for protocol in protocols.values()}
     data = {job.data.name: job.data.url for job in jobs if layout_of(job.data.url) in layouts}
-    replaced = {
+    changes = {
         "checkpoint": [checkpoint.reference],
         "name": [checkpoint.used.name],
         "statistics": None,  # of an import, which is done
-        "suite": ",".join(chosen),
+        "suite": ",".join(protocols),
         "data": [f"{name}={url}" for name, url in data.items()],
         "set": [text for text in arguments.set if text.partition("=")[0].rpartition(".")[0] in targets],
     }
-    more = f" and {len(chosen) - SHOWN} more" if len(chosen) > SHOWN else ""
+    unnamed = f" and {len(protocols) - SHOWN} more" if len(protocols) > SHOWN else ""
+    paths = {str(job.path.relative_to(request.out)): job.path for job in jobs}
     return TaskRecord(
         number=number,
-        title=f"{checkpoint.used.name}: {', '.join([*chosen][:SHOWN])}{more}",
-        words=tuple(argv_of("run", arguments, replaced)),
-        results=tuple(_relative(job.path, request.out) for job in jobs),
+        title=f"{checkpoint.used.name}: {', '.join([*protocols][:SHOWN])}{unnamed}",
+        words=tuple(argv_of("run", arguments, changes)),
+        results=tuple(paths),
         cost=_cost(jobs),
+        expected={name: seconds[path] for name, path in paths.items() if path in seconds},
     )
-
-
-def _relative(path: Path, out: Path) -> str:
-    return str(path.relative_to(out))
 
 
 def launch_evaluation(arguments: argparse.Namespace, request: RunRequest, options: ClusterOptions) -> int:
@@ -331,8 +329,8 @@ def launch_evaluation(arguments: argparse.Namespace, request: RunRequest, option
             say("nothing is left to submit")
             return 0
         if options.kind == "slurm":
-            return _submitted(request.out, tasks, options)
-    return _ran(request.out, tasks, options)
+            return submit_all(request.out, tasks, options)
+    return run_locally(request.out, tasks, options)
 
 
 def launch_pretraining(arguments: argparse.Namespace, request: PretrainRequest, options: ClusterOptions) -> int:
@@ -346,47 +344,42 @@ def launch_pretraining(arguments: argparse.Namespace, request: PretrainRequest, 
         title = " ".join(filter(None, (request.method, request.recipe)))
         task = TaskRecord(number=0, title=title, words=tuple(words), results=("export",))
         if options.kind == "slurm":
-            return _submitted(request.run.out, [task], options)
-    return _ran(request.run.out, [task], options)
+            return submit_all(request.run.out, [task], options)
+    return run_locally(request.run.out, [task], options)
 
 
 def submitted(out: Path) -> set[str]:
-    """Results that jobs of earlier submissions will write: those that wait or run."""
-    return results_of([row.task for row in rows_of(out) if row.state in WAITING_OR_RUNNING])
+    """Result files that jobs of earlier submissions will write: those that wait or run."""
+    return {name for row in rows_of(out) if row.state in WAITING_OR_RUNNING for name in row.task.results}
 
 
 def status_command(out: Path) -> str:
     return f"bench status --out {shlex.quote(str(out))}"
 
 
-def _submitted(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+def submit_all(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+    """Submit the tasks to SLURM and say so; 0."""
     submission = submit_to_slurm(out, tasks, options)
     say(*(f"  {task.job}  {task.title}" for task in submission.tasks))
-    size = (
-        f"{options.nodes * options.processes} processes on {options.nodes} nodes"
-        if options.nodes > 1
-        else (f"{options.processes} processes" if options.processes > 1 else "one process")
-    )
-    where = f" with {options.gpus} GPUs a node" if options.gpus else ", without a GPU (no --gpus)"
+    size = f"{options.nodes * options.processes} processes" if options.nodes * options.processes > 1 else "one process"
+    nodes = f" on {options.nodes} nodes" if options.nodes > 1 else ""
+    gpus = f" with {options.gpus} GPUs a node" if options.gpus else ", without a GPU (no --gpus)"
     limit = f", at most {options.jobs} at once" if options.jobs else ""
-    say(f"{len(tasks)} jobs of {size}{where} are submitted{limit}; follow them: {status_command(out)}")
+    say(f"{len(tasks)} jobs of {size}{nodes}{gpus} are submitted{limit}; follow them: {status_command(out)}")
     return 0
 
 
-def _ran(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+def run_locally(out: Path, tasks: Sequence[TaskRecord], options: ClusterOptions) -> int:
+    """Run the tasks on this machine; the exit code of all."""
+    require("submitit")
     count = len(tasks)
     say(f"{count} job{'s' * (count != 1)}, {options.jobs} at once; Ctrl-C stops them; elsewhere: {status_command(out)}")
-
-    begun = now()
-
-    def heard(task: TaskRecord, attempt: AttemptState) -> None:
-        how = "begins" if attempt.stage == "running" else ending_of(out, begun, task, attempt)
-        say(f"  [{task.number + 1}/{count}] {task.title}: {how}")
-
-    codes = run_locally(out, tasks, options, heard)
-    failed = sum(code not in (0, STOPPED) for code in codes)
-    stopped = codes.count(STOPPED)
-    say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; the same command goes on")
+    with _submission_folder(out) as folder:
+        write_submission(folder, Submission(cluster="local", date=now(), at_once=options.jobs, tasks=tuple(tasks)))
+    with locked(lock_of(folder), "it starts these jobs"):
+        codes = LocalQueue(out, folder, tasks, options).run()
+    failed, stopped = sum(code not in (0, STOPPED) for code in codes), codes.count(STOPPED)
+    say(f"{count - failed - stopped} done, {stopped} stopped, {failed} failed; {GO_ON}")
     if (out / "results").is_dir():  # of evaluations
         say(f"the numbers: bench leaderboard --out {shlex.quote(str(out))}")
     return STOPPED if stopped else 1 if failed else 0
