@@ -1,5 +1,7 @@
 """`bench list NAME`: what a suite, a protocol or an extension of any kind is, with all its settings and what they mean.
-A name may be several of these; all are told."""
+
+A name may stand for several of these; all are described.
+"""
 
 import ast
 import dataclasses
@@ -25,30 +27,30 @@ MAX_VALUE = 40  # characters of values beside which a meaning stands; it goes be
 
 
 def about(name: str) -> Iterator[str]:
-    """Lines on everything that bears the name. ValueError, with the likely one, for a name of nothing."""
-    found = catalogue()
-    warn_of(found.broken)
+    """Lines on everything that has the name. ValueError, with the likely one, for an unknown name."""
+    known = catalogue()
+    warn_of(known.broken)
     others = {kind: extensions(kind) for kind in OTHERS}
     layout = name.removeprefix(TINY).rstrip(":") if name.startswith(TINY) else ""
     if layout in others["layouts"]:
         yield f"{TINY}{layout}: is a tiny generated set of this scene layout:"
         yield from _layout(others["layouts"][layout])
         return
-    if name not in (known := [*found.names(), *chain(*others.values())]):
-        raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, known, LISTED_BY)}")
-    if name in found.suites:
-        yield from _suite(name, found)
-    if name in found.protocols:
-        yield from _protocol(found.protocols[name], found)
-    if of_task := [chosen for chosen in found.protocols.values() if name in (chosen.key, chosen.family)]:
-        yield from _task(name, of_task, found)
-    for kind, tell in OTHERS.items():
+    if name not in (names := [*known.names(), *chain(*others.values())]):
+        raise ValueError(f"bench list: nothing is called {name!r}{did_you_mean(name, names, LISTED_BY)}")
+    if name in known.suites:
+        yield from _suite(name, known)
+    if name in known.protocols:
+        yield from _protocol(known.protocols[name], known)
+    if of_task := [chosen for chosen in known.protocols.values() if name in (chosen.key, chosen.family)]:
+        yield from _task(name, of_task, known)
+    for kind, describe in OTHERS.items():
         if name in others[kind]:
-            yield from tell(others[kind][name])
+            yield from describe(others[kind][name])
 
 
-def _suite(name: str, found: Catalogue) -> Iterator[str]:
-    protocols = [chosen for key, chosen in found.protocols.items() if key in found.suites[name]]
+def _suite(name: str, known: Catalogue) -> Iterator[str]:
+    protocols = [chosen for key, chosen in known.protocols.items() if key in known.suites[name]]
     yield f"suite {name}: {len(protocols)} protocols, in the order in which they run"
     width = max(len(chosen.name) for chosen in protocols)
     for chosen in protocols:
@@ -59,8 +61,8 @@ def _needs(chosen: ChosenProtocol) -> str:
     return f", on scenes: --data {chosen.layout}={chosen.layout}:ROOT" if chosen.layout else ""
 
 
-def _protocol(chosen: ChosenProtocol, found: Catalogue) -> Iterator[str]:
-    suites = [suite for suite, names in found.suites.items() if chosen.name in names]
+def _protocol(chosen: ChosenProtocol, known: Catalogue) -> Iterator[str]:
+    suites = [suite for suite, names in known.suites.items() if chosen.name in names]
     yield f"protocol {chosen.name}, version {chosen.protocol.version}, of task {chosen.key}{_needs(chosen)}"
     yield _row("source", chosen.protocol.source)
     yield _row("suites", ", ".join(suites) or "none; ask for it by name")
@@ -71,14 +73,14 @@ def _protocol(chosen: ChosenProtocol, found: Catalogue) -> Iterator[str]:
     yield from _table(values, meanings(type(task)), choices_of(task))
 
 
-def _task(name: str, protocols: Sequence[ChosenProtocol], found: Catalogue) -> Iterator[str]:
+def _task(name: str, protocols: Sequence[ChosenProtocol], known: Catalogue) -> Iterator[str]:
     kind = "downstream" if protocols[0].layout else "probes"
     yield f"task {protocols[0].key}{_needs(protocols[0])}"
     yield from _docstring(extensions(kind)[protocols[0].key])
     yield from _plugin(protocols[0].plugin)
     yield "  protocols:"
     for chosen in protocols:
-        yield _row(f"  {chosen.name}", chosen.protocol.source, width=max(len(each.name) for each in protocols) + 2)
+        yield _row(f"  {chosen.name}", chosen.protocol.source, width=max(len(chosen.name) for chosen in protocols) + 2)
     yield f"  settings, changed by --set {name}.NAME=VALUE; the most frequent value, and how many protocols have it:"
     task = protocols[0].task
     values = {
@@ -110,7 +112,8 @@ def _method(extension: Extension) -> Iterator[str]:
     by_recipe = {name: _values(recipe) for name, recipe in recipes.items()}
     names = dict.fromkeys(name for values in by_recipe.values() for name in values)
     values = {
-        name: _of_each({recipe: found[name] for recipe, found in by_recipe.items() if name in found}) for name in names
+        name: _of_each({recipe: values[name] for recipe, values in by_recipe.items() if name in values})
+        for name in names
     }
     yield from _table(values, _meanings_in(recipes.values()), _choices_in(recipes.values()))
 
@@ -126,16 +129,16 @@ def _image_set(extension: Extension) -> Iterator[str]:
 def _layout(extension: Extension) -> Iterator[str]:
     key = extension.key
     served = (key, *stands_in_for(key))
-    chosen = {name: each for name, each in catalogue().protocols.items() if each.layout in served}
-    tasks, protocols = dict.fromkeys(each.key for each in chosen.values()), sorted(chosen)
+    protocols = [chosen for chosen in catalogue().protocols.values() if chosen.layout in served]
+    tasks, names = dict.fromkeys(chosen.key for chosen in protocols), sorted(chosen.name for chosen in protocols)
     yield f"scene layout {key}: bench data check {key}:ROOT, or {TINY}{key}: for a tiny generated set"
     yield from _docstring(extension)
     yield _row("tasks", ", ".join(tasks) or "none evaluates on it")
-    yield _row("protocols", ", ".join(protocols) or "none")
+    yield _row("protocols", ", ".join(names) or "none")
     yield from _plugin(extension.plugin)
 
 
-# Kind -> what is told about one; tasks are told by their protocols.
+# Kind -> what describes one; tasks are described by their protocols.
 OTHERS = {"importers": _importer, "methods": _method, "imagesets": _image_set, "layouts": _layout}
 
 
@@ -145,28 +148,28 @@ def _values(recipe: Recipe) -> dict[str, str]:
 
 
 def _meanings_in(recipes: Iterable[Recipe]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for recipe in recipes:
         for path, name in names_by_path(recipe).items():
             *parents, field = path.split(".")
             text = meanings(type(reduce(getattr, parents, recipe))).get(field)
-            found |= {name: text} if text else {}
-    return found
+            texts |= {name: text} if text else {}
+    return texts
 
 
 def _choices_in(recipes: Iterable[Recipe]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for recipe in recipes:
         names = names_by_path(recipe)
-        found |= {names[path]: text for path, text in choices_of(recipe).items() if path in names}
-    return found
+        choices |= {names[path]: text for path, text in choices_of(recipe).items() if path in names}
+    return choices
 
 
 def choices_of(settings: Task | Recipe) -> dict[str, str]:
     """Path of a setting -> the values that it can have, where they are few."""
     types = types_of(settings)
-    found = {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
-    return found | {name: ", ".join(kinds) for name, kinds in alternatives(settings).items()}
+    choices = {path: ", ".join(map(str, get_args(kind))) for path, kind in types.items() if get_origin(kind) is Literal}
+    return choices | {name: ", ".join(kinds) for name, kinds in alternatives(settings).items()}
 
 
 def _most_frequent(values: Sequence[str]) -> str:
@@ -175,7 +178,7 @@ def _most_frequent(values: Sequence[str]) -> str:
 
 
 def _of_each(values: Mapping[str, str]) -> str:
-    """The one value of all, or every value with whose it is."""
+    """The value that all share, or every value with its owners."""
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
     owners: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """`bench doctor`: what is installed, what works, what is missing, and the command that fixes it.
 
-No check may raise: a broken import is what doctor is asked about.
+No check may raise: a broken import is what people call doctor for.
 """
 
 import contextlib
@@ -47,17 +47,17 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order of the report."""
-    found: list[Check] = []
+    checks: list[Check] = []
     for check in (
         *(_python, _torch, _devices, _libraries, _faiss, _openblas, _cyanure, _mmcv, _dense),
         *(_optional, _plugins, _machine, _disk, _glibc),
     ):
         try:
-            found += check()
+            checks += check()
         except Exception as error:  # a check that fails is a finding
             text = f"cannot be examined: {in_one_line(error)}"
-            found.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
-    return found
+            checks.append(Check(name=check.__name__.strip("_"), mark="note", text=text, needed=False))
+    return checks
 
 
 def can_run(checks: list[Check]) -> bool:
@@ -88,7 +88,9 @@ def _library(name: str, package: str, fix: str = EVERYTHING, needed: bool = True
     version = installed(package)
     if isinstance(module, ModuleType):
         return Check(name=package, mark="ok", text=version or "version unknown")
-    text = f"not installed ({module})" if version is None else f"{version} is there but cannot be imported: {module}"
+    text = (
+        f"not installed ({module})" if version is None else f"{version} is installed but cannot be imported: {module}"
+    )
     fix = "a higher limit" if "(ulimit " in module else fix
     return Check(name=package, mark="missing", text=text, fix=fix, needed=needed)
 
@@ -167,7 +169,7 @@ def _faiss() -> Iterator[Check]:
 
 
 def _openblas() -> Iterator[Check]:
-    # What FAISS multiplies with decides how long a search on the CPU takes.
+    # The kernel of FAISS's matrix products decides how long a search on the CPU takes.
     if isinstance(quietly_imported("faiss"), str):
         return
     kernel, fitting = blas_kernel.in_use(), blas_kernel.fitting(blas_kernel.processor_flags())
@@ -195,7 +197,7 @@ def _cyanure() -> Iterator[Check]:
 
 
 def _mmcv() -> Iterator[Check]:
-    # Whose operators run is asked of what will run them; without mmcv nothing is imported.
+    # The code that will run the operators is asked which they are; without mmcv nothing is imported.
     package = next((name for name in ("onedl-mmcv", "mmcv", "mmcv-lite") if installed(name)), None)
     if package is None or importlib.util.find_spec("mmcv") is None:
         yield Check(
@@ -214,15 +216,15 @@ def _mmcv() -> Iterator[Check]:
         fix = "pip cache remove onedl_mmcv; pip install --force-reinstall --no-deps --no-cache-dir onedl-mmcv"
         yield Check(name="mmcv", mark="missing", text=text, fix=fix, needed=False)
         return
-    said = {
+    texts = {
         "compiled": "its compiled nms and roi_align run",
         "torchvision": "without compiled operators, torchvision's nms and roi_align run in their place",
     }
-    yield Check(name="mmcv", mark="ok", text=f"{version}: {said[whose]}")
+    yield Check(name="mmcv", mark="ok", text=f"{version}: {texts[whose]}")
 
 
 def _dense() -> Iterator[Check]:
-    # Not imported: that takes seconds and prints; being there is what an install can get wrong.
+    # Not imported, which takes seconds and prints: what an installation can get wrong is that one is missing.
     packages = {"mmengine": "onedl-mmengine", "mmseg": "onedl-mmsegmentation", "mmdet": "onedl-mmdetection"}
     for name, package in packages.items():
         if importlib.util.find_spec(name) is None:
@@ -244,14 +246,14 @@ def _optional() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    plugins = [each for kind in FOLDERS for each in extensions(kind).values() if each.plugin]
-    left_out = {each: reason for kind in FOLDERS for each, reason in refused(kind).items()}
+    plugins = [extension for kind in FOLDERS for extension in extensions(kind).values() if extension.plugin]
+    left_out = {extension: reason for kind in FOLDERS for extension, reason in refused(kind).items()}
     if plugins:
         from bench.run.suites import catalogue
 
         # Tasks alone have further names, of protocols and suites, that can clash.
-        left_out |= {each: reason for each, reason in catalogue().broken.items() if each.plugin}
-    for plugin in (each for each in plugins if each not in left_out):
+        left_out |= {task: reason for task, reason in catalogue().broken.items() if task.plugin}
+    for plugin in [plugin for plugin in plugins if plugin not in left_out]:
         try:
             loaded(plugin)
             yield Check(name="plugin", mark="ok", text=plugin.title)
