@@ -99,7 +99,9 @@ class Updates:
         """Set learning rate and weight decay of every group for the update at `progress`."""
         lr, decay = self.rates(progress)
         for group, ours in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["lr"] = lr if ours.lr is None else ours.lr
+            group["lr"] = lr * ours.lr_scale if ours.lr is None else ours.lr
+            if progress.epoch < ours.frozen_epochs:
+                group["lr"] = 0.0
             group["weight_decay"] = decay if ours.weight_decay is None else ours.weight_decay
 
     def rates(self, progress: TrainProgress) -> tuple[float, float]:
@@ -142,7 +144,13 @@ class Updates:
 
     def clip_gradients(self) -> float:
         """Clip the gradients by recipe and groups; returns their 2-norm before."""
-        gradients, others = self.gradients_of(clipped=True), self.gradients_of(clipped=False)
+        parts = dict.fromkeys(group.clipped_with for group in self.groups if group.clipped)
+        norms = [self.clip_together(self.gradients_of(clipped=True, part=part)) for part in parts]
+        norms += torch._foreach_norm(others) if (others := self.gradients_of(clipped=False)) else []
+        return (norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))).item()
+
+    def clip_together(self, gradients: list[Tensor]) -> Tensor:
+        """Clip gradients by their common norm, or each by its own, as the recipe says; returns their common norm."""
         norms = torch._foreach_norm(gradients)
         total = torch.linalg.vector_norm(torch.stack(norms))
         clip = self.recipe.clip
@@ -150,14 +158,12 @@ class Updates:
             torch._foreach_mul_(gradients, [(clip / (norm + EACH_EPS)).clamp(max=1.0) for norm in norms])
         elif clip:
             torch._foreach_mul_(gradients, (clip / (total + EACH_EPS)).clamp(max=1.0))
-        if others:
-            total = torch.linalg.vector_norm(torch.stack([total, *torch._foreach_norm(others)]))
-        return total.item()
+        return total
 
-    def gradients_of(self, clipped: bool) -> list[Tensor]:
-        """The gradients of the groups that are clipped, or of the others."""
-        parameters = [p for group in self.groups if group.clipped == clipped for p in group.parameters.values()]
-        return [p.grad for p in parameters if p.grad is not None]
+    def gradients_of(self, clipped: bool, part: str = "") -> list[Tensor]:
+        """The gradients of the groups that are clipped together, or of those that are not clipped."""
+        groups = [group for group in self.groups if group.clipped == clipped and group.clipped_with == part]
+        return [p.grad for group in groups for p in group.parameters.values() if p.grad is not None]
 
 
 def _means(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

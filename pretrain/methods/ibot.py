@@ -8,10 +8,10 @@ B images, G = 2 global and N local crops, L patches, m masked ones of all crops,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
@@ -19,8 +19,8 @@ from engine.settings import AreaRange, NonNegativeFloat, NonNegativeInt, Positiv
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead, Prototypes
 from pretrain.parts.losses import dino_loss, masked_patch_loss
-from pretrain.parts.mask_shapes import MaskShape, VaryingMask
-from pretrain.parts.masking import with_mask_tokens
+from pretrain.parts.mask_shapes import MaskedCrops, MaskShape, VaryingMask
+from pretrain.parts.masking import masked_tokens
 from pretrain.parts.self_distillation import (
     GLOBAL_CROPS,
     POSITIONS,
@@ -31,7 +31,6 @@ from pretrain.parts.self_distillation import (
     small_recipes,
 )
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output
-from pretrain.parts.views import MultiCrop
 from pretrain.recipe import VIT_B, VIT_L, VIT_S, Recipe
 from pretrain.schedules import CosineTo, TableCosine
 
@@ -85,10 +84,10 @@ class Ibot(SelfDistillation):
         )
         self.patch_temperature, self.is_masking = self.patch_temperatures.at(0), settings.mask_start == 0
 
-    def views(self) -> "IbotViews":
+    def views(self) -> MaskedCrops:
         s = self.settings
         mask = VaryingMask(shape=s.mask_shape, ratios=s.mask_ratios, spreads=s.mask_spreads)
-        return IbotViews(super().views(), mask, self.spec.grid)
+        return MaskedCrops(super().views(), partial(mask.several, GLOBAL_CROPS, self.spec.grid))
 
     def before_forward(self, progress: TrainProgress) -> None:
         super().before_forward(progress)
@@ -132,9 +131,8 @@ class Ibot(SelfDistillation):
     def encode_masked(self, crops: Tensor, masks: Tensor) -> Tensor:
         """The student's normalised tokens (B, G, P+L, D) of global crops; the mask token takes masked patches' places
         before they get their positions (models/vision_transformer.py:205-222)."""
-        vit, flat = self.student.vit, crops.flatten(0, 1)
-        patches = with_mask_tokens(vit.project(flat), masks.flatten(0, 1), self.mask_token)
-        return vit.encode(vit.place(patches, self.spec.grid))[0].unflatten(0, crops.shape[:2])
+        tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
+        return tokens.unflatten(0, crops.shape[:2])
 
     def observe(self, observed: Mapping[str, Tensor], progress: TrainProgress) -> None:
         super().observe(observed, progress)
@@ -171,19 +169,6 @@ def own_patch_prototypes(student: PrototypeHead, teacher: PrototypeHead, setting
 
 def patch_prototypes(head: PrototypeHead) -> Prototypes:
     return getattr(head, "last_layer2", head.last_layer)
-
-
-@dataclass(frozen=True)
-class IbotViews:
-    """MultiCrop, and a mask for each global crop."""
-
-    crops: MultiCrop
-    mask: VaryingMask
-    grid: tuple[int, int]
-
-    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
-        views = self.crops(image)
-        return {**views, "mask": torch.stack([self.mask(self.grid).flatten() for _ in range(GLOBAL_CROPS)])}
 
 
 METHOD = Ibot

@@ -88,7 +88,7 @@ class Prototypes(nn.Module):
 class PrototypeHead(nn.Module):
     """Tokens (..., D) -> logits (..., K): `embed`, then `last_layer`, which other tokens may share.
 
-    layers: linear ones of the MLP. norm: after each of them but the last; with "bn" all tokens count as one batch.
+    count: K; 0 for no last layer, so that the unit vectors come out. layers: linear ones of the MLP. norm: after each of them but the last; with "bn" all tokens count as one batch.
     fixed: see Prototypes (the source's norm_last_layer). one_norm: see `mlp`.
     """
 
@@ -107,7 +107,7 @@ class PrototypeHead(nn.Module):
         super().__init__()
         dims = [width, *[hidden] * (layers - 1), bottleneck]
         self.mlp = truncated_(mlp(dims, norm=norm, one_norm=one_norm))
-        self.last_layer = Prototypes(bottleneck, count, fixed)
+        self.last_layer = Prototypes(bottleneck, count, fixed) if count else nn.Identity()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(..., D) -> unit vectors (..., d)."""

@@ -96,10 +96,25 @@ def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperatur
     logits, targets (m, K): of the masked patches in order; targets are probabilities. masks (B, G, L) bool.
     """
     logits = to_float32(logits) / temperature
-    losses = logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1)
+    return masked_mean(logits.logsumexp(dim=-1) - (targets * logits).sum(dim=-1), masks)
+
+
+def masked_mean(losses: Tensor, masks: Tensor) -> Tensor:
+    """Losses (m,) of the patches that the masks (B, G, L) hide -> each view's mean, 0 where it hides none, then the mean
+    over views."""
     weights = masks.to(losses.dtype)
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
     return (losses * weights[masks]).sum() / masks[..., 0].numel()
+
+
+def koleo_loss(vectors: Tensor, eps: float = 1e-8) -> Tensor:
+    """Mean of -log of the distance from each of the unit vectors x / |x| to its nearest neighbour, for vectors (B, D) of
+    this process: the estimator of the entropy by Kozachenko and Leonenko (Sablayrolles et al. 2019, Eq. 3; DINOv2
+    loss/koleo_loss.py)."""
+    with torch.autocast(vectors.device.type, enabled=False):
+        vectors = F.normalize(to_float32(vectors), dim=-1, eps=eps)
+        nearest = (vectors @ vectors.mT).detach().fill_diagonal_(-1).argmax(dim=1)
+        return -(F.pairwise_distance(vectors, vectors[nearest], eps=eps) + eps).log().mean()
 
 
 def mean_entropy_loss(probabilities: Tensor) -> Tensor:

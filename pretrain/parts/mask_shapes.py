@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pretrain.parts.views import noise
+from pretrain.parts.views import MultiCrop, noise
 
 Sampling = Literal["random", "block", "grid", "square"]
 MaskShape = Literal["random", "block"]
@@ -107,6 +108,18 @@ class MaskedView:
         return {"image": self.view(image), self.name: self.draw()}
 
 
+@dataclass(frozen=True)
+class MaskedCrops:
+    """RGB image -> its crops, and "mask" (G, L) bool for the global ones."""
+
+    crops: MultiCrop
+    draw: Callable[[], Tensor]
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        views = self.crops(image)
+        return {**views, "mask": self.draw().flatten(1)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class VaryingMask:
     """Draws masks that hide a share of the patches which is itself drawn: one of `ratios`, each give or take its part
@@ -130,6 +143,25 @@ class VaryingMask:
         mask = np.arange(grid[0] * grid[1]) >= grid[0] * grid[1] - int(hidden)
         np.random.shuffle(mask)
         return torch.from_numpy(mask).view(grid)
+
+    def several(self, count: int, grid: tuple[int, int]) -> Tensor:
+        """(count, h, w), drawn one after the other."""
+        return torch.stack([self(grid) for _ in range(count)])
+
+
+def stratified_masks(crops: int, masked: int, ratios: tuple[float, float], grid: tuple[int, int]) -> Tensor:
+    """Masks (crops, h, w) of BEiT's rectangles for `masked` of the crops, in random order; their shares of the patches
+    are uniform, each in its own one of as many equal parts of `ratios` (DINOv2 data/collate.py, data/masking.py).
+    Draws from Python's generator.
+    """
+    rows, columns = grid
+    masks = []
+    for low, high in pairwise(torch.linspace(*ratios, masked + 1).tolist()):
+        hidden = int(rows * columns * random.uniform(low, high))
+        masks.append(blocks(grid, hidden, least=4, most=rows // 2 * columns))
+    masks += [torch.zeros(grid, dtype=torch.bool)] * (crops - masked)
+    random.shuffle(masks)
+    return torch.stack(masks)
 
 
 def blocks(grid: tuple[int, int], hidden: float, least: int, most: int | None = None, exact: bool = False) -> Tensor:

@@ -39,9 +39,15 @@ def with_mask_tokens(patches: Tensor, mask: Tensor, token: Tensor) -> Tensor:
     return torch.where(mask.unsqueeze(-1), token.to(patches), patches)
 
 
+def masked_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tensor:
+    """Images (B, 3, H, W) with the mask token in place of what the mask (B, L) hides, before patches get their
+    positions -> the encoder's last, normed tokens (B, P+L, D)."""
+    patches = with_mask_tokens(vit.project(images), mask, token)
+    return vit.encode(vit.place(patches, vit.spec.grid))[0]
+
+
 def hidden_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tensor:
-    """Images (B, 3, H, W) with the mask token in place of what the mask (B, L) hides -> the encoder's last, normed
-    tokens of the hidden patches (M, D), image by image; M: of the whole batch.
+    """`masked_tokens` of the hidden patches (M, D), image by image; M: of the whole batch.
 
     ValueError where nothing is hidden: the mean over no patches is NaN, at which the sources stop (BEiT
     engine_for_pretraining.py, data2vec engine_for_cyclical.py). An image without hidden patches counts for nothing.
@@ -51,8 +57,7 @@ def hidden_tokens(vit: ViT, images: Tensor, mask: Tensor, token: Tensor) -> Tens
             f"none of the {len(mask)} images of this forward pass hides a patch: ask for more hidden patches or "
             "smaller blocks of them, or for more images in a pass (batch, --micro-batch)"
         )
-    patches = with_mask_tokens(vit.project(images), mask, token)
-    return vit.encode(vit.place(patches, vit.spec.grid))[0][:, vit.spec.prefix :][mask]
+    return masked_tokens(vit, images, mask, token)[:, vit.spec.prefix :][mask]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,14 +41,18 @@ SMALL = dict(
 SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
 
 
-def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) -> dict[str, Recipe]:
-    """ "32px" and "smoke" of a method, by its published recipe for a ViT-S and settings for each; epochs: of "32px"."""
+def small_recipes(
+    published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6, **encoder: Any
+) -> dict[str, Recipe]:
+    """ "32px" and "smoke" of a method, by a published recipe and settings for each; epochs: of "32px". encoder: fields
+    of its spec beside those of the positions."""
+    design = POSITIONS | encoder
     ours = replace(published, batch=64, lr=1e-3, lr_batch=0)
     return {
         "32px": replace(
             ours,
             source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
-            spec=replace(VIT_32PX, **POSITIONS),
+            spec=replace(VIT_32PX, **design),
             settings=on_32px,
             epochs=epochs,
             schedule=TableCosine(warmup=0.3, floor=1e-6),
@@ -56,7 +60,7 @@ def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) 
         "smoke": replace(
             ours,
             source="ours: seconds on digits",
-            spec=replace(VIT_SMOKE, **POSITIONS),
+            spec=replace(VIT_SMOKE, **design),
             settings=smoke,
             epochs=2,
             schedule=TableCosine(warmup=0.5, floor=1e-6),
@@ -65,23 +69,14 @@ def small_recipes(published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationSettings(Validated):
-    """The defaults are main_dino.py's (49-122)."""
+class MultiCropSettings(Validated):
+    """Head, teacher and crops. The defaults are main_dino.py's (49-122)."""
 
-    prototypes: PositiveInt = 65536  # K, outputs of the projection head
     head_layers: PositiveInt = 3  # of the projection head's MLP
     head_hidden: PositiveInt = 2048  # hidden width of the projection head
     bottleneck: PositiveInt = 256  # width before the prototypes
     head_norm: Norm = "none"  # of the projection head: bn, ln or none
-    fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
-    freeze_prototypes: NonNegativeInt = 1  # epochs in which the prototypes stand still
     teacher_momentum: UnitInterval = 0.996  # at the start; 1 at the end
-    teacher_temperature: PositiveFloat = 0.04  # after the warm-up
-    teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
-    teacher_warmup: NonNegativeInt = 0  # epochs that the teacher's temperature takes to get there
-    student_temperature: PositiveFloat = 0.1  # constant
-    center: bool = True  # centre the teacher's outputs; without it: table 7
-    center_momentum: UnitInterval = 0.9  # of the centre
     global_scale: AreaRange = (0.4, 1.0)  # least and largest share of the image's area in a global crop
     local_scale: AreaRange = (0.05, 0.4)  # the same of a local crop
     local_size: PositiveInt = 96  # side of a local crop in pixels
@@ -93,22 +88,27 @@ class DistillationSettings(Validated):
     one_norm = False  # whether one norm serves all of the head's layers; no setting
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(MultiCropSettings):
+    """With prototypes. The defaults are main_dino.py's (49-122)."""
+
+    prototypes: PositiveInt = 65536  # K, outputs of the projection head
+    fixed_prototypes: bool = True  # norm_last_layer: the prototypes keep length one
+    freeze_prototypes: NonNegativeInt = 1  # epochs in which the prototypes stand still
+    teacher_temperature: PositiveFloat = 0.04  # after the warm-up
+    teacher_temperature_start: PositiveFloat = 0.04  # at the start of the warm-up
+    teacher_warmup: NonNegativeInt = 0  # epochs that the teacher's temperature takes to get there
+    student_temperature: PositiveFloat = 0.1  # constant
+    center: bool = True  # centre the teacher's outputs; without it: table 7
+    center_momentum: UnitInterval = 0.9  # of the centre
+
+
 class Branch(nn.Module):
     """An encoder and its head: the student, or the teacher."""
 
-    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+    def __init__(self, vit: ViT, head: PrototypeHead) -> None:
         super().__init__()
-        self.vit = truncated_vit(ViT(spec, settings.drop_path))
-        self.head = PrototypeHead(
-            spec.width,
-            settings.prototypes,
-            hidden=settings.head_hidden,
-            bottleneck=settings.bottleneck,
-            layers=settings.head_layers,
-            norm=settings.head_norm,
-            fixed=settings.fixed_prototypes,
-            one_norm=settings.one_norm,
-        )
+        self.vit, self.head = vit, head
 
     def class_tokens(self, crops: Tensor) -> Tensor:
         """V crops of one size (B, V, 3, S, S) -> normalised class tokens (B, V, D), in one pass."""
@@ -123,25 +123,37 @@ class Branch(nn.Module):
         return {name: part.unflatten(0, tokens[name].shape[:2]) for name, part in zip(tokens, logits, strict=True)}
 
 
-class SelfDistillation(Method):
-    """Student, teacher and centre. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
+class TeacherStudent(Method):
+    """Student and teacher. Views: "global" (B, G, 3, S, S) and "local" (B, N, 3, s, s), see views.py."""
 
     sync_batch_norm = True  # main_dino.py:172-181; there are batch norms only with head_norm="bn"
-    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
 
-    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+    def __init__(self, spec: ViTSpec, settings: MultiCropSettings) -> None:
         super().__init__(spec, settings)
         check(spec, settings)
         self.batch_statistics = settings.head_norm == "bn"
         if settings.head_norm == "bn":
             self.min_batch, self.min_batch_setting = 2, "head_norm=bn"
-        self.student = Branch(spec, settings)
+        self.student = Branch(self.new_vit(), self.new_head())
         self.teacher = frozen_copy(self.student)
-        self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
-        self.teacher_temperatures = Temperature(
-            start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
+
+    def new_vit(self) -> ViT:
+        """The student's encoder with fresh weights."""
+        return truncated_vit(ViT(self.spec, self.settings.drop_path))
+
+    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        """The student's head with fresh weights. prototypes: 0 for none."""
+        s = self.settings
+        return PrototypeHead(
+            self.spec.width,
+            prototypes,
+            hidden=s.head_hidden,
+            bottleneck=s.bottleneck,
+            layers=s.head_layers,
+            norm=s.head_norm,
+            fixed=fixed,
+            one_norm=s.one_norm,
         )
-        self.teacher_temperature = self.teacher_temperatures.at(0)
 
     def views(self) -> MultiCrop:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
@@ -155,6 +167,36 @@ class SelfDistillation(Method):
         ]
         small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
         return MultiCrop(tuple(large), (small,) * s.local_crops)
+
+    def after_update(self, progress: TrainProgress) -> None:
+        """The teacher follows the student's new weights."""
+        momentum = cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps)
+        for teacher, student in self.followed():
+            move(teacher, student, momentum)
+
+    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Parts of the teacher, and those of the student that they follow."""
+        return [(self.teacher, self.student)]
+
+    def encoders(self) -> dict[str, Encoder]:
+        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
+
+
+class SelfDistillation(TeacherStudent):
+    """With prototypes, a centre and temperatures."""
+
+    remedy = ", teacher_temperature lower or freeze_prototypes higher"  # as the help of main_dino.py's options says
+
+    def __init__(self, spec: ViTSpec, settings: DistillationSettings) -> None:
+        super().__init__(spec, settings)
+        self.centre = Centre(settings.prototypes, settings.center_momentum, settings.center)
+        self.teacher_temperatures = Temperature(
+            start=settings.teacher_temperature_start, end=settings.teacher_temperature, warmup=settings.teacher_warmup
+        )
+        self.teacher_temperature = self.teacher_temperatures.at(0)
+
+    def new_head(self, prototypes: int = 0, fixed: bool = True) -> PrototypeHead:
+        return super().new_head(self.settings.prototypes, self.settings.fixed_prototypes)
 
     def before_forward(self, progress: TrainProgress) -> None:
         self.teacher_temperature = self.teacher_temperatures.at(progress.epoch)
@@ -178,16 +220,7 @@ class SelfDistillation(Method):
     def after_update(self, progress: TrainProgress) -> None:
         """The centre has served this update's loss; the teacher follows the student's new weights."""
         self.centre.update()
-        momentum = cosine(self.settings.teacher_momentum, 1.0, progress.step / progress.steps)
-        for teacher, student in self.followed():
-            move(teacher, student, momentum)
-
-    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Parts of the teacher, and those of the student that they follow."""
-        return [(self.teacher, self.student)]
-
-    def encoders(self) -> dict[str, Encoder]:
-        return {"teacher": encoder_of(self.teacher), "student": encoder_of(self.student)}
+        super().after_update(progress)
 
 
 def encoder_of(branch: Branch) -> Encoder:
@@ -196,7 +229,7 @@ def encoder_of(branch: Branch) -> Encoder:
     return Encoder(vit=branch.vit, extra=projector_tensors(branch.head.mlp, "projector.mlp."))
 
 
-def check(spec: ViTSpec, settings: DistillationSettings) -> None:
+def check(spec: ViTSpec, settings: MultiCropSettings) -> None:
     """ValueError where settings and encoder do not fit."""
     check_encoder(spec)
     if settings.local_crops:

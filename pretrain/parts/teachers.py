@@ -101,13 +101,28 @@ def mean_output(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sinkhorn(shares: Tensor, iterations: int = 3) -> Tensor:
-    """Probabilities (B, K) of this process's images -> others, nearer to using all K alike over the images of all
+def sinkhorn(shares: Tensor, iterations: int = 3, eps: float = 0.0) -> Tensor:
+    """Probabilities (..., B, K) of this process's images -> others, nearer to using all K alike over the images of all
     processes: Sinkhorn-Knopp, which ends with rows that sum to 1 (MSN src/losses.py:93-127; SwAV, Caron et al. 2020).
     """
     for _ in range(iterations):
-        uses = shares.sum(dim=0)
+        uses = shares.sum(dim=-2, keepdim=True)
         current_world().add_up(uses)
-        shares = shares / uses
-        shares = shares / shares.sum(dim=1, keepdim=True)
+        shares = shares / (uses + eps)
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + eps)
     return shares
+
+
+@torch.no_grad()
+def largest(values: Tensor) -> Tensor:
+    """The largest of each value over all processes."""
+    return torch.stack(current_world().gather_tensors(values)).amax(dim=0)
+
+
+@torch.no_grad()
+def sinkhorn_targets(logits: Tensor, temperature: float) -> Tensor:
+    """The teacher's logits (..., K) -> probabilities by Sinkhorn-Knopp on exp(logits / temperature), whose scale does
+    not matter (DINOv2 loss/dino_clstoken_loss.py:35-61)."""
+    logits = to_float32(logits) / temperature
+    top = logits.amax() if logits.numel() else logits.new_tensor(-torch.inf)
+    return sinkhorn((logits - largest(top)).flatten(0, -2).exp()).view_as(logits)

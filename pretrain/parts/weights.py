@@ -105,6 +105,24 @@ def truncated_vit(vit: ViT) -> ViT:
     return vit
 
 
+def dinov2_vit(vit: ViT, layer_scale: float) -> ViT:
+    """DINO's family with a class token and registers N(0, 1e-6) and a layer scale, if any, of `layer_scale` (DINOv2
+    models/vision_transformer.py). Registers have no positions: their rows of the table are and stay zero."""
+    trunk = truncated_vit(vit).trunk
+    nn.init.normal_(trunk.cls_token, std=1e-6)
+    for name, parameter in trunk.named_parameters():
+        if name.endswith(("ls1.gamma", "ls2.gamma")):
+            nn.init.constant_(parameter, layer_scale)
+    if vit.spec.registers:
+        nn.init.normal_(trunk.reg_token, std=1e-6)
+        placed = torch.ones(trunk.pos_embed.shape[1], 1)
+        placed[1 : vit.spec.prefix] = 0
+        with torch.no_grad():
+            trunk.pos_embed.mul_(placed)
+        trunk.pos_embed.register_hook(lambda gradient: gradient * placed.to(gradient))
+    return vit
+
+
 def msn_vit(vit: ViT) -> ViT:
     """DINO's family, but for the patch embedding: normal with the variance of a layer before a ReLU, zero bias (MSN
     src/deit.py:200-211)."""

@@ -181,7 +181,8 @@ class RecordedTraining:
             close(updates.norm, norms.pop(total), self.NORM, f"gradient norm {step}")
         assert not norms or self.names(norms) >= self.recorded(updates.raw)
         clip, gradients = updates.recipe.clip, updates.raw
-        if clip and not updates.recipe.clip_each and all(group.clipped for group in updates.groups):
+        together = {group.clipped_with for group in updates.groups if group.clipped}
+        if clip and not updates.recipe.clip_each and len(together) == 1 and all(g.clipped for g in updates.groups):
             scale = max(1.0, (updates.norm + EACH_EPS) / clip)  # so that what clipping made of them is compared too
             gradients = {name: scale * gradient for name, gradient in updates.after_clipping.items()}
         for name, norm in norms.items():

@@ -1,0 +1,163 @@
+"""What DINOv2 and SimDINOv2 add to a student and a teacher: masked crops, KoLeo, stochastic depth on subsets of the
+images, and rates by layer.
+
+Oquab et al. 2024, section 4; facebookresearch/dinov2 b8931f7 (train/ssl_meta_arch.py, data/collate.py, layers/block.py,
+utils/param_groups.py). Its masks are drawn for the crops of a batch together, here for those of one image: one of the
+two is masked. That leaves the shares of masked crops and patches as they are, and the loader can draw them.
+Letters: B images, G = 2 global and N local crops, L patches, m masked ones of all crops, D width.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from timm.layers import DropPath
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from checkpoints.spec import ViTSpec
+from checkpoints.vit import ViT
+from engine import checks
+from pretrain.method import Group
+from pretrain.parts.losses import koleo_loss
+from pretrain.parts.mask_shapes import MaskedCrops, stratified_masks
+from pretrain.parts.masking import masked_tokens
+from pretrain.parts.self_distillation import GLOBAL_CROPS, MultiCropSettings, TeacherStudent
+from pretrain.parts.weights import dinov2_vit
+
+UNDECAYED = re.compile(r"\.bias$|norm|gamma")  # param_groups.py:76-84: tokens and positions are decayed
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSettings(MultiCropSettings):
+    """The defaults are those of configs/ssl_default_config.yaml."""
+
+    cls_weight: float = 1.0  # of the class tokens' loss
+    patch_weight: float = 1.0  # of the masked patches' loss
+    koleo_weight: float = 0.1  # of KoLeo, on the student's class tokens of global crops
+    masked_crops: int = 1  # of the two global crops of an image
+    mask_ratio: tuple[float, float] = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
+    layer_decay: float = 0.9  # factor on the rate from each layer to the one before it
+    patch_lr: float = 0.2  # factor on the rate of the patch embedding
+    layer_scale_init: float = 1e-5  # where the encoder has a layer scale
+    teacher_momentum: float = 0.992
+    global_scale: tuple[float, float] = (0.32, 1.0)
+    local_scale: tuple[float, float] = (0.05, 0.32)
+    drop_path: float = 0.3  # of the student
+    drop_path_uniform: bool = True  # in all blocks alike, else from 0 in the first to that in the last
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.non_negative(self, "cls_weight", "patch_weight", "koleo_weight", "patch_lr", "layer_scale_init")
+        checks.in_unit_interval(self, "layer_decay")
+        checks.scales(self, "mask_ratio")
+        if self.masked_crops not in range(GLOBAL_CROPS + 1):
+            raise ValueError(f"masked_crops={self.masked_crops}: must be 0 to {GLOBAL_CROPS}")
+        if self.cls_weight == self.patch_weight == 0:
+            raise ValueError("cls_weight=0 with patch_weight=0: nothing is left to learn")
+
+
+class MaskedDistillation(TeacherStudent):
+    """Views: "global", "local" and "mask" (B, G, L) bool, True where the student does not see a patch."""
+
+    min_batch_setting = "koleo_weight"
+
+    def __init__(self, spec: ViTSpec, settings: MaskedSettings) -> None:
+        super().__init__(spec, settings)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        if settings.koleo_weight:
+            self.batch_statistics, self.min_batch = True, 2
+
+    def new_vit(self) -> ViT:
+        s = self.settings
+        vit = dinov2_vit(ViT(self.spec), s.layer_scale_init)
+        first = s.drop_path if s.drop_path_uniform else 0.0
+        return drop_subsets_(vit, torch.linspace(first, s.drop_path, self.spec.depth).tolist())
+
+    def views(self) -> MaskedCrops:
+        s = self.settings
+        draw = partial(stratified_masks, GLOBAL_CROPS, s.masked_crops, s.mask_ratio, self.spec.grid)
+        return MaskedCrops(super().views(), draw)
+
+    def student_tokens(self, views: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The student's normalised class tokens of masked global crops (B, G, D) and of local ones (B, N, D), if any,
+        and patch tokens of the global crops (B, G, L, D)."""
+        crops, masks = views["global"], views["mask"]
+        tokens = masked_tokens(self.student.vit, crops.flatten(0, 1), masks.flatten(0, 1), self.mask_token)
+        tokens = tokens.unflatten(0, crops.shape[:2])
+        local = self.student.class_tokens(views["local"]) if "local" in views else None
+        return tokens[:, :, 0], local, tokens[:, :, self.spec.prefix :]
+
+    @torch.no_grad()
+    def teacher_tokens(self, crops: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's of whole crops (B, G, 3, S, S): class tokens (B, G, D) and patch tokens (B, G, L, D)."""
+        tokens = self.teacher.vit(crops.flatten(0, 1))[0].unflatten(0, crops.shape[:2])
+        return tokens[:, :, 0], tokens[:, :, self.spec.prefix :]
+
+    def koleo(self, classes: Tensor) -> Tensor:
+        """KoLeo of each global crop's class tokens (B, G, D), added up."""
+        if not self.settings.koleo_weight:
+            return classes.new_zeros(())
+        return torch.stack([koleo_loss(crop) for crop in classes.unbind(dim=1)]).sum()
+
+    def groups(self) -> list[Group]:
+        """By layer, decay, and the part that is clipped by itself: encoder, head, head of patches."""
+        s = self.settings
+        groups: dict[tuple, dict[str, nn.Parameter]] = defaultdict(dict)
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                part = name.split(".")[1] if name.startswith("student.") else "vit"
+                scale = s.layer_decay ** self.layers_above(name) * (s.patch_lr if ".patch_embed." in name else 1.0)
+                frozen = self.frozen_epochs if ".last_layer." in name else 0
+                groups[scale, bool(UNDECAYED.search(name)), frozen, part][name] = parameter
+        return [
+            Group(
+                parameters=group,
+                weight_decay=0.0 if plain else None,
+                lr_scale=scale,
+                frozen_epochs=frozen,
+                clipped_with=part,
+            )
+            for (scale, plain, frozen, part), group in groups.items()
+        ]
+
+    frozen_epochs = 0  # of the prototypes
+
+    def layers_above(self, name: str) -> int:
+        """Of an encoder's parameter: all blocks and one more for tokens, positions and patches, 0 for the last norm."""
+        if block := re.search(r"\.blocks\.(\d+)\.", name):
+            return self.spec.depth - int(block[1])
+        is_input = name == "mask_token" or name.startswith("student.vit.") and ".trunk.norm." not in name
+        return self.spec.depth + 1 if is_input else 0
+
+
+class SubsetDropPath(DropPath):
+    """Stochastic depth that computes a branch for a subset of the images alone (layers/block.py:173-260)."""
+
+    def add(self, tokens: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Tokens (B, N, D) + the branch's for a random share 1 - drop_prob of the images, times the inverse share."""
+        if not self.drop_prob or not self.training:
+            return tokens + branch(tokens)
+        images = len(tokens)
+        kept = torch.randperm(images, device=tokens.device)[: max(int(images * (1 - self.drop_prob)), 1)]
+        added = branch(tokens[kept]).to(tokens.dtype)
+        return tokens.index_add(0, kept, added, alpha=images / len(kept))
+
+
+class SubsetBlock(Block):
+    """timm's block, whose branches are dropped for subsets of the images."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = self.drop_path1.add(tokens, lambda kept: self.ls1(self.attn(self.norm1(kept))))
+        return self.drop_path2.add(tokens, lambda kept: self.ls2(self.mlp(self.norm2(kept))))
+
+
+def drop_subsets_(vit: ViT, rates: Sequence[float]) -> ViT:
+    """Blocks that drop their branches for subsets of the images, each at its own rate."""
+    for block, rate in zip(vit.trunk.blocks, rates, strict=True):
+        block.__class__ = SubsetBlock
+        block.drop_path1, block.drop_path2 = SubsetDropPath(rate), SubsetDropPath(rate)
+    return vit
