@@ -76,3 +76,12 @@ class CosineTo(ScheduleSettings):
 def cosine(start: float, end: float, done: float) -> float:
     """Half a cosine from `start` to `end`; done: 0 to 1."""
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * done))
+
+
+def ramp(step: int, *, start: float, peak: float, end: float, warmup: int, cosine_steps: int) -> float:
+    """Linear from `start` over `warmup` updates to `peak`, then half a cosine of `cosine_steps` updates, the last of
+    which has `end`, as have all after it (DINOv3's weights of losses)."""
+    if step < warmup:
+        return start + (peak - start) * step / warmup
+    done = step - warmup
+    return cosine(peak, end, done / max(1, cosine_steps - 1)) if done < cosine_steps else end

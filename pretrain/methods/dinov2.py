@@ -6,23 +6,36 @@ their own, and the distillation of the smaller models are not here.
 B images, G = 2 global and N local crops, L patches, m masked ones of all crops, K prototypes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import log
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms import Compose
 
 from checkpoints.spec import ViTSpec
 from engine import checks
+from engine.precision import to_float32
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead
-from pretrain.parts.losses import dino_loss, masked_patch_loss
+from pretrain.parts.losses import Negatives, dino_loss, gram_loss, masked_patch_loss
+from pretrain.parts.mask_shapes import MaskedCrops
 from pretrain.parts.masked_distillation import MaskedDistillation, MaskedSettings
-from pretrain.parts.self_distillation import SMALL, SMOKE, DistillationSettings, SelfDistillation, small_recipes
+from pretrain.parts.self_distillation import (
+    SMALL,
+    SMOKE,
+    DistillationSettings,
+    SelfDistillation,
+    check_crop_size,
+    small_recipes,
+)
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, mean_output, sinkhorn_targets
+from pretrain.parts.views import Tensors, Transform, crop, view
 from pretrain.recipe import VIT_B, VIT_L, Recipe
-from pretrain.schedules import CosineTo, TableCosine
+from pretrain.schedules import CosineTo, TableCosine, ramp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +52,20 @@ class Settings(MaskedSettings, DistillationSettings):
     patch_head_hidden: int = 2048  # hidden width of its MLP
     patch_bottleneck: int = 256  # width before its prototypes
 
+    gram_weight: float = 0.0  # of Gram anchoring, after its rise; 0: none (DINOv3 2.0)
+    gram_start: int = 1  # epochs before it begins, and the Gram teacher becomes a copy of the teacher
+    gram_rise: float = 0.0  # epochs in which its weight rises
+    gram_refresh: int = 1  # epochs from one copy to the next
+    gram_copies: int = 3  # how often the Gram teacher is replaced; 0: by no copy, it is the moving teacher itself
+    gram_size: int = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
+    gram_negatives: Negatives = "keep"  # negative similarities: keep, drop, or drop_teacher's only
+
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.counts(self, "patch_prototypes", "patch_head_layers", "patch_head_hidden", "patch_bottleneck")
+        checks.counts(self, "gram_refresh")
+        checks.counts(self, "gram_start", "gram_copies", "gram_size", least=0)
+        checks.non_negative(self, "gram_weight", "gram_rise")
 
 
 class DinoV2(MaskedDistillation, SelfDistillation):
@@ -67,12 +91,27 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         centred = settings.center and not settings.sinkhorn
         self.centre.enabled = centred
         self.patch_centre = Centre(patch_prototypes, settings.center_momentum, centred)
+        if settings.gram_weight:
+            if settings.gram_size:
+                check_crop_size(spec, "gram_size", settings.gram_size)
+            self.gram_teacher = frozen_copy(self.teacher.vit) if settings.gram_copies else None
+        self.gram_weight = 0.0
+
+    def views(self) -> "MaskedCrops | GramCrops":
+        s, masked = self.settings, super().views()
+        if not (s.gram_weight and s.gram_size):
+            return masked
+        colours = [view(steps, self.preparation) for steps in self.global_colours()]
+        geometry = Compose(crop(max(s.gram_size, self.spec.side), s.global_scale))
+        return GramCrops(masked, geometry, tuple(colours), Tensors(self.preparation), s.gram_size, self.spec.side)
 
     def before_forward(self, progress: TrainProgress) -> None:
         s = self.settings
         updates = s.teacher_warmup * progress.steps_per_epoch
         temperatures = Temperature(start=s.teacher_temperature_start, end=s.teacher_temperature, warmup=updates)
         self.teacher_temperature = temperatures.at(progress.step)
+        start, rise = s.gram_start * progress.steps_per_epoch, int(s.gram_rise * progress.steps_per_epoch)
+        self.gram_weight = ramp(progress.step, start=0, peak=0, end=s.gram_weight, warmup=start, cosine_steps=rise)
 
     def forward(self, views: Mapping[str, Tensor]) -> Step:
         s, masks, student = self.settings, views["mask"], self.student
@@ -85,7 +124,18 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         koleo = self.koleo(classes)
         loss = s.cls_weight * cls_loss + s.patch_weight * patch_loss + s.koleo_weight * koleo
         logs = {"cls": cls_loss.detach(), "patch": patch_loss.detach(), "koleo": koleo.detach()}
+        if s.gram_weight:
+            gram = gram_loss(patches.flatten(0, 1), self.gram_targets(views), s.gram_negatives)
+            loss, logs["gram"] = loss + self.gram_weight * gram, gram.detach()
         return Step(loss, logs, observed)
+
+    @torch.no_grad()
+    def gram_targets(self, views: Mapping[str, Tensor]) -> Tensor:
+        """The Gram teacher's patch tokens (B G, L, D), resized to the student's grid."""
+        crops = views.get("gram", views["global"]).flatten(0, 1)
+        vit = self.teacher.vit if self.gram_teacher is None else self.gram_teacher
+        grid = (crops.shape[-2] // self.spec.patch_size, crops.shape[-1] // self.spec.patch_size)
+        return resized_tokens(vit(crops)[0][:, self.spec.prefix :], grid, self.spec.grid)
 
     @torch.no_grad()
     def teacher_targets(self, crops: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -94,7 +144,7 @@ class DinoV2(MaskedDistillation, SelfDistillation):
         classes, patches = self.teacher_tokens(crops)
         logits, patch_logits = self.teacher.head(classes), patch_head(self.teacher)(patches[masks])
         if self.settings.sinkhorn:
-            targets = [sinkhorn_targets(each, self.teacher_temperature) for each in (logits, patch_logits)]
+            targets = [sinkhorn_targets(outputs, self.teacher_temperature) for outputs in (logits, patch_logits)]
             return targets[0], targets[1], {}
         observed = {"center": mean_output(logits)}
         if len(patch_logits):
@@ -113,6 +163,13 @@ class DinoV2(MaskedDistillation, SelfDistillation):
     def after_update(self, progress: TrainProgress) -> None:
         super().after_update(progress)
         self.patch_centre.update()
+        s = self.settings
+        if s.gram_weight and s.gram_copies:
+            copies, since = divmod(
+                progress.step + 1 - s.gram_start * progress.steps_per_epoch, progress.steps_per_epoch
+            )
+            if since == 0 and 0 <= copies < s.gram_copies * s.gram_refresh and copies % s.gram_refresh == 0:
+                self.gram_teacher.load_state_dict(self.teacher.vit.state_dict())
 
     def baseline_loss(self, views: Mapping[str, Tensor]) -> dict[str, float]:
         """As DINO's; the patches' loss counts crops without a mask as 0."""
@@ -124,6 +181,39 @@ class DinoV2(MaskedDistillation, SelfDistillation):
 
 def patch_head(branch: nn.Module) -> PrototypeHead:
     return getattr(branch, "patch_head", branch.head)
+
+
+def resized_tokens(
+    tokens: Tensor, source: tuple[int, int], target: tuple[int, int], mode: str = "bicubic", antialias: bool = False
+) -> Tensor:
+    """Patch tokens (B, L, D) of the `source` grid -> (B, L', D) of the `target` grid."""
+    if source == target:
+        return tokens
+    maps = to_float32(tokens).mT.unflatten(-1, source)
+    return F.interpolate(maps, target, mode=mode, align_corners=False, antialias=antialias).flatten(2).mT
+
+
+@dataclass(frozen=True)
+class GramCrops:
+    """MaskedCrops, whose global crops come from larger ones: "gram" (G, 3, S', S'), without changed colours."""
+
+    masked: MaskedCrops
+    geometry: Transform  # at the larger size
+    colours: tuple[Callable[[Image.Image], Tensor], ...]  # of each global crop
+    plain: Tensors
+    gram_size: int
+    size: int
+
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        parts = [self.geometry(image) for _ in self.colours]
+        crops = [colours(resized(part, self.size)) for colours, part in zip(self.colours, parts, strict=True)]
+        gram = [self.plain(resized(part, self.gram_size)) for part in parts]
+        local = replace(self.masked, crops=replace(self.masked.crops, large=()))(image)
+        return {"global": torch.stack(crops), **local, "gram": torch.stack(gram)}
+
+
+def resized(image: Image.Image, side: int) -> Image.Image:
+    return image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BICUBIC)
 
 
 METHOD = DinoV2
@@ -155,7 +245,7 @@ _LARGE = Settings(
 )
 _VIT_L_22K = replace(
     _VIT_L,
-    source="dinov2 configs/train/vitl14.yaml (ImageNet-22k or LVD-142M); an epoch was 1250 updates, here it is all images",
+    source="dinov2 configs/train/vitl14.yaml (ImageNet-22k or LVD-142M); its epochs have 1250 updates, ours all images",
     spec=replace(
         VIT_L,
         architecture="vit_giant_patch14_dinov2",
@@ -174,7 +264,9 @@ _OURS = dict(freeze_prototypes=0, teacher_warmup=0, layer_decay=1.0)
 RECIPES = {
     "vit_l": _VIT_L,
     "vit_b": replace(
-        _VIT_L, source=f"{_VIT_L.source}; with a ViT-B/16, as SimDINO's authors trained it", spec=replace(VIT_B, **_TABLE)
+        _VIT_L,
+        source=f"{_VIT_L.source}; with a ViT-B/16, as SimDINO's authors trained it",
+        spec=replace(VIT_B, **_TABLE),
     ),
     "vit_l14": _VIT_L_22K,
     "vit_g14": replace(
@@ -182,5 +274,5 @@ RECIPES = {
         source="dinov2 configs/train/vitg14.yaml (ImageNet-22k or LVD-142M, 12 images a GPU); else as vit_l14",
         spec=replace(_VIT_L_22K.spec, width=1536, depth=40, heads=24, mlp_hidden=2 * 4096),
     ),
-    **small_recipes(_VIT_L, Settings(**SMALL | _OURS), Settings(**SMOKE | _OURS), **_TABLE),
+    **small_recipes(_VIT_L, Settings(**SMALL | _OURS), Settings(**SMOKE | _OURS), of="ViT-L", **_TABLE),
 }

@@ -88,8 +88,9 @@ class Prototypes(nn.Module):
 class PrototypeHead(nn.Module):
     """Tokens (..., D) -> logits (..., K): `embed`, then `last_layer`, which other tokens may share.
 
-    count: K; 0 for no last layer, so that the unit vectors come out. layers: linear ones of the MLP. norm: after each of them but the last; with "bn" all tokens count as one batch.
-    fixed: see Prototypes (the source's norm_last_layer). one_norm: see `mlp`.
+    count: K; 0 for no last layer, so that unit vectors come out. layers: linear ones of the MLP. norm: after each of
+    them but the last; with "bn" all tokens count as one batch. fixed: see Prototypes (the source's norm_last_layer).
+    one_norm: see `mlp`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ d projected width.
 
 from functools import partial
 from math import log
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -100,21 +100,38 @@ def masked_patch_loss(logits: Tensor, targets: Tensor, masks: Tensor, temperatur
 
 
 def masked_mean(losses: Tensor, masks: Tensor) -> Tensor:
-    """Losses (m,) of the patches that the masks (B, G, L) hide -> each view's mean, 0 where it hides none, then the mean
-    over views."""
+    """Losses (m,) of the patches that the masks (B, G, L) hide -> each view's mean, 0 where nothing is hidden, then the
+    mean over views."""
     weights = masks.to(losses.dtype)
     weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
     return (losses * weights[masks]).sum() / masks[..., 0].numel()
 
 
 def koleo_loss(vectors: Tensor, eps: float = 1e-8) -> Tensor:
-    """Mean of -log of the distance from each of the unit vectors x / |x| to its nearest neighbour, for vectors (B, D) of
-    this process: the estimator of the entropy by Kozachenko and Leonenko (Sablayrolles et al. 2019, Eq. 3; DINOv2
-    loss/koleo_loss.py)."""
+    """Mean of -log of the distance from each of the unit vectors x / |x| to its nearest neighbour, for vectors
+    (B, D) of this process: the estimator of the entropy by Kozachenko and Leonenko (Sablayrolles et al. 2019, Eq. 3;
+    DINOv2 loss/koleo_loss.py)."""
     with torch.autocast(vectors.device.type, enabled=False):
         vectors = F.normalize(to_float32(vectors), dim=-1, eps=eps)
         nearest = (vectors @ vectors.mT).detach().fill_diagonal_(-1).argmax(dim=1)
         return -(F.pairwise_distance(vectors, vectors[nearest], eps=eps) + eps).log().mean()
+
+
+Negatives = Literal["keep", "drop", "drop_teacher"]
+
+
+def gram_loss(student: Tensor, teacher: Tensor, negatives: Negatives = "keep", unit: bool = True) -> Tensor:
+    """Mean squared difference of two Gram matrices, of patch tokens (..., L, D): Gram anchoring (Simeoni et al. 2025,
+    section 4).
+
+    negatives: whether negative entries become 0, in neither, both, or the teacher's. unit: of tokens of length one.
+    """
+    with torch.autocast(student.device.type, enabled=False):
+        pair = [l2_normalize(tokens) if unit else to_float32(tokens) for tokens in (student, teacher)]
+        ours, theirs = (tokens @ tokens.mT for tokens in pair)
+    ours = ours.clamp(min=0) if negatives == "drop" else ours
+    theirs = theirs if negatives == "keep" else theirs.clamp(min=0)
+    return (ours - theirs).square().mean()
 
 
 def mean_entropy_loss(probabilities: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from timm.layers import DropPath
 from timm.models.vision_transformer import Block
@@ -75,7 +76,7 @@ class MaskedDistillation(TeacherStudent):
         s = self.settings
         vit = dinov2_vit(ViT(self.spec), s.layer_scale_init)
         first = s.drop_path if s.drop_path_uniform else 0.0
-        return drop_subsets_(vit, torch.linspace(first, s.drop_path, self.spec.depth).tolist())
+        return drop_subsets_(vit, np.linspace(first, s.drop_path, self.spec.depth))
 
     def views(self) -> MaskedCrops:
         s = self.settings
@@ -130,7 +131,7 @@ class MaskedDistillation(TeacherStudent):
         """Of an encoder's parameter: all blocks and one more for tokens, positions and patches, 0 for the last norm."""
         if block := re.search(r"\.blocks\.(\d+)\.", name):
             return self.spec.depth - int(block[1])
-        is_input = name == "mask_token" or name.startswith("student.vit.") and ".trunk.norm." not in name
+        is_input = name == "mask_token" or (name.startswith("student.vit.") and ".trunk.norm." not in name)
         return self.spec.depth + 1 if is_input else 0
 
 

@@ -17,7 +17,7 @@ from engine.settings import AreaRange, BelowOne, NonNegativeInt, PositiveFloat, 
 from pretrain.method import Encoder, Method, TrainProgress
 from pretrain.parts.heads import Norm, PrototypeHead, class_tokens, projector_tensors
 from pretrain.parts.teachers import Centre, Temperature, frozen_copy, move
-from pretrain.parts.views import Colours, MultiCrop, crop, view
+from pretrain.parts.views import Colours, MultiCrop, Transform, crop, view
 from pretrain.parts.weights import truncated_vit
 from pretrain.recipe import VIT_32PX, VIT_SMOKE, Recipe
 from pretrain.schedules import TableCosine, cosine
@@ -42,16 +42,16 @@ SMOKE = SMALL | dict(prototypes=64, head_hidden=64, bottleneck=32, local_size=8)
 
 
 def small_recipes(
-    published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6, **encoder: Any
+    published: Recipe, on_32px: Any, smoke: Any, epochs: int = 6, of: str = "ViT-S", **encoder: Any
 ) -> dict[str, Recipe]:
-    """ "32px" and "smoke" of a method, by a published recipe and settings for each; epochs: of "32px". encoder: fields
-    of its spec beside those of the positions."""
+    """ "32px" and "smoke" of a method, by its published recipe for a ViT-S, or `of` another, and settings for each;
+    epochs: of "32px". encoder: fields of the spec beside those of the positions."""
     design = POSITIONS | encoder
     ours = replace(published, batch=64, lr=1e-3, lr_batch=0)
     return {
         "32px": replace(
             ours,
-            source="ours: the ViT-S recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
+            source=f"ours: the {of} recipe on 8 x 8 patches of CIFAR-10 without local crops, for two cores",
             spec=replace(VIT_32PX, **design),
             settings=on_32px,
             epochs=epochs,
@@ -158,15 +158,15 @@ class TeacherStudent(Method):
     def views(self) -> MultiCrop:
         """main_dino.py:419-464; chances that are not settings are those of Colours."""
         s = self.settings
-        large = [
-            view(
-                [*crop(self.spec.side, s.global_scale), *Colours(blur=blur, solarise=solarise).transforms()],
-                self.preparation,
-            )
-            for blur, solarise in zip(s.blur[:GLOBAL_CROPS], s.solarise, strict=True)
-        ]
+        geometry = crop(self.spec.side, s.global_scale)
+        large = [view([*geometry, *colours], self.preparation) for colours in self.global_colours()]
         small = view([*crop(s.local_size, s.local_scale), *Colours(blur=s.blur[-1]).transforms()], self.preparation)
         return MultiCrop(tuple(large), (small,) * s.local_crops)
+
+    def global_colours(self) -> list[list[Transform]]:
+        """What happens to the colours of each global crop."""
+        chances = zip(self.settings.blur[:GLOBAL_CROPS], self.settings.solarise, strict=True)
+        return [Colours(blur=blur, solarise=solarise).transforms() for blur, solarise in chances]
 
     def after_update(self, progress: TrainProgress) -> None:
         """The teacher follows the student's new weights."""

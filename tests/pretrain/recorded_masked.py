@@ -123,9 +123,7 @@ class RecordedMasked(RecordedTraining):
 
     def progress(self, step):
         config = self.config
-        return TrainProgress(
-            step=config["first"] + step, steps_per_epoch=config["epoch_len"], epochs=config["epochs"]
-        )
+        return TrainProgress(step=config["first"] + step, steps_per_epoch=config["epoch_len"], epochs=config["epochs"])
 
     def views(self, forward):
         """Sets what stochastic depth draws. Officially a block draws for the global crops and the local ones before

@@ -1,0 +1,125 @@
+"""DINOv2 beside its recordings: masks, stochastic depth, registers, processes, mistakes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from elsewhere import together
+from PIL import Image
+from small_trainings import forward_pass
+from torch import Tensor
+from toys import progress
+
+from checkpoints.vit import ViT
+from engine.distributed import World
+from pretrain.loop.updates import Updates
+from pretrain.methods.dinov2 import METHOD, RECIPES, DinoV2
+from pretrain.parts.losses import koleo_loss
+from pretrain.parts.masked_distillation import SubsetDropPath, drop_subsets_
+from pretrain.parts.teachers import sinkhorn_targets
+
+SMOKE = RECIPES["smoke"]
+SPEC, SETTINGS = SMOKE.spec, SMOKE.settings
+PHOTO = Image.fromarray(np.random.RandomState(0).randint(0, 255, (40, 50, 3), dtype=np.uint8))
+
+
+def dinov2(spec=SPEC, **changes) -> DinoV2:
+    torch.manual_seed(0)
+    return METHOD(spec, replace(SETTINGS, **changes)).double()
+
+
+def views(count: int = 6) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    crops = torch.randn(count, 2, 3, 16, 16, generator=generator, dtype=torch.float64)
+    return {"global": crops, "mask": torch.rand(count, 2, 16, generator=generator) < 0.3}
+
+
+def test_one_crop_of_an_image_is_masked_or_as_many_as_asked():
+    for crops in range(3):
+        method = dinov2(masked_crops=crops, mask_ratio=(0.4, 0.5))
+        masks = [method.views()(PHOTO)["mask"] for _ in range(8)]
+        assert {int(mask.any(dim=1).sum()) for mask in masks} == {crops}
+        assert max(mask.sum(dim=1).max() for mask in masks) <= 8  # half of the patches
+
+
+def test_stochastic_depth_computes_a_branch_for_the_kept_images_alone():
+    """Its mean over many draws is the branch itself."""
+    seen, drop = [], SubsetDropPath(0.3)
+    tokens = torch.ones(5, 2, 3, dtype=torch.float64)
+
+    def branch(kept: Tensor) -> Tensor:
+        seen.append(len(kept))
+        return 2 * kept
+
+    torch.manual_seed(0)
+    mean = torch.stack([drop.add(tokens, branch) for _ in range(400)]).mean(dim=0)
+    assert set(seen) == {int(5 * 0.7)}
+    torch.testing.assert_close(mean, 3 * tokens, rtol=0.15, atol=0)
+    assert torch.equal(drop.eval().add(tokens, branch), 3 * tokens) and seen[-1] == 5
+
+
+def test_blocks_that_drop_nothing_are_timms():
+    torch.manual_seed(0)
+    vit, images = ViT(SPEC), torch.randn(2, 3, 16, 16)
+    before = vit(images)[0]
+    torch.testing.assert_close(drop_subsets_(vit, [0.0] * SPEC.depth)(images)[0], before, rtol=1e-5, atol=1e-5)
+
+
+def test_the_teacher_drops_nothing():
+    method, crops = dinov2(drop_path=0.5), views()["global"]
+    assert torch.equal(method.teacher_tokens(crops)[0], method.teacher_tokens(crops)[0])
+    assert not torch.equal(method.student.class_tokens(crops), method.student.class_tokens(crops))
+
+
+def test_registers_have_no_positions():
+    """Their rows of the table stay zero, with weight decay and by Adam."""
+    method = dinov2(replace(SPEC, registers=2))
+    updates = Updates(method, replace(SMOKE, spec=method.spec, lr=1e-2))
+    for step in range(3):
+        updates.run([views()], replace(progress(), step=step))
+    table = method.student.vit.trunk.pos_embed
+    assert not table[:, 1:3].any() and table[:, :1].any() and table[:, 3:].any()
+
+
+def targets_of_a_share(world: World) -> Tensor:
+    logits = torch.randn(8, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    share = slice(4 * world.rank, 4 * world.rank + 4) if world.size > 1 else slice(None)
+    return sinkhorn_targets(logits[share], 0.05)
+
+
+def test_two_processes_have_the_targets_of_one():
+    torch.testing.assert_close(torch.cat(together(targets_of_a_share)), targets_of_a_share(World()), rtol=1e-12, atol=0)
+
+
+def test_koleo_by_its_formula():
+    torch.manual_seed(0)
+    vectors = torch.randn(7, 4, dtype=torch.float64)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    nearest = torch.cdist(unit, unit).fill_diagonal_(torch.inf).amin(dim=1)
+    torch.testing.assert_close(koleo_loss(vectors), -nearest.log().mean(), rtol=1e-6, atol=0)
+
+
+def test_an_image_without_masked_patches_counts_for_nothing():
+    method, batch = dinov2(), views()
+    batch["mask"] = torch.zeros_like(batch["mask"])
+    step = forward_pass(method, batch, progress())
+    assert step.logs["patch"] == 0 and "patch_center" not in step.observed and step.loss.isfinite()
+
+
+MISTAKES = [
+    ({"masked_crops": 3}, "masked_crops=3"),
+    ({"mask_ratio": (0.5, 0.1)}, "mask_ratio"),
+    ({"cls_weight": 0.0, "patch_weight": 0.0}, "cls_weight=0 with patch_weight=0"),
+    ({"layer_decay": 1.5}, "layer_decay=1.5"),
+    ({"koleo_weight": -1.0}, "koleo_weight=-1.0"),
+    ({"patch_prototypes": 0}, "patch_prototypes=0"),
+    ({"gram_weight": 1.0, "gram_size": 10}, "gram_size=10"),
+    ({"gram_negatives": "drop_all"}, "gram_negatives='drop_all'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_mistakes_are_one_line(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
+        dinov2(**changes)
