@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torchvision.transforms import Compose
 
 from checkpoints.spec import ViTSpec
-from engine import checks
 from engine.precision import to_float32
+from engine.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pretrain.method import Step, TrainProgress
 from pretrain.parts.heads import PrototypeHead
 from pretrain.parts.losses import Negatives, dino_loss, gram_loss, masked_patch_loss
@@ -43,29 +43,21 @@ class Settings(MaskedSettings, DistillationSettings):
     """The defaults are those of configs/ssl_default_config.yaml, which is vitl16_short."""
 
     fixed_prototypes: bool = False  # their lengths are trained
-    teacher_temperature: float = 0.07
-    teacher_warmup: int = 30  # epochs; the temperature rises with every update
+    teacher_temperature: PositiveFloat = 0.07
+    teacher_warmup: NonNegativeInt = 30  # epochs; the temperature rises with every update
     sinkhorn: bool = False  # targets by Sinkhorn-Knopp over all processes, in place of the centre and a softmax
     separate_head: bool = False  # masked patches have a head of their own
-    patch_prototypes: int = 131072  # K of that head
-    patch_head_layers: int = 3  # of its MLP
-    patch_head_hidden: int = 2048  # hidden width of its MLP
-    patch_bottleneck: int = 256  # width before its prototypes
-
-    gram_weight: float = 0.0  # of Gram anchoring, after its rise; 0: none (DINOv3 2.0)
-    gram_start: int = 1  # epochs before it begins, and the Gram teacher becomes a copy of the teacher
-    gram_rise: float = 0.0  # epochs in which its weight rises
-    gram_refresh: int = 1  # epochs from one copy to the next
-    gram_copies: int = 3  # how often the Gram teacher is replaced; 0: by no copy, it is the moving teacher itself
-    gram_size: int = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
+    patch_prototypes: PositiveInt = 131072  # K of that head
+    patch_head_layers: PositiveInt = 3  # of its MLP
+    patch_head_hidden: PositiveInt = 2048  # hidden width of its MLP
+    patch_bottleneck: PositiveInt = 256  # width before its prototypes
+    gram_weight: NonNegativeFloat = 0.0  # of Gram anchoring, after its rise; 0: none (DINOv3 2.0)
+    gram_start: NonNegativeInt = 1  # epochs before it begins, and the Gram teacher becomes a copy of the teacher
+    gram_rise: NonNegativeFloat = 0.0  # epochs in which its weight rises
+    gram_refresh: PositiveInt = 1  # epochs from one copy to the next
+    gram_copies: NonNegativeInt = 3  # how often the Gram teacher is replaced; 0: it is the moving teacher itself
+    gram_size: NonNegativeInt = 0  # side in pixels of the Gram teacher's crops; 0: it sees the global crops
     gram_negatives: Negatives = "keep"  # negative similarities: keep, drop, or drop_teacher's only
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.counts(self, "patch_prototypes", "patch_head_layers", "patch_head_hidden", "patch_bottleneck")
-        checks.counts(self, "gram_refresh")
-        checks.counts(self, "gram_start", "gram_copies", "gram_size", least=0)
-        checks.non_negative(self, "gram_weight", "gram_rise")
 
 
 class DinoV2(MaskedDistillation, SelfDistillation):

@@ -12,16 +12,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from msgspec import Meta
 from timm.layers import DropPath
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from checkpoints.spec import ViTSpec
 from checkpoints.vit import ViT
-from engine import checks
+from engine.settings import AreaRange, BelowOne, Fraction, NonNegativeFloat, UnitInterval, ascending
 from pretrain.method import Group
 from pretrain.parts.losses import koleo_loss
 from pretrain.parts.mask_shapes import MaskedCrops, stratified_masks
@@ -29,6 +31,9 @@ from pretrain.parts.masking import masked_tokens
 from pretrain.parts.self_distillation import GLOBAL_CROPS, MultiCropSettings, TeacherStudent
 from pretrain.parts.weights import dinov2_vit
 
+MaskRange = Annotated[
+    tuple[Fraction, Fraction], Meta(description="two shares of the patches, the smaller one first"), ascending
+]
 UNDECAYED = re.compile(r"\.bias$|norm|gamma")  # param_groups.py:76-84: tokens and positions are decayed
 
 
@@ -36,27 +41,22 @@ UNDECAYED = re.compile(r"\.bias$|norm|gamma")  # param_groups.py:76-84: tokens a
 class MaskedSettings(MultiCropSettings):
     """The defaults are those of configs/ssl_default_config.yaml."""
 
-    cls_weight: float = 1.0  # of the class tokens' loss
-    patch_weight: float = 1.0  # of the masked patches' loss
-    koleo_weight: float = 0.1  # of KoLeo, on the student's class tokens of global crops
-    masked_crops: int = 1  # of the two global crops of an image
-    mask_ratio: tuple[float, float] = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
-    layer_decay: float = 0.9  # factor on the rate from each layer to the one before it
-    patch_lr: float = 0.2  # factor on the rate of the patch embedding
-    layer_scale_init: float = 1e-5  # where the encoder has a layer scale
-    teacher_momentum: float = 0.992
-    global_scale: tuple[float, float] = (0.32, 1.0)
-    local_scale: tuple[float, float] = (0.05, 0.32)
-    drop_path: float = 0.3  # of the student
+    cls_weight: NonNegativeFloat = 1.0  # of the class tokens' loss
+    patch_weight: NonNegativeFloat = 1.0  # of the masked patches' loss
+    koleo_weight: NonNegativeFloat = 0.1  # of KoLeo, on the student's class tokens of global crops
+    masked_crops: Literal[0, 1, 2] = 1  # of the two global crops of an image
+    mask_ratio: MaskRange = (0.1, 0.5)  # least and largest share of a masked crop's patches that is hidden
+    layer_decay: UnitInterval = 0.9  # factor on the rate from each layer to the one before it
+    patch_lr: NonNegativeFloat = 0.2  # factor on the rate of the patch embedding
+    layer_scale_init: NonNegativeFloat = 1e-5  # where the encoder has a layer scale
+    teacher_momentum: UnitInterval = 0.992
+    global_scale: AreaRange = (0.32, 1.0)
+    local_scale: AreaRange = (0.05, 0.32)
+    drop_path: BelowOne = 0.3  # of the student
     drop_path_uniform: bool = True  # in all blocks alike, else from 0 in the first to that in the last
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.non_negative(self, "cls_weight", "patch_weight", "koleo_weight", "patch_lr", "layer_scale_init")
-        checks.in_unit_interval(self, "layer_decay")
-        checks.scales(self, "mask_ratio")
-        if self.masked_crops not in range(GLOBAL_CROPS + 1):
-            raise ValueError(f"masked_crops={self.masked_crops}: must be 0 to {GLOBAL_CROPS}")
         if self.cls_weight == self.patch_weight == 0:
             raise ValueError("cls_weight=0 with patch_weight=0: nothing is left to learn")
 
